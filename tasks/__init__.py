@@ -1,0 +1,1 @@
+"""Data sets, partitions and models. Knows no other room of the house."""

@@ -1,0 +1,101 @@
+"""What a task is: examples to learn from, examples to test on, and how raw values become tensors.
+
+A task module ``tasks/NAME.py`` has ``Params`` (settings) and ``load(params) -> Task``. A model module
+``tasks/models/NAME.py`` has ``Params`` and ``build(params, task) -> torch.nn.Module``; the module has two children,
+``features`` (input to embedding, shape ``(batch, embedding)``) and ``classifier`` (embedding to logits), and an
+attribute ``embedding: int``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples in their compact raw form.
+
+    Attributes
+    ----------
+    x : ndarray, shape (n, ...)
+        Raw inputs, often a read-only memory map: uint8 images ``(n, channels, height, width)``, float32 images, or
+        int token ids ``(n, length)``.
+    y : ndarray of int64, shape (n,)
+        Labels in ``[0, classes)``.
+    users : ndarray of int64, shape (n,), or None
+        Natural owner of each example, for data sets that have one (LEAF).
+    """
+
+    x: npt.NDArray[np.generic]
+    y: IntArray
+    users: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loaded data set.
+
+    Attributes
+    ----------
+    name : str
+        The configuration's name.
+    train, test : Examples
+        Examples to partition over clients; the central test set.
+    classes : int
+        Number of labels.
+    shape : tuple of int
+        Shape of one prepared input: ``(channels, height, width)`` or ``(length,)``.
+    prepare : callable
+        Raw inputs ``(n, ...)`` to a normalised float32 tensor ``(n, *shape)`` (or int64 token ids).
+    augment : callable or None
+        ``(batch, generator) -> batch`` on prepared tensors, training only.
+    vocabulary : int
+        Number of token ids for text, else 0.
+    label_names : sequence of str
+        For tables and pictures; may be empty.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: int
+    shape: tuple[int, ...]
+    prepare: Callable[[npt.NDArray[np.generic]], torch.Tensor]
+    augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
+    vocabulary: int = 0
+    label_names: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who owns what.
+
+    Attributes
+    ----------
+    train : sequence of int64 arrays
+        Indices into ``task.train`` for each client; client ids are 0..len-1.
+    test : sequence of int64 arrays or None
+        Indices into ``task.test`` for each client, where the partition defines them.
+    transform : callable or None
+        ``(client, raw inputs) -> raw inputs``, for partitions that change the inputs (permuted pixels).
+    """
+
+    train: Sequence[IntArray]
+    test: Sequence[IntArray] | None = None
+    transform: Callable[[int, npt.NDArray[np.generic]], npt.NDArray[np.generic]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.train)

@@ -1,0 +1,81 @@
+"""Every error a user can cause or meet, as one tree.
+
+::
+
+    FedcrossError
+    ├── ConfigError        the configuration is wrong; carries every fault found, exit code 2
+    ├── DataError          a data set or a client's folder is missing, damaged or empty, exit code 2
+    ├── StorageError       an output folder or checkpoint cannot be read or written, exit code 2
+    ├── ProtocolError      a message is not what the protocol says
+    │   └── UploadError    an upload the guard rejects; carries a short `reason` for the counters
+    └── FederationError    not enough clients, an engine that does not start, exit code 1
+
+Each message says what was wrong, the value seen and what to do.
+"""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+
+class FedcrossError(Exception):
+    """Base of all errors that fedcross raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(FedcrossError):
+    """One or more faults in the configuration.
+
+    Parameters
+    ----------
+    faults : sequence of str
+        One complete sentence each: what, the value seen, what to do.
+    """
+
+    exit_code = 2
+
+    def __init__(self, faults: Sequence[str] | str) -> None:
+        self.faults = [faults] if isinstance(faults, str) else list(faults)
+        super().__init__("\n".join(self.faults))
+
+
+class DataError(FedcrossError):
+    """A data set, partition or client folder cannot be used."""
+
+    exit_code = 2
+
+
+class StorageError(FedcrossError):
+    """A folder or file of a run cannot be read or written."""
+
+    exit_code = 2
+
+
+class ProtocolError(FedcrossError):
+    """A message between server and client is not what the protocol says."""
+
+
+class UploadError(ProtocolError):
+    """An upload that must not reach aggregation.
+
+    Parameters
+    ----------
+    reason : str
+        Short snake_case name of the kind of fault, used as a counter (``non_finite``, ``wrong_shape``, ...).
+    detail : str
+        What was seen.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}: {detail}")
+
+
+class FederationError(FedcrossError):
+    """The federation cannot do a round: no clients, no engine."""
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return ``Did you mean 'x'?`` for the nearest known name, or the list of all known names."""
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(sorted(known))}."
