@@ -1,0 +1,1 @@
+"""The client half: a message in, a trained model out."""

@@ -1,0 +1,1 @@
+"""Configuration: YAML groups, composition and validation."""

@@ -1,0 +1,1 @@
+"""Keys, certificates and files for a real federation."""

@@ -1,0 +1,1 @@
+"""The server half: rounds, evaluation, checkpoints, the command line."""

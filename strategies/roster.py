@@ -1,0 +1,104 @@
+"""Which node holds which partition.
+
+Node ids are random in Flower and never decide anything here: clients are drawn and ordered by partition id. The ids are
+learned from the nodes themselves (a ``query`` message), once per node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from tasks.errors import FederationError
+
+QUERY_WAIT_S = 30.0
+
+
+class Roster:
+    """Partition id -> node id, for the nodes that are connected now."""
+
+    def __init__(self) -> None:
+        self._partition_of: dict[int, int] = {}
+        self._online: dict[int, int] = {}
+
+    def refresh(self, grid: Grid) -> list[int]:
+        """Ask the grid who is there, ask new nodes for their partition, and return the sorted partition ids."""
+        known = getattr(grid, "partitions", None)
+        if known is not None:
+            self._partition_of = known
+        online = set(grid.get_node_ids())
+        new = sorted(online - self._partition_of.keys())
+        if new:
+            self._partition_of.update(self._ask(grid, new))
+        self._online = {partition: node for node, partition in sorted(self._partition_of.items()) if node in online}
+        return sorted(self._online)
+
+    def node(self, partition: int) -> int:
+        """Return the node id that holds `partition`."""
+        return self._online[partition]
+
+    def wait_for(self, grid: Grid, count: int, wait_s: float) -> list[int]:
+        """Refresh until `count` partitions are online or `wait_s` seconds have passed.
+
+        Raises
+        ------
+        FederationError
+            If fewer are online in the end; nothing waits for ever.
+        """
+        deadline = time.monotonic() + wait_s
+        while True:
+            partitions = self.refresh(grid)
+            if len(partitions) >= count:
+                return partitions
+            if time.monotonic() >= deadline:
+                raise FederationError(
+                    f"{len(partitions)} clients are connected after {wait_s:.0f} s, {count} are needed. Start more "
+                    "clients, raise federation.wait_s or lower federation.min_clients."
+                )
+            time.sleep(0.5)
+
+    @staticmethod
+    def _ask(grid: Grid, nodes: list[int]) -> dict[int, int]:
+        """Return node id -> partition id; nodes without an answer are left for the next refresh.
+
+        Nodes of a foreign app that answer with an error (no such query) are numbered by their sorted node ids.
+        """
+        found: dict[int, int] = {}
+        foreign = False
+        asked = {
+            node: Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type=MessageType.QUERY)
+            for node in nodes
+        }
+        pending = dict(zip(grid.push_messages(asked.values()), nodes))
+        for reply in receive(grid, pending, QUERY_WAIT_S):
+            node = pending[reply.metadata.reply_to_message_id]
+            if reply.has_error():
+                foreign = True
+                continue
+            config = reply.content.config_records.get("config", ConfigRecord({}))
+            partition = config.get("partition-id", -1)
+            if isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0:
+                found[node] = partition
+        if foreign and not found:
+            return {node: index for index, node in enumerate(nodes)}
+        return found
+
+
+def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
+    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed."""
+    waiting = {message_id for message_id in message_ids if message_id}
+    deadline = time.monotonic() + timeout_s
+    pause = 0.002
+    while waiting:
+        replies = list(grid.pull_messages(waiting))
+        for reply in replies:
+            waiting.discard(reply.metadata.reply_to_message_id)
+            yield reply
+        if time.monotonic() >= deadline:
+            return
+        pause = 0.002 if replies else min(pause * 2, 0.5)
+        if waiting:
+            time.sleep(pause)
