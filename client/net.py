@@ -1,0 +1,104 @@
+"""A torch module as the functions an objective sees, with its parameters in one flat row.
+
+Parameters are views into ``flat`` and their gradients views into ``gradient``, so the optimiser is three operations on one
+vector, and loading or reading the model is one copy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from strategies.objective import Tensors
+from strategies.wire import Arrays
+
+
+class ModuleNet:
+    """A module as a :class:`strategies.objective.Net`.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Has ``features`` and ``classifier`` where an objective needs the halves.
+    device : torch.device
+        Where it trains.
+
+    Attributes
+    ----------
+    params, buffers : Tensors
+        The live parameters (leaves that require gradients) and persistent buffers, in state_dict order of each kind.
+    flat, gradient : Tensor, shape (p,)
+        All parameters and all gradients.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = module.to(device).train()
+        self._still = copy.deepcopy(self.module).eval()
+        self.device = device
+        self.names = list(module.state_dict())
+        self.params: Tensors = dict(self.module.named_parameters())
+        self.buffers: Tensors = {n: b for n, b in self.module.named_buffers() if n in set(self.names)}
+        total = sum(p.numel() for p in self.params.values())
+        like = next(iter(self.params.values()))
+        self.flat = torch.empty(total, dtype=like.dtype, device=device)
+        self.gradient = torch.zeros_like(self.flat)
+        for name, piece, slope in zip(self.params, self.split(self.flat), self.split(self.gradient)):
+            parameter = self.params[name]
+            with torch.no_grad():
+                piece.copy_(parameter)
+            parameter.data = piece
+            parameter.grad = slope
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Return views of `flat` (p,) in the shapes of the parameters."""
+        pieces, start = [], 0
+        for parameter in self.params.values():
+            pieces.append(flat[start : start + parameter.numel()].view(parameter.shape))
+            start += parameter.numel()
+        return pieces
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:  # type: ignore[type-arg]
+        """Copy `arrays` (every name of the state_dict) into the live model."""
+        with torch.no_grad():
+            for name, target in {**self.params, **self.buffers}.items():
+                target.copy_(_tensor(arrays[name]))
+
+    def read(self) -> Arrays:
+        """Return the live model as new arrays in state_dict order."""
+        live = {**self.params, **self.buffers}
+        return {name: live[name].detach().cpu().numpy().copy() for name in self.names}
+
+    def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
+        """Return class scores, shape (batch, classes)."""
+        return self._call("", params, buffers, x, train)
+
+    def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
+        """Return embeddings, shape (batch, embedding)."""
+        return self._call("features", params, buffers, x, train)
+
+    def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
+        """Return class scores of embeddings `z`, shape (batch, classes)."""
+        return self._call("classifier", params, buffers, z, train)
+
+    def _call(self, part: str, params: Tensors, buffers: Tensors, x: Tensor, train: bool) -> Tensor:
+        if train and params is self.params and buffers is self.buffers:
+            module = self.module.get_submodule(part)
+            return module(x)  # type: ignore[no-any-return]
+        module = (self.module if train else self._still).get_submodule(part)
+        prefix = f"{part}." if part else ""
+        values = {
+            name.removeprefix(prefix): value
+            for name, value in (*params.items(), *buffers.items())
+            if name.startswith(prefix)
+        }
+        return functional_call(module, values, (x,))  # type: ignore[no-any-return]
+
+
+def _tensor(array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+    """Return a tensor of `array`; read-only views are copied, torch cannot express them."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

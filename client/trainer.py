@@ -1,0 +1,100 @@
+"""The only training loop: SGD on one client's data, minimising the method's objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from client.net import ModuleNet
+from conf.schema import Train
+from strategies.objective import Batch, Extras, Objective, Trained, Visit
+from tasks.randomness import stream, torch_stream
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def train(
+    net: ModuleNet, objective: Objective, visit: Visit, extras: Extras, settings: Train, augment: Augment | None = None
+) -> Trained:
+    """Train the model that is loaded in `net` on the client's data and return what came of it.
+
+    SGD as ``torch.optim.SGD``: ``g += weight_decay * w``, ``m = momentum * m + g``, ``w -= lr * m``; the momentum buffer
+    starts at zero unless the visit brings one. Examples are shuffled each epoch by a generator keyed by (seed, round,
+    client, epoch); a short last batch is kept.
+
+    Parameters
+    ----------
+    net : ModuleNet
+        Holds the received model.
+    objective : Objective
+        The method's client half.
+    visit : Visit
+        The client's data, settings and identity.
+    extras : Extras
+        What ``objective.prepare(visit)`` returned.
+    settings : Train
+        Epochs, batch size, momentum, weight decay; the learning rate is ``visit.lr``.
+    augment : callable or None
+        ``(batch, generator) -> batch``.
+
+    Returns
+    -------
+    Trained
+        Views of the live model (valid until the next visit), the steps taken and the mean loss over examples.
+    """
+    momentum = visit.momentum.clone() if visit.momentum is not None else torch.zeros_like(net.flat)
+    generator = torch_stream(visit.seed, "augment", visit.round, visit.client, device=net.device.type)
+    total = torch.zeros((), device=net.device)
+    steps = seen = 0
+    for x, y in batches(visit, settings.epochs, settings.batch):
+        inputs = augment(x, generator) if augment is not None else x
+        net.gradient.zero_()
+        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y), extras)
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            step(net, objective, extras, momentum, visit.lr, settings)
+            total += loss.detach() * len(y)
+        steps += 1
+        seen += len(y)
+    mean = float(total) / max(seen, 1)
+    return Trained(net.params, net.buffers, net.flat, momentum, steps, mean)
+
+
+def step(
+    net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor, lr: float, settings: Train
+) -> None:
+    """Take one SGD step in place on ``net.flat``, given the gradient in ``net.gradient``."""
+    gradient = net.gradient
+    if (term := objective.gradient(net.flat, extras)) is not None:
+        gradient.add_(term)
+    if settings.weight_decay:
+        gradient.add_(net.flat, alpha=settings.weight_decay)
+    if settings.momentum:
+        gradient = momentum.mul_(settings.momentum).add_(gradient)
+    net.flat.add_(gradient, alpha=-lr)
+
+
+def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield mini-batches of the client's data for all epochs, in the order that (seed, round, client) gives."""
+    n = len(visit.y)
+    for epoch in range(epochs):
+        order = torch.from_numpy(stream(visit.seed, "shuffle", visit.round, visit.client, epoch).permutation(n))
+        order = order.to(visit.y.device)
+        x, y = visit.x[order], visit.y[order]
+        for start in range(0, n, size):
+            yield x[start : start + size], y[start : start + size]
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Run CPU training on one thread: clients run side by side, and the result must not depend on the machine."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,107 @@
+"""A client's work in one process: everything that stays warm between messages, and the visit itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Message
+
+from client.data import FederatedData, load
+from client.net import ModuleNet
+from client.state import StateStore
+from client.trainer import one_thread, train
+from conf.compose import split
+from conf.schema import RunConfig
+from conf.schema import load as load_config
+from strategies.objective import Objective, Visit
+from strategies.protocol import EXTRA, reply
+from strategies.registry import method_class
+from strategies.wire import Arrays
+from tasks.models import create
+
+
+class Workshop:
+    """Configuration, data, model and objective of one run, ready for any of its clients.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The checked configuration.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.device = pick_device(config.device)
+        self.data: FederatedData = load(config)
+        method = method_class(config.modules["method"])
+        model = create(config.modules["model"], config.model, self.data.task, config.seed)
+        self.net = ModuleNet(method.build_model(model, config.method), self.device)
+        self.objective: Objective = method.Objective(config.method)
+
+    def train(self, message: Message) -> Message:
+        """Do what a train message asks for, and return the reply."""
+        asked: dict[str, Any] = dict(message.content.config_records["config"])
+        arrays = {name: a.numpy() for name, a in message.content.array_records["arrays"].items()}
+        extras = {
+            name.removeprefix(EXTRA): {key: a.numpy() for key, a in record.items()}
+            for name, record in message.content.array_records.items()
+            if name.startswith(EXTRA)
+        }
+        with one_thread(self.device):
+            return self._visit(message, asked, arrays, extras)
+
+    def _visit(self, message: Message, asked: dict[str, Any], arrays: Arrays, extras: dict[str, Arrays]) -> Message:
+        store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
+        self.net.load(arrays)
+        x, y = self.data.client(int(asked["client"]), self.device)
+        visit = Visit(
+            net=self.net,
+            params={name: p.detach().clone() for name, p in self.net.params.items()},
+            buffers={name: b.clone() for name, b in self.net.buffers.items()},
+            extras=extras,
+            config=asked,
+            state=store.load(int(asked["state"])),
+            x=x,
+            y=y,
+            client=int(asked["client"]),
+            round=int(asked["round"]),
+            rounds=int(asked["rounds"]),
+            seed=self.config.seed,
+            classes=self.data.task.classes,
+            lr=self.config.train.rate(int(asked["round"])),
+        )
+        prepared = self.objective.prepare(visit)
+        trained = train(self.net, self.objective, visit, prepared, self.config.train, self.data.task.augment)
+        outcome = self.objective.finish(visit, trained, prepared)
+        if outcome.state is not None:
+            store.save(int(asked["visit"]), outcome.state, int(asked["state"]))
+        metrics = {"train-loss": trained.loss, **outcome.metrics}
+        return reply(message, self.net.read(), outcome.extras, len(y), metrics)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called `name`; ``auto`` is the first GPU if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def state_root() -> Path:
+    """Return where this machine keeps client states: ``FEDCROSS_STATE``, else ``~/.cache/fedcross/state``."""
+    return Path(os.environ.get("FEDCROSS_STATE", "~/.cache/fedcross/state")).expanduser()
+
+
+_open: dict[str, Workshop] = {}
+
+
+def workshop(overrides: str) -> Workshop:
+    """Return this process's workshop for a run's overrides; one stays warm at a time."""
+    if overrides not in _open:
+        config = load_config(split(overrides))
+        _open.clear()
+        _open[overrides] = Workshop(config)
+    return _open[overrides]
+

@@ -1,0 +1,158 @@
+"""The typed configuration of a run, checked whole before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import ConfigDict, Field, SerializeAsAny
+
+from conf.compose import compose
+from tasks.errors import ConfigError
+from tasks.settings import Settings, find, parse
+
+#: Configuration group -> package that holds its modules.
+PACKAGES = {
+    "task": "tasks",
+    "model": "tasks.models",
+    "partition": "tasks.partition",
+    "method": "strategies",
+    "engine": "engines",
+}
+
+
+class Train(Settings):
+    """The client's optimiser: SGD with momentum. Units: `lr` per step, `epochs` passes, `batch` examples."""
+
+    lr: float = Field(gt=0)
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    lr_min: float = Field(0.0, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    epochs: int = Field(ge=1)
+    batch: int = Field(ge=1)
+
+    def rate(self, number: int) -> float:
+        """Return the learning rate of round `number` (from 1)."""
+        return max(self.lr * self.lr_decay ** (number - 1), self.lr_min)
+
+
+class Meeting(Settings):
+    """How long the server waits, and for how many clients."""
+
+    min_clients: int | None = Field(None, ge=1)
+    wait_s: float = Field(120, gt=0)
+    deadline_s: float = Field(3600, gt=0)
+
+
+class Checkpoints(Settings):
+    """Which rounds stay on disk."""
+
+    every: int = Field(1, ge=1)
+    keep: int = Field(2, ge=1)
+    milestone: int = Field(0, ge=0)
+
+
+class Logger(Settings):
+    """Where scalars go beside ``metrics.jsonl``."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+
+class RunConfig(Settings):
+    """Everything that decides a run."""
+
+    seed: int = Field(ge=0)
+    rounds: int = Field(ge=1)
+    clients_per_round: int = Field(ge=1)
+    evaluate_every: int = Field(ge=1)
+    device: str = Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
+    data_root: str
+    output: str | None
+    resume: str | None
+    train: Train
+    federation: Meeting
+    checkpoint: Checkpoints
+    logger: Logger
+    task: SerializeAsAny[Settings]
+    model: SerializeAsAny[Settings]
+    partition: SerializeAsAny[Settings]
+    method: SerializeAsAny[Settings]
+    engine: SerializeAsAny[Settings]
+    modules: dict[str, str]
+
+    def module(self, group: str) -> ModuleType:
+        """Return the module that implements `group` (``task``, ``model``, ...)."""
+        return find(PACKAGES[group], self.modules[group], group)
+
+
+def load(overrides: Sequence[str]) -> RunConfig:
+    """Return the checked configuration for `overrides`.
+
+    Raises
+    ------
+    ConfigError
+        With every fault at once.
+    """
+    return check(compose(overrides))
+
+
+def check(raw: dict[str, Any]) -> RunConfig:
+    """Return `raw` as a :class:`RunConfig`, or raise a ConfigError with every fault found."""
+    faults: list[str] = []
+    values = dict(raw)
+    modules: dict[str, str] = {}
+    for group, package in PACKAGES.items():
+        part = dict(values.get(group) or {})
+        modules[group] = str(part.pop("module", part.get("name", "")))
+        try:
+            module = find(package, modules[group], group)
+        except ConfigError as error:
+            faults += error.faults
+            continue
+        if not hasattr(module, "Params"):
+            faults.append(f"{group}.name={modules[group]!r}: this module is not a {group}.")
+            continue
+        values[group] = parse(module.Params, part, group, faults)
+    values.pop("experiment", None)
+    with_parts = {**values, "modules": modules}
+    rest = {name: value for name, value in with_parts.items() if name not in PACKAGES}
+    slots = {group: Settings() for group in PACKAGES}
+    config = parse(RunConfig, {**rest, **slots}, "", faults)
+    if config is not None and not faults:
+        config = config.model_copy(update={group: values[group] for group in PACKAGES})
+        faults += _cross_faults(config)
+    if faults or config is None:
+        raise ConfigError(faults)
+    return config
+
+
+def _cross_faults(config: RunConfig) -> list[str]:
+    """Return the faults that involve more than one setting."""
+    faults = []
+    clients = getattr(config.partition, "clients", None)
+    if isinstance(clients, int) and config.clients_per_round > clients:
+        faults.append(
+            f"clients_per_round={config.clients_per_round}: the federation has {clients} clients (partition.clients). "
+            "Lower one or raise the other."
+        )
+    if config.federation.min_clients is not None and isinstance(clients, int):
+        if config.federation.min_clients > clients:
+            faults.append(
+                f"federation.min_clients={config.federation.min_clients}: the federation has {clients} clients. Lower it."
+            )
+    if config.resume is not None and not Path(config.resume).is_dir():
+        faults.append(f"resume={config.resume!r}: no such run folder. Name the folder of a run.")
+    return faults
+
+
+def remarks(config: RunConfig) -> list[str]:
+    """Return warnings about settings that are allowed but unusual."""
+    remark = getattr(config.method, "remarks", None)
+    return list(remark()) if callable(remark) else []
+
+
+__all__ = ["Checkpoints", "Logger", "Meeting", "RunConfig", "Train", "check", "load", "remarks"]
