@@ -1,0 +1,114 @@
+"""The shape that all models share: features, then a linear classifier."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tasks.base import Task
+from tasks.errors import ConfigError
+
+
+class Split(nn.Module):
+    """``classifier(features(x))``.
+
+    Parameters
+    ----------
+    features : Module
+        Input to embedding, ``(batch, embedding)``.
+    classifier : Linear
+        Embedding to logits, ``(batch, classes)``.
+    extractor_channels : int
+        Channels of ``features.extractor``'s 4-D output, where `features` has that child (FedFusion fuses there); else
+        0.
+
+    Attributes
+    ----------
+    embedding : int
+        Width of the embedding.
+    """
+
+    def __init__(self, features: nn.Module, classifier: nn.Linear, extractor_channels: int = 0) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier = classifier
+        self.embedding: int = classifier.in_features
+        self.extractor_channels = extractor_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits, shape ``(batch, classes)``."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def weights(model: nn.Module) -> int:
+    """Return the number of trainable scalars of `model`."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def images(task: Task, model: str) -> tuple[int, int, int]:
+    """Return (channels, height, width) of `task`'s inputs; ConfigError if they are not images."""
+    if len(task.shape) != 3:
+        raise ConfigError(
+            f"model.name={model!r}: needs images (channels, height, width), but task {task.name!r} has inputs of shape "
+            f"{task.shape}. Choose a model for text."
+        )
+    channels, height, width = task.shape
+    return channels, height, width
+
+
+def tokens(task: Task, model: str) -> int:
+    """Return the vocabulary size of `task`; ConfigError if its inputs are not token ids."""
+    if task.vocabulary < 1 or len(task.shape) != 1:
+        raise ConfigError(
+            f"model.name={model!r}: needs text (token ids), but task {task.name!r} has inputs of shape {task.shape} "
+            f"and a vocabulary of {task.vocabulary}. Choose a model for images."
+        )
+    return task.vocabulary
+
+
+def output_shape(extractor: nn.Module, task: Task, model: str) -> tuple[int, ...]:
+    """Return the shape of one output of `extractor` for `task`'s images; ConfigError if they are too small for it."""
+    try:
+        with torch.no_grad():
+            return tuple(extractor(torch.zeros(1, *images(task, model))).shape[1:])
+    except RuntimeError as error:
+        raise ConfigError(
+            f"model.name={model!r}: images of shape {task.shape} of task {task.name!r} are too small for its "
+            f"convolutions and pools. Choose a smaller model."
+        ) from error
+
+
+def convolutional(extractor: nn.Module, hidden: Sequence[int], task: Task, model: str) -> Split:
+    """Return `extractor`, flatten, fully connected layers with ReLU, classifier.
+
+    Parameters
+    ----------
+    extractor : Module
+        Convolution part, ``(batch, channels, height, width)`` to 4-D.
+    hidden : sequence of int
+        Widths of the fully connected layers before the classifier, at least one.
+    task : Task
+        For the input shape and the number of classes.
+    model : str
+        The model's name, for messages.
+    """
+    shape = output_shape(extractor, task, model)
+    parts: OrderedDict[str, nn.Module] = OrderedDict(extractor=extractor, flatten=nn.Flatten())
+    width = shape[0] * shape[1] * shape[2]
+    for i, size in enumerate(hidden, start=1):
+        parts[f"fc{i}"] = nn.Linear(width, size)
+        parts[f"relu{i}"] = nn.ReLU()
+        width = size
+    return Split(nn.Sequential(parts), nn.Linear(width, task.classes), extractor_channels=shape[0])
+
+
+def block(channels_in: int, channels_out: int, kernel: int, padding: int, pool: nn.Module) -> list[nn.Module]:
+    """Return convolution, pool, ReLU.
+
+    ReLU after a max-pool gives the same values as before it, on a quarter of the elements.
+    """
+    return [nn.Conv2d(channels_in, channels_out, kernel, padding=padding), pool, nn.ReLU()]

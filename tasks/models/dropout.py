@@ -1,0 +1,113 @@
+"""Dropout whose masks are a pure function of a counter, not of a global generator.
+
+One client trained alone, many clients trained together under ``torch.func.vmap``, and a GPU therefore drop the same
+elements. A layer's ``state`` is a buffer: a trainer sets it at the start of a visit, or stacks one per client.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tasks.randomness import key
+
+# SplitMix64 (Steele, Lea and Flood 2014): its increment, and multipliers of its mixing function, as signed numbers
+# because torch computes modulo 2^64 only on int64.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+_NEXT = 0x5851F42D4C957F2D
+_BITS = 53
+
+
+def _logical_shift(z: Tensor, bits: int) -> Tensor:
+    """Shift int64 right, filling with zeros (torch's own shift repeats the sign)."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """Return SplitMix64's mixing of int64 `z`, any shape; a bijection of 64-bit numbers."""
+    z = (z ^ _logical_shift(z, 30)) * _FIRST
+    z = (z ^ _logical_shift(z, 27)) * _SECOND
+    return z ^ _logical_shift(z, 31)
+
+
+class Dropout(nn.Module):
+    """Zero each element with probability `p` and scale the others by 1/(1-p), in training mode only.
+
+    The mask of the element with logical index i is bit for bit the i-th output of SplitMix64 started at ``state``,
+    on every device and memory layout; then ``state`` moves on. Elements of a batch's first n rows get the same mask
+    whatever rows follow, so padding a short batch at its end changes nothing.
+
+    Parameters
+    ----------
+    p : float
+        Probability of zeroing, in [0, 1).
+    rows : bool
+        One decision per row of the batch (stochastic depth) in place of one per element.
+
+    Attributes
+    ----------
+    state : Tensor of int64, shape ()
+        Not persistent: no part of a ``state_dict``, never uploaded. Changed in place, so that ``functional_call``
+        and ``vmap`` can pass in a state per client.
+    """
+
+    state: Tensor
+
+    def __init__(self, p: float, rows: bool = False) -> None:
+        super().__init__()
+        if not 0.0 <= p < 1.0:
+            raise ValueError(f"dropout probability {p} is not in [0, 1)")
+        self.p = p
+        self.rows = rows
+        self.register_buffer("state", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with elements dropped, same shape and dtype."""
+        if not self.training or self.p == 0.0:
+            return x
+        shape = (x.shape[0], *(1,) * (x.dim() - 1)) if self.rows else x.shape
+        count = x.shape[0] if self.rows else x.numel()
+        index = torch.arange(1, count + 1, device=x.device)
+        uniform = _logical_shift(_mix(self.state + index * _GOLDEN), 64 - _BITS)
+        kept = (uniform >= round(self.p * (1 << _BITS))).reshape(shape)
+        self.state.copy_(_mix(self.state ^ _NEXT))
+        return x * (kept.to(x.dtype) * (1.0 / (1.0 - self.p)))
+
+    def extra_repr(self) -> str:
+        """Return the settings, for printing."""
+        return f"p={self.p}, rows={self.rows}"
+
+
+def dropout_states(module: nn.Module, seed_key: int) -> dict[str, Tensor]:
+    """Return a fresh state for each dropout layer of `module`, by full buffer name, each layer a stream of its own.
+
+    Parameters
+    ----------
+    module : Module
+        Any module, with or without dropout.
+    seed_key : int
+        A key of :func:`tasks.randomness.key`, for example of (seed, "dropout", round, client).
+
+    Returns
+    -------
+    dict of str to Tensor
+        int64 of shape () on the CPU; stack them over clients and pass them to ``functional_call`` with the weights.
+    """
+    return {
+        name: torch.tensor(key(seed_key, "dropout layer", i), dtype=torch.int64)
+        for i, name in enumerate(dropout_names(module))
+    }
+
+
+def dropout_names(module: nn.Module) -> list[str]:
+    """Return the full names of the dropout states among `module`'s buffers, in the order of its layers."""
+    layers = (name for name, child in module.named_modules() if isinstance(child, Dropout))
+    return [f"{name}.state" if name else "state" for name in layers]
+
+
+def seed_dropout(module: nn.Module, seed_key: int) -> None:
+    """Set every dropout layer of `module`, in place, to its state of :func:`dropout_states`."""
+    for name, state in dropout_states(module, seed_key).items():
+        module.get_buffer(name).copy_(state)
