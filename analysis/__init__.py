@@ -1,0 +1,1 @@
+"""Reads what runs wrote: tables, curves, pictures."""
