@@ -1,0 +1,113 @@
+"""Learning curves as a picture: the mean over seeds with a band, one panel per problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.groups import Group
+from analysis.runs import AXES, WINDOW, Curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette for colour-blind readers, without its yellow (too faint on white)."""
+DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+DIRECT = 7
+"""Up to this many curves a panel carries names at the line ends; more get a legend."""
+SMOOTH_FROM = 100
+"""From this many evaluations on the line is a moving mean, with the measured values thin behind it."""
+
+
+def styles(groups: Sequence[Group]) -> dict[str, tuple[str, object]]:
+    """Return colour and dash by method label, the same in every panel."""
+    names = list(dict.fromkeys(group.method for group in groups))
+    return {name: (COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]) for i, name in enumerate(names)}
+
+
+def trailing_mean(values: Curve, window: int = WINDOW) -> Curve:
+    """Return the mean of each value and up to ``window - 1`` before it, shape (points,)."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    end = np.arange(1, values.size + 1)
+    start = np.maximum(end - window, 0)
+    return np.asarray((total[end] - total[start]) / (end - start), dtype=np.float64)
+
+
+def plot_curves(groups: Sequence[Group], x: str, path: Path) -> None:
+    """Draw test accuracy over axis `x` (a key of ``AXES``) into a PNG at `path`.
+
+    The band is one sample standard deviation over seeds to each side; a single seed has none.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = list(dict.fromkeys(group.problem for group in groups))
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(7.6 * columns, 4.4 * rows), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    style = styles(groups)
+    for axes, name in zip(all_axes, panels):
+        _panel(axes, [g for g in groups if g.problem == name], x, style)
+        axes.set_title(name, loc="left", fontsize=10)
+    for axes in all_axes[len(panels) :]:
+        axes.set_axis_off()
+    figure.savefig(path)
+
+
+def _panel(axes: Axes, groups: Sequence[Group], x: str, style: dict[str, tuple[str, object]]) -> None:
+    ends: list[tuple[float, float, str, str]] = []
+    smooth = False
+    for group in groups:
+        colour, dash = style[group.method]
+        at, mean, std = group.curve(x)
+        if not at.size:
+            continue
+        mean, std = 100 * mean, 100 * std
+        if at.size >= SMOOTH_FROM:
+            smooth = True
+            axes.plot(at, mean, color=colour, alpha=0.25, linewidth=0.6)
+            mean, std = trailing_mean(mean), trailing_mean(std)
+        if len(group.runs) > 1:
+            axes.fill_between(at, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+        name = group.method if group.finished else f"{group.method} (unfinished)"
+        marker = "o" if at.size <= 25 else None
+        axes.plot(at, mean, color=colour, linestyle=dash, linewidth=1.8, marker=marker, markersize=3, label=name)
+        ends.append((float(at[-1]), float(mean[-1]), name, colour))
+    axes.set_xlabel(AXES[x])
+    axes.set_ylabel(f"test accuracy, %{f' (mean of {WINDOW} evaluations)' if smooth else ''}")
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.02)
+    if len(ends) > DIRECT:
+        axes.legend(fontsize=7, ncols=2, frameon=False, loc="lower right")
+    else:
+        _name_ends(axes, ends)
+
+
+def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write each name right of the axes at the height of its line's end, moved apart where they would overlap."""
+    low, high = axes.get_ylim()
+    gap = 0.055 * (high - low)
+    heights: list[float] = []
+    ordered = sorted(ends, key=lambda end: end[1])
+    for _, y, _, _ in ordered:
+        heights.append(max(y, heights[-1] + gap) if heights else y)
+    over = max(0.0, heights[-1] - high) if heights else 0.0
+    for (_, y, name, colour), height in zip(ordered, heights):
+        axes.annotate(
+            name,
+            xy=(1.0, y),
+            xytext=(1.02, height - over),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords=axes.get_yaxis_transform(),
+            color=colour,
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+        )

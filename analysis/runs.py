@@ -1,0 +1,315 @@
+"""What runs left behind, as typed values: folders, curves, the smoothed accuracy, groups of seeds.
+
+A run folder holds ``metrics.jsonl`` (one object per round), ``result.json`` (written when the run ends) and
+``.hydra/config.yaml``. Nothing else is read. A folder that cannot be used is named with its reason, never an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.errors import DataError
+
+Curve = NDArray[np.float64]
+
+WINDOW = 10
+"""Evaluations in the moving mean of the smoothed accuracy."""
+
+AXES = {
+    "rounds": "round",
+    "bytes": "bytes moved, both directions (MB)",
+    "epochs": "local epochs of one sampled client",
+    "seconds": "seconds",
+    "exchanges": "model exchanges",
+}
+"""What a curve can be drawn over, with the title of that axis."""
+
+
+class BadRunError(Exception):
+    """A run folder that cannot be used; the message is the reason (never leaves this module)."""
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """Largest moving mean over `window` evaluations and the standard deviation of those evaluations, in [0, 1]."""
+
+    mean: float
+    std: float
+    window: int
+
+
+def smoothed(accuracy: Curve, window: int = WINDOW) -> Smoothed:
+    """Return the papers' smoothed accuracy: the maximum over time of a moving mean, and the spread inside that window.
+
+    Parameters
+    ----------
+    accuracy : array of float, shape (evaluations,)
+        Test accuracies in the order of the rounds, in [0, 1].
+    window : int
+        Evaluations per mean. A shorter curve is one window.
+
+    Notes
+    -----
+    The published values of FedCross come from a logger that does this (ALGORITHMS section 7). The spread is the
+    population standard deviation (divisor `window`); of equal means the earliest window counts.
+    """
+    if accuracy.size == 0:
+        return Smoothed(math.nan, math.nan, 0)
+    width = min(window, accuracy.size)
+    windows = np.lib.stride_tricks.sliding_window_view(accuracy, width)
+    best = windows[int(np.argmax(windows.mean(axis=1)))]
+    return Smoothed(float(best.mean()), float(best.std()), width)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    settings : mapping of str to value
+        The configuration with dotted names: ``method.name``, ``train.lr``, ...
+    columns : mapping of str to array of float, shape (rounds,)
+        The fields of ``metrics.jsonl`` by name; nan where a line has null or nothing. Accuracies in [0, 1].
+    result : mapping
+        ``result.json``; empty if the run did not finish.
+    note : str
+        Empty for a complete run, otherwise what is missing, for the reader.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    columns: Mapping[str, Curve]
+    result: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run reached its last round."""
+        return not self.note
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the configuration."""
+        seed = self.settings.get("seed")
+        return None if seed is None else int(seed)
+
+    def column(self, name: str) -> Curve:
+        """Return a field of the metrics, shape (rounds,); nan everywhere if no line has it."""
+        found = self.columns.get(name)
+        return np.full(len(self.columns["round"]), np.nan) if found is None else found
+
+    @cached_property
+    def evaluated(self) -> NDArray[np.bool_]:
+        """Where a test accuracy was measured, shape (rounds,)."""
+        return ~np.isnan(self.column("test_accuracy"))
+
+    @cached_property
+    def accuracy(self) -> Curve:
+        """Test accuracies of the evaluated rounds, shape (evaluations,), in [0, 1]."""
+        return self.column("test_accuracy")[self.evaluated]
+
+    @property
+    def final(self) -> float:
+        """Test accuracy of the last evaluation; nan if there was none."""
+        return float(self.accuracy[-1]) if self.accuracy.size else math.nan
+
+    @property
+    def best(self) -> float:
+        """Highest test accuracy; nan if nothing was evaluated."""
+        return float(self.accuracy.max()) if self.accuracy.size else math.nan
+
+    @cached_property
+    def smoothed(self) -> Smoothed:
+        """The papers' smoothed accuracy."""
+        return smoothed(self.accuracy)
+
+    @property
+    def bytes_total(self) -> float:
+        """Bytes moved in both directions."""
+        return float(self.axis("bytes")[-1]) * 1e6
+
+    @property
+    def seconds_total(self) -> float:
+        """Seconds of all rounds."""
+        return float(self.axis("seconds")[-1])
+
+    def axis(self, x: str) -> Curve:
+        """Return the position of every round on axis `x` (a key of ``AXES``), shape (rounds,).
+
+        Bytes are in MB (1e6). An epoch is one local pass over the data of a sampled client. A line without
+        ``exchanges`` counts as one exchange: one model down and one up per client.
+        """
+        if x == "rounds":
+            return self.columns["round"]
+        if x == "epochs":
+            return self.columns["round"] * float(self.settings.get("train.epochs") or math.nan)
+        if x == "bytes":
+            return np.cumsum(np.nan_to_num(self.column("bytes_down")) + np.nan_to_num(self.column("bytes_up"))) / 1e6
+        if x == "seconds":
+            return np.cumsum(np.nan_to_num(self.column("seconds")))
+        return np.cumsum(np.nan_to_num(self.column("exchanges"), nan=1.0))
+
+    def reach(self, target: float, x: str) -> float:
+        """Return where on axis `x` the test accuracy first is at least `target` (in [0, 1]); nan if never."""
+        hits = np.flatnonzero(np.nan_to_num(self.column("test_accuracy"), nan=-1.0) >= target)
+        return float(self.axis(x)[hits[0]]) if hits.size else math.nan
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Runs that can be used, and a sentence about each folder that was left out or is not complete."""
+
+    runs: list[Run]
+    notes: list[str]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one mapping with dotted names; lists become tuples."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        config = OmegaConf.load(path)
+    except FileNotFoundError:
+        raise BadRunError("no .hydra/config.yaml") from None
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise BadRunError(f".hydra/config.yaml cannot be read ({type(error).__name__})") from None
+    try:
+        values = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:  # an interpolation that only exists inside a Hydra job
+        values = OmegaConf.to_container(config, resolve=False)
+    settings = flatten({str(k): v for k, v in values.items()}) if isinstance(values, dict) else {}
+    if not settings.get("method.name"):
+        raise BadRunError(".hydra/config.yaml has no method.name")
+    return settings
+
+
+def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:
+    """Return the columns of ``metrics.jsonl`` and a note if its last line was cut off."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise BadRunError("no metrics.jsonl") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRunError(f"metrics.jsonl cannot be read ({type(error).__name__})") from None
+    rounds: dict[int, dict[str, Any]] = {}
+    note = ""
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            rounds[int(record["round"])] = record  # a resumed run may repeat rounds: the later line counts
+        except (ValueError, TypeError, KeyError):
+            if number < len(lines):
+                raise BadRunError(f"metrics.jsonl is damaged in line {number}") from None
+            note = f"line {number} of metrics.jsonl is cut off"
+    if not rounds:
+        raise BadRunError("metrics.jsonl has no complete round")
+    ordered = [rounds[number] for number in sorted(rounds)]
+    names = dict.fromkeys(key for record in ordered for key in record)
+    return {name: np.array([_number(record.get(name)) for record in ordered]) for name in names}, note
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _read_result(folder: Path) -> dict[str, Any]:
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def load_run(folder: Path) -> Run:
+    """Read one run folder.
+
+    Raises
+    ------
+    BadRunError
+        If the folder cannot be used; the message says why.
+    """
+    settings = _read_settings(folder)
+    columns, note = _read_metrics(folder)
+    if np.isnan(columns.get("test_accuracy", np.array([np.nan]))).all():
+        raise BadRunError("no round was evaluated")
+    result = _read_result(folder)
+    done, planned = int(columns["round"][-1]), settings.get("rounds")
+    if not result:
+        of = f" of {planned}" if planned else ""
+        reason = "result.json is damaged" if (folder / "result.json").exists() else f"unfinished, {done}{of} rounds"
+        note = f"{reason}, {note}" if note else reason
+    elif isinstance(planned, int) and done < planned:
+        note = f"unfinished, {done} of {planned} rounds"
+    return Run(folder, settings, columns, result, note)
+
+
+def run_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Return every folder at or below `paths` that a run has written to, sorted, each once."""
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise DataError(f"{path}: no such folder. Give the output folder of a run or of a sweep.")
+        for pattern in ("metrics.jsonl", "result.json", ".hydra/config.yaml"):
+            depth = len(Path(pattern).parts)
+            found |= {hit.parents[depth - 1].resolve() for hit in path.rglob(pattern)}
+    return sorted(found)
+
+
+def load_runs(paths: Sequence[str | Path], unfinished: bool = False) -> Loaded:
+    """Read all runs at or below `paths`.
+
+    Parameters
+    ----------
+    paths : sequence of path
+        Folders, searched recursively.
+    unfinished : bool
+        Keep runs that have not reached their last round; they carry a note.
+
+    Raises
+    ------
+    DataError
+        If a path is not a folder, or nothing usable is found in any of them.
+    """
+    runs: list[Run] = []
+    notes: list[str] = []
+    for folder in run_folders(paths):
+        try:
+            run = load_run(folder)
+        except BadRunError as error:
+            notes.append(f"left out {folder}: {error}")
+            continue
+        if run.finished or unfinished:
+            runs.append(run)
+        if not run.finished:
+            notes.append(f"{'counted as it is' if unfinished else 'left out'} {folder}: {run.note}")
+    if not runs:
+        where = ", ".join(map(str, paths))
+        detail = "".join(f"\n  {note}" for note in notes)
+        raise DataError(f"{where}: no finished run. Give a folder that `fedcross` has written to.{detail}")
+    return Loaded(runs, notes)

@@ -1,0 +1,81 @@
+"""The report command, end to end on made-up run folders."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.report import main
+from tests.analysis.fake import config, write_run
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    folder = tmp_path / "multirun"
+    for seed in (1, 2):
+        write_run(folder / f"a{seed}", [0.1 * seed, 0.30, 0.50], config("fedavg", seed, 3))
+        write_run(folder / f"x{seed}", [0.20, 0.40, 0.60 + 0.1 * seed], config("fedcross", seed, 3))
+    return folder
+
+
+def test_writes_every_file_and_the_means_over_seeds(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    assert main([str(sweep), "--out", str(out), "--target", "0.35", "--x", "bytes"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.strip() == (out / "report.md").read_text().strip()
+    rows = {row["method"]: row for row in csv.DictReader((out / "report.csv").read_text().splitlines())}
+    # FedCross ends at 0.70 and 0.80: mean 75, sample standard deviation 10 / sqrt(2) = 7.07107.
+    assert float(rows["fedcross"]["final_mean"]) == 75.0
+    assert float(rows["fedcross"]["final_std"]) == pytest.approx(7.07107)
+    assert rows["fedavg"]["seeds"] == "2"
+    assert float(rows["fedavg"]["bytes_mean"]) == 4.5e6  # three rounds of 1.0 MB down and 0.5 MB up
+    assert "75.00 ± 7.07" in printed
+    # FedAvg passes 0.35 in round 3 (6 s), FedCross in round 2 (4 s).
+    assert "| 35 %   | cifar10, cnn, dirichlet beta=1.0 | fedcross | 2 of 2  | 2 ± 0  | 3.0 MB | 4.0 s |" in printed
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_unfinished_and_damaged_runs_are_named(sweep: Path, capsys: pytest.CaptureFixture[str]):
+    cut = write_run(sweep / "cut", [0.2, 0.3], config("moon", 1, 3), finished=False)
+    bad = write_run(sweep / "bad", [0.2, 0.3, 0.4], config("moon", 2, 3))
+    (bad / "metrics.jsonl").write_text('{"round": 1, "test_acc\n{"round": 2, "test_accuracy": 0.3}\n')
+    assert main([str(sweep)]) == 0
+    printed = capsys.readouterr().out
+    assert f"left out {cut}: unfinished, 2 of 3 rounds" in printed
+    assert f"left out {bad}: metrics.jsonl is damaged in line 1" in printed
+    assert "| moon" not in printed
+    assert main([str(sweep), "--unfinished"]) == 0
+    assert "2 of 3" in capsys.readouterr().out.split("## Notes")[0]
+
+
+@pytest.mark.parametrize("make", [True, False])
+def test_a_folder_without_runs_is_wrong_use(tmp_path: Path, make: bool, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "empty"
+    if make:
+        folder.mkdir()
+    assert main([str(folder)]) == 2
+    assert str(folder) in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_wrong_use(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").write_text("")
+    assert main([str(sweep), "--out", str(tmp_path / "file")]) == 2
+    assert "Choose another folder" in capsys.readouterr().err
+
+
+def test_a_target_in_percent_is_explained(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main(["x", "--target", "50"])
+    assert stopped.value.code == 2
+    assert "write 50 % as 0.5" in capsys.readouterr().err
+
+
+def test_help_imports_no_plotting_library():
+    code = (
+        "import sys\nfrom analysis.report import parser\nparser().format_help()\n"
+        "print(sorted({'torch', 'matplotlib', 'plotly', 'scipy', 'hydra', 'omegaconf'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
