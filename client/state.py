@@ -53,7 +53,9 @@ class StateStore:
                 if int(old.stem) < accepted:
                     old.unlink()
         except OSError as error:
-            raise StorageError(f"{self.folder}: the client's state cannot be written ({error}). Free disk space.") from error
+            raise StorageError(
+                f"{self.folder}: the client's state cannot be written ({error}). Free disk space."
+            ) from error
 
     def _path(self, visit: int) -> Path:
         return self.folder / f"{visit}.npz"

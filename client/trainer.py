@@ -63,9 +63,7 @@ def train(
     return Trained(net.params, net.buffers, net.flat, momentum, steps, mean)
 
 
-def step(
-    net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor, lr: float, settings: Train
-) -> None:
+def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor, lr: float, settings: Train) -> None:
     """Take one SGD step in place on ``net.flat``, given the gradient in ``net.gradient``."""
     gradient = net.gradient
     if (term := objective.gradient(net.flat, extras)) is not None:

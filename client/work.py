@@ -104,4 +104,3 @@ def workshop(overrides: str) -> Workshop:
         _open.clear()
         _open[overrides] = Workshop(config)
     return _open[overrides]
-

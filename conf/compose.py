@@ -85,7 +85,9 @@ def explain(message: str) -> str:
     """Return Hydra's `message` as one sentence with the nearest valid name."""
     if found := re.search(r"Could not find '([\w-]+)/([^']+)'", message):
         group, name = found.groups()
-        known = sorted(p.stem for root in (CONF, *(f / "conf" for f in plugin_folders())) for p in root.glob(f"{group}/*.yaml"))
+        known = sorted(
+            p.stem for root in (CONF, *(f / "conf" for f in plugin_folders())) for p in root.glob(f"{group}/*.yaml")
+        )
         return f"{group}={name}: there is no such {group}. {nearest(name, known)}"
     if found := re.search(r"Could not override '([^']+)'", message):
         name = found.group(1)

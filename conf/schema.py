@@ -82,6 +82,7 @@ class RunConfig(Settings):
     partition: SerializeAsAny[Settings]
     method: SerializeAsAny[Settings]
     engine: SerializeAsAny[Settings]
+    names: dict[str, str]
     modules: dict[str, str]
 
     def module(self, group: str) -> ModuleType:
@@ -104,10 +105,12 @@ def check(raw: dict[str, Any]) -> RunConfig:
     """Return `raw` as a :class:`RunConfig`, or raise a ConfigError with every fault found."""
     faults: list[str] = []
     values = dict(raw)
+    names: dict[str, str] = {}
     modules: dict[str, str] = {}
     for group, package in PACKAGES.items():
         part = dict(values.get(group) or {})
-        modules[group] = str(part.pop("module", part.get("name", "")))
+        names[group] = str(part.get("name", ""))
+        modules[group] = str(part.pop("module", names[group]))
         try:
             module = find(package, modules[group], group)
         except ConfigError as error:
@@ -116,9 +119,11 @@ def check(raw: dict[str, Any]) -> RunConfig:
         if not hasattr(module, "Params"):
             faults.append(f"{group}.name={modules[group]!r}: this module is not a {group}.")
             continue
+        if "name" not in module.Params.model_fields:
+            part.pop("name", None)
         values[group] = parse(module.Params, part, group, faults)
     values.pop("experiment", None)
-    with_parts = {**values, "modules": modules}
+    with_parts = {**values, "names": names, "modules": modules}
     rest = {name: value for name, value in with_parts.items() if name not in PACKAGES}
     slots = {group: Settings() for group in PACKAGES}
     config = parse(RunConfig, {**rest, **slots}, "", faults)

@@ -27,7 +27,6 @@ FIRST_NODE = 1_000_000
 class Params(Settings):
     """``workers``: processes that train clients; 1 trains in this process."""
 
-    name: str = "local"
     workers: int = Field(1, ge=1)
 
 
@@ -98,7 +97,7 @@ class LocalGrid(Grid):
                 return [self._carry_out(self._queue.pop(message_id))]
         return []
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:  # noqa: ARG002
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Carry out `messages` one after another and return all replies."""
         return [self._carry_out(self._queue.pop(message_id)) for message_id in self.push_messages(messages)]
 

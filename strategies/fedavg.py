@@ -61,7 +61,6 @@ class FedAvg(SingleModel):
     class Params(Settings):
         """``weighting``: by ``examples`` (n_k, the paper) or ``uniform``."""
 
-        name: Literal["fedavg"] = "fedavg"
         weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
 
     params: Params

@@ -1,0 +1,151 @@
+"""The record of a run: one line of ``metrics.jsonl`` per round, and ``result.json`` at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from server.evaluation import Score
+from strategies.base import RoundReport
+from tasks.errors import StorageError
+
+#: Evaluations in the moving mean of the papers' smoothed accuracy.
+WINDOW = 10
+
+
+def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
+    """Return the ``metrics.jsonl`` object of one round."""
+    return {
+        "round": report.round,
+        "test_accuracy": score.accuracy if score else None,
+        "test_loss": score.loss if score and math.isfinite(score.loss) else None,
+        "train_loss": report.train_loss,
+        "clients": report.clients,
+        "dropped": report.dropped,
+        "rejected": dict(report.rejected),
+        "exchanges": report.exchanges,
+        "bytes_down": report.bytes_down,
+        "bytes_up": report.bytes_up,
+        "seconds": seconds,
+        "seconds_training": report.seconds_training,
+        "seconds_aggregation": report.seconds_aggregation,
+        **report.metrics,
+    }
+
+
+def smoothed(accuracies: list[float], window: int = WINDOW) -> dict[str, float]:
+    """Return the papers' measure: the largest mean of `window` evaluations in a row, with their standard deviation.
+
+    With fewer evaluations than `window`, the window is all of them.
+    """
+    size = min(window, len(accuracies))
+    if size == 0:
+        return {"mean": math.nan, "std": math.nan, "window": 0}
+    spans = np.lib.stride_tricks.sliding_window_view(np.asarray(accuracies), size)
+    best = int(spans.mean(axis=1).argmax())
+    return {"mean": float(spans[best].mean()), "std": float(spans[best].std()), "window": size}
+
+
+def result(lines: list[dict[str, Any]], identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``result.json`` object for a run with metric `lines` and the descriptive fields of `identity`."""
+    accuracies = [entry["test_accuracy"] for entry in lines if entry["test_accuracy"] is not None]
+    return {
+        **identity,
+        "rounds": lines[-1]["round"] if lines else 0,
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies) if accuracies else None,
+        "smoothed_accuracy": smoothed(accuracies) if accuracies else None,
+        "bytes_total": sum(entry["bytes_down"] + entry["bytes_up"] for entry in lines),
+        "seconds_total": sum(entry["seconds"] for entry in lines),
+        "versions": {name: version(name) for name in ("flwr", "torch", "numpy")},
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout this code lies in, None if it is not one."""
+    if stated := os.environ.get("FEDCROSS_COMMIT"):
+        return stated
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+class Ledger:
+    """Writes ``metrics.jsonl``; each line is on disk when :meth:`add` returns.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    keep_until : int
+        Lines of later rounds, left by a run that was cut off, are dropped.
+    """
+
+    def __init__(self, folder: Path, keep_until: int = 0) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.lines: list[dict[str, Any]] = []
+        try:
+            if self.path.exists() and keep_until:
+                for text in self.path.read_text().splitlines():
+                    entry = _parsed(text)
+                    if entry is not None and entry["round"] <= keep_until:
+                        self.lines.append(entry)
+            write_atomically(self.path, "".join(json.dumps(entry) + "\n" for entry in self.lines).encode())
+            self._file = self.path.open("a")
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be written ({error}). Choose another output folder.") from error
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Append one round."""
+        self.lines.append(entry)
+        try:
+            self._file.write(json.dumps(entry) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be written ({error}). Free disk space, then resume.") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("round"), int) else None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that after a crash there is the old file or the new one, never half of one."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

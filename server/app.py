@@ -1,0 +1,24 @@
+"""The ServerApp: composes the run's configuration and runs it over whatever grid Flower hands it."""
+
+from __future__ import annotations
+
+import sys
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what ``run_config["overrides"]`` describes."""
+    from conf.compose import split
+    from conf.schema import load
+    from server.progress import pick
+    from server.session import Session
+
+    config = load(split(str(context.run_config["overrides"])))
+    session = Session(config, grid, pick())
+    session.execute()
+    print(f"Run folder: {session.folder}", file=sys.stdout, flush=True)

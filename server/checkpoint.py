@@ -1,0 +1,111 @@
+"""Checkpoints: a whole round on disk or none of it.
+
+``checkpoints/round-000012.safetensors`` holds the method's arrays; its header carries the JSON values, the run's identity and
+a digest of all bytes. Files are written aside, synced and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.common.logger import log
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from server.accounting import write_atomically
+from strategies.base import State
+from tasks.errors import StorageError
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    keep : int
+        How many of the newest stay.
+    milestone : int
+        Every so many rounds one stays for ever; 0 for none.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2, milestone: int = 0) -> None:
+        self.folder = folder / "checkpoints"
+        self.keep = keep
+        self.milestone = milestone
+
+    def path(self, number: int) -> Path:
+        """Return the file of round `number`."""
+        return self.folder / f"round-{number:06d}.safetensors"
+
+    def rounds(self) -> list[int]:
+        """Return the rounds on disk, oldest first."""
+        return sorted(int(p.stem.removeprefix("round-")) for p in self.folder.glob("round-*.safetensors"))
+
+    def save(self, number: int, state: State, identity: dict[str, Any]) -> None:
+        """Write round `number` durably, then drop old ones."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+        header = {"round": str(number), "values": json.dumps(state.values), "identity": json.dumps(identity)}
+        header["digest"] = _digest(arrays, header)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path(number), save(arrays, metadata=header))
+            for old in self.rounds()[: -self.keep]:
+                if not (self.milestone and old % self.milestone == 0):
+                    self.path(old).unlink()
+        except OSError as error:
+            raise StorageError(
+                f"{self.path(number)}: the checkpoint cannot be written ({error}). The rounds before it are safe; "
+                "free disk space and continue with resume=RUN."
+            ) from error
+
+    def load(self, number: int) -> tuple[State, dict[str, Any]]:
+        """Return state and identity of round `number`.
+
+        Raises
+        ------
+        StorageError
+            If the file is missing or damaged.
+        """
+        try:
+            with safe_open(self.path(number), framework="numpy") as file:
+                header = dict(file.metadata() or {})
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            found = header.pop("digest")
+            if found != _digest(arrays, header):
+                raise StorageError(f"{self.path(number)}: the digest does not fit, the file is damaged.")
+            values = json.loads(header["values"])
+            return State(arrays, values), json.loads(header["identity"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise StorageError(f"{self.path(number)}: cannot be read ({error}).") from error
+
+    def latest(self) -> tuple[int, State, dict[str, Any]]:
+        """Return the newest readable checkpoint; damaged ones are passed over with a warning.
+
+        Raises
+        ------
+        StorageError
+            If none is readable.
+        """
+        for number in reversed(self.rounds()):
+            try:
+                return (number, *self.load(number))
+            except StorageError as error:
+                log(WARNING, "%s Going back one checkpoint.", error)
+        raise StorageError(f"{self.folder}: no readable checkpoint. Start the run again without resume.")
+
+
+def _digest(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:  # type: ignore[type-arg]
+    """Return a SHA-256 over names, shapes, dtypes, values and header."""
+    digest = hashlib.sha256(json.dumps(sorted(header.items())).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name}{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

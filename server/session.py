@@ -1,0 +1,183 @@
+"""One run on the server: rounds, evaluation, record, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+from safetensors.numpy import save
+
+from conf.schema import RunConfig
+from server import accounting
+from server.checkpoint import Checkpoints
+from server.evaluation import Evaluator, Score
+from server.loggers import open_logger
+from server.progress import Progress
+from strategies.base import Federation, Method
+from strategies.registry import method_class
+from strategies.wire import Arrays
+from tasks.errors import ConfigError, StorageError
+from tasks.models import create
+
+#: Settings that may differ between a run and its continuation: they do not change what is computed.
+FREE = {"rounds", "output", "resume", "engine", "logger", "checkpoint", "device", "data_root", "federation"}
+
+
+class Session:
+    """A run of `config` over `grid`.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The checked configuration; ``output`` names the run's folder.
+    grid : Grid
+        Where the clients are.
+    progress : Progress
+        Told about every round.
+    """
+
+    def __init__(self, config: RunConfig, grid: Grid, progress: Progress) -> None:
+        self.config = config
+        self.grid = grid
+        self.progress = progress
+        self.folder = make_folder(config)
+        self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
+        self.device = _device(config.device)
+        kind = method_class(config.modules["method"])
+        task = config.module("task").load(config.task)
+        model = kind.build_model(create(config.modules["model"], config.model, task, config.seed), config.method)
+        self.evaluator = Evaluator(model, task, self.device)
+        self.done, self.run = 0, secrets.token_hex(8)
+        state = None
+        if config.resume is not None:
+            self.done, state, identity = self.checkpoints.latest()
+            check_same(identity["config"], describe(config))
+            self.run = identity["run"]
+        self.method: Method = kind(config.method, federation_of(config, self.run))
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
+        self.method.begin(arrays, {name for name, _ in model.named_parameters()})
+        if state is not None:
+            self.method.resume(state)
+
+    def execute(self) -> dict[str, Any]:
+        """Run the remaining rounds and return ``result.json``; whatever is done stays on disk if it is cut off."""
+        config = self.config
+        ledger = accounting.Ledger(self.folder, self.done)
+        logger = open_logger(config.logger.name, self.folder, self.done + 1)
+        self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
+        try:
+            for number in range(self.done + 1, config.rounds + 1):
+                entry = self._round(number)
+                ledger.add(entry)
+                if number % config.checkpoint.every == 0 or number == config.rounds:
+                    self.checkpoints.save(number, self.method.checkpoint(), self._identity())
+                logger.add(entry)
+                self.progress.round(entry)
+        finally:
+            self.progress.stop()
+            ledger.close()
+            logger.close()
+        return self._finish(ledger)
+
+    def _round(self, number: int) -> dict[str, Any]:
+        started = time.perf_counter()
+        report = self.method.run_round(number, self.grid)
+        score: Score | None = None
+        if number % self.config.evaluate_every == 0 or number == self.config.rounds:
+            score = self.evaluator.score(self.method.global_model())
+        return accounting.line(report, score, time.perf_counter() - started)
+
+    def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
+        names = self.config.names
+        result = accounting.result(
+            ledger.lines,
+            {
+                **{group: names[group] for group in ("method", "task", "model", "partition", "engine")},
+                "seed": self.config.seed,
+                "device": str(self.device),
+                "machine": f"{platform.machine()} {platform.system()}",
+            },
+        )
+        write_model(self.folder / "model.safetensors", self.method.global_model())
+        accounting.write_atomically(self.folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+        return result
+
+    def _identity(self) -> dict[str, Any]:
+        return {"run": self.run, "config": describe(self.config)}
+
+
+def federation_of(config: RunConfig, run: str) -> Federation:
+    """Return how the method meets its clients under `config`."""
+    return Federation(
+        seed=config.seed,
+        rounds=config.rounds,
+        clients_per_round=config.clients_per_round,
+        min_clients=config.federation.min_clients,
+        wait_s=config.federation.wait_s,
+        deadline_s=config.federation.deadline_s,
+        run=run,
+        nonce=True,
+    )
+
+
+def describe(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that decide what is computed, as JSON values."""
+    plain: dict[str, Any] = config.model_dump(mode="json")
+    return {name: value for name, value in plain.items() if name not in FREE and name != "modules"} | {
+        "names": {group: name for group, name in config.names.items() if group != "engine"}
+    }
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise a ConfigError that names every setting in which a continued run differs from what it was."""
+    old, new = flatten(before), flatten(now)
+    faults = [
+        f"{name}: the run in that folder has {old.get(name)!r}, now it is {new.get(name)!r}. Resume needs the same value."
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if faults:
+        raise ConfigError(faults)
+
+
+def flatten(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one level of dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in node.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def make_folder(config: RunConfig) -> Path:
+    """Return the run's folder, made if it is not there."""
+    folder = Path(config.resume or config.output or time.strftime("outputs/%Y-%m-%d/%H-%M-%S")).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
+    return folder
+
+
+def write_model(path: Path, arrays: Arrays) -> None:
+    """Write the global model so that ``safetensors`` and plain torch can load it."""
+    import numpy as np
+
+    accounting.write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
