@@ -1,0 +1,97 @@
+"""The YAML of tasks and partitions: each is accepted by its module, and a task brings its default model."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from tasks.settings import find, parse
+
+CONF = Path(__file__).parents[2] / "conf"
+TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
+PARTITIONS = sorted(path.stem for path in (CONF / "partition").glob("*.yaml"))
+MODELS = {
+    "digits": "mlp",
+    "mnist": "lenet5",
+    "cifar10": "lenet5",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A configuration folder with the real tasks and partitions and a stand-in per model, so that only these count."""
+    folder = tmp_path_factory.mktemp("conf")
+    for group in ("task", "partition"):
+        (folder / group).symlink_to(CONF / group)
+    (folder / "model").mkdir()
+    for name in {*MODELS.values(), "other"}:
+        (folder / "model" / f"{name}.yaml").write_text(f"name: {name}\n")
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /task: mnist\n  - override /model: other\n"
+    )
+    defaults = ["_self_", {"model": "mlp"}, {"partition": "iid"}, {"task": "digits"}, {"experiment": None}]
+    (folder / "config.yaml").write_text(yaml.safe_dump({"defaults": defaults, "seed": 1, "data_root": "data"}))
+    return folder
+
+
+def composed(root: Path, *overrides: str):
+    with initialize_config_dir(str(root), version_base="1.3"):
+        config = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    assert isinstance(config, dict)
+    return config
+
+
+def settings_of(config: dict, package: str, group: str):
+    values = dict(config[group])
+    module = find(package, values.pop("name"), group)
+    faults: list[str] = []
+    params = parse(module.Params, values, group, faults)
+    assert faults == []
+    return module, params
+
+
+def test_every_task_has_a_default_model():
+    assert set(MODELS) == set(TASKS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_task_is_accepted_and_brings_its_model(root, task):
+    config = composed(root, f"task={task}")
+    assert config["model"]["name"] == MODELS[task]
+    module, params = settings_of(config, "tasks", "task")
+    assert callable(module.load)
+    missing = set(type(params).model_fields) - set(config["task"])
+    assert missing == set(), "every setting is visible in the YAML file"
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_partition_is_accepted(root, partition):
+    config = composed(root, f"partition={partition}")
+    module, params = settings_of(config, "tasks.partition", "partition")
+    assert callable(module.split)
+    assert set(type(params).model_fields) == set(config["partition"]) - {"name"}
+
+
+def test_model_on_the_command_line_wins(root):
+    assert composed(root, "task=cifar10", "model=other")["model"]["name"] == "other"
+    assert composed(root, "model=other", "task=cifar10")["model"]["name"] == "other"
+
+
+def test_experiment_may_choose_both(root):
+    config = composed(root, "experiment=mine")
+    assert (config["task"]["name"], config["model"]["name"]) == ("mnist", "other")
+
+
+def test_sweep_composes_each_point_with_its_own_model(root):
+    points = [composed(root, f"task={task}") for task in ("digits", "cifar10", "digits")]
+    assert [point["model"]["name"] for point in points] == ["mlp", "lenet5", "mlp"]
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "task").glob("*.yaml")) + sorted((CONF / "partition").glob("*.yaml")))
+def test_file_opens_with_its_command(path):
+    head = path.read_text().splitlines()[0]
+    assert head.startswith("# fedcross ")
+    assert f"{path.parent.name}={path.stem}" in head
