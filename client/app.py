@@ -29,5 +29,5 @@ def train(message: Message, context: Context) -> Message:
     asked = message.content.config_records["config"]
     own = context.node_config.get("partition-id")
     if own is not None and int(own) != asked["client"]:
-        raise ProtocolError(f"A request for client {asked['client']} reached the node of client {own}.")
+        raise ProtocolError(f"A request for client {asked['client']!r} reached the node of client {own}.")
     return workshop(str(context.run_config["overrides"])).train(message)

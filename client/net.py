@@ -1,7 +1,7 @@
 """A torch module as the functions an objective sees, with its parameters in one flat row.
 
-Parameters are views into ``flat`` and their gradients views into ``gradient``, so the optimiser is three operations on one
-vector, and loading or reading the model is one copy.
+Parameters are views into ``flat`` and their gradients views into ``gradient``, so the optimiser is three operations
+on one vector, and loading or reading the model is one copy.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ModuleNet:
             start += parameter.numel()
         return pieces
 
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:  # type: ignore[type-arg]
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy `arrays` (every name of the state_dict) into the live model."""
         with torch.no_grad():
             for name, target in {**self.params, **self.buffers}.items():
@@ -99,6 +99,6 @@ class ModuleNet:
         return functional_call(module, values, (x,))  # type: ignore[no-any-return]
 
 
-def _tensor(array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+def _tensor(array: np.ndarray) -> Tensor:
     """Return a tensor of `array`; read-only views are copied, torch cannot express them."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())

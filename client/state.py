@@ -1,7 +1,7 @@
 """What a client keeps between its visits, on its own disk.
 
-A state is named by the visit that made it. The server says with each request which of the client's visits it accepted last,
-and the client continues from exactly that one: a lost upload, a crash or a resumed run leaves no trace.
+A state is named by the visit that made it. The server says with each request which of the client's visits it accepted
+last, and the client continues from exactly that one: a lost upload, a crash or a resumed run leaves no trace.
 """
 
 from __future__ import annotations

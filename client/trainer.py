@@ -21,9 +21,9 @@ def train(
 ) -> Trained:
     """Train the model that is loaded in `net` on the client's data and return what came of it.
 
-    SGD as ``torch.optim.SGD``: ``g += weight_decay * w``, ``m = momentum * m + g``, ``w -= lr * m``; the momentum buffer
-    starts at zero unless the visit brings one. Examples are shuffled each epoch by a generator keyed by (seed, round,
-    client, epoch); a short last batch is kept.
+    SGD as ``torch.optim.SGD``: ``g += weight_decay * w``, ``m = momentum * m + g``, ``w -= lr * m``; the momentum
+    buffer starts at zero unless the visit brings one. Examples are shuffled each epoch by a generator keyed by (seed,
+    round, client, epoch); a short last batch is kept.
 
     Parameters
     ----------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import importlib
 import os
@@ -59,26 +61,31 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     ConfigError
         For a wrong override, with the nearest valid names.
     """
-    return _compose(tuple(overrides), os.environ.get(PLUGIN_VARIABLE, ""), os.environ.get("FEDCROSS_DATA", ""))
+    environment = (os.environ.get(PLUGIN_VARIABLE, ""), os.environ.get("FEDCROSS_DATA", ""))
+    return copy.deepcopy(_compose(tuple(overrides), environment))
 
 
 @functools.lru_cache(maxsize=64)
-def _compose(overrides: tuple[str, ...], plugins: str, data: str) -> dict[str, Any]:
+def _compose(overrides: tuple[str, ...], environment: tuple[str, str]) -> dict[str, Any]:  # noqa: ARG001 - cache key
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     searchpath = activate_plugins()
+    running = GlobalHydra.instance().hydra  # set while Hydra's own main runs this job; composing needs the place
+    GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             config = hydra_compose("config", overrides=[*searchpath, *overrides])
             plain = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(str(error))) from error
-    assert isinstance(plain, dict)
-    return {str(name): value for name, value in plain.items()}
+    finally:
+        GlobalHydra.instance().hydra = running
+    return {str(name): value for name, value in plain.items()} if isinstance(plain, dict) else {}
 
 
 def explain(message: str) -> str:
@@ -89,7 +96,7 @@ def explain(message: str) -> str:
             p.stem for root in (CONF, *(f / "conf" for f in plugin_folders())) for p in root.glob(f"{group}/*.yaml")
         )
         return f"{group}={name}: there is no such {group}. {nearest(name, known)}"
-    if found := re.search(r"Could not override '([^']+)'", message):
+    if (found := re.search(r"Could not override '([^']+)'", message)) and "In '" not in message:
         name = found.group(1)
         return f"{name}: no such setting. {nearest(name, _known_settings())} A new setting is added with +{name}=..."
     if found := re.search(r"Key '([^']+)' is not in struct|In '([^']+)'", message):
@@ -108,7 +115,8 @@ def _known_settings() -> list[str]:
             if isinstance(value, dict):
                 walk(value, f"{prefix}{name}.")
 
-    walk(compose(()), "")
+    with contextlib.suppress(ConfigError):
+        walk(compose(()), "")
     return names
 
 

@@ -107,21 +107,18 @@ def check(raw: dict[str, Any]) -> RunConfig:
     values = dict(raw)
     names: dict[str, str] = {}
     modules: dict[str, str] = {}
-    for group, package in PACKAGES.items():
+    for group in PACKAGES:
         part = dict(values.get(group) or {})
         names[group] = str(part.get("name", ""))
         modules[group] = str(part.pop("module", names[group]))
         try:
-            module = find(package, modules[group], group)
+            kind = settings_class(group, modules[group])
         except ConfigError as error:
             faults += error.faults
             continue
-        if not hasattr(module, "Params"):
-            faults.append(f"{group}.name={modules[group]!r}: this module is not a {group}.")
-            continue
-        if "name" not in module.Params.model_fields:
+        if "name" not in kind.model_fields:
             part.pop("name", None)
-        values[group] = parse(module.Params, part, group, faults)
+        values[group] = parse(kind, part, group, faults)
     values.pop("experiment", None)
     with_parts = {**values, "names": names, "modules": modules}
     rest = {name: value for name, value in with_parts.items() if name not in PACKAGES}
@@ -135,6 +132,18 @@ def check(raw: dict[str, Any]) -> RunConfig:
     return config
 
 
+def settings_class(group: str, name: str) -> type[Settings]:
+    """Return the ``Params`` of the module that implements `name` of `group`."""
+    if group == "method":
+        from strategies.registry import method_class
+
+        return method_class(name).Params
+    kind = getattr(find(PACKAGES[group], name, group), "Params", None)
+    if not (isinstance(kind, type) and issubclass(kind, Settings)):
+        raise ConfigError(f"{group}.name={name!r}: this module is not a {group}. Choose a file of conf/{group}.")
+    return kind
+
+
 def _cross_faults(config: RunConfig) -> list[str]:
     """Return the faults that involve more than one setting."""
     faults = []
@@ -144,11 +153,9 @@ def _cross_faults(config: RunConfig) -> list[str]:
             f"clients_per_round={config.clients_per_round}: the federation has {clients} clients (partition.clients). "
             "Lower one or raise the other."
         )
-    if config.federation.min_clients is not None and isinstance(clients, int):
-        if config.federation.min_clients > clients:
-            faults.append(
-                f"federation.min_clients={config.federation.min_clients}: the federation has {clients} clients. Lower it."
-            )
+    needed = config.federation.min_clients
+    if needed is not None and isinstance(clients, int) and needed > clients:
+        faults.append(f"federation.min_clients={needed}: the federation has {clients} clients. Lower it.")
     if config.resume is not None and not Path(config.resume).is_dir():
         faults.append(f"resume={config.resume!r}: no such run folder. Name the folder of a run.")
     return faults

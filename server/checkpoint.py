@@ -1,7 +1,7 @@
 """Checkpoints: a whole round on disk or none of it.
 
-``checkpoints/round-000012.safetensors`` holds the method's arrays; its header carries the JSON values, the run's identity and
-a digest of all bytes. Files are written aside, synced and renamed.
+``checkpoints/round-000012.safetensors`` holds the method's arrays; its header carries the JSON values, the run's
+identity and a digest of all bytes. Files are written aside, synced and renamed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Checkpoints:
         raise StorageError(f"{self.folder}: no readable checkpoint. Start the run again without resume.")
 
 
-def _digest(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:  # type: ignore[type-arg]
+def _digest(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
     """Return a SHA-256 over names, shapes, dtypes, values and header."""
     digest = hashlib.sha256(json.dumps(sorted(header.items())).encode())
     for name in sorted(arrays):

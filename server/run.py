@@ -42,17 +42,12 @@ def _main(arguments: list[str]) -> int:
         from server.check import check_overrides
 
         arguments = check_overrides(arguments, overrides)
-    failure: list[BaseException] = []
 
-    def job(config: DictConfig) -> None:
+    def job(_: DictConfig) -> None:
         from hydra.core.hydra_config import HydraConfig
 
         state = HydraConfig.get()
-        try:
-            launch(list(state.overrides.task), Path(state.runtime.output_dir))
-        except (FedcrossError, KeyboardInterrupt) as error:
-            failure.append(error)
-            raise
+        launch(list(state.overrides.task), Path(state.runtime.output_dir))
 
     sys.argv = [sys.argv[0], *arguments, *plugins]
     decorated: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)

@@ -138,7 +138,7 @@ def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise a ConfigError that names every setting in which a continued run differs from what it was."""
     old, new = flatten(before), flatten(now)
     faults = [
-        f"{name}: the run in that folder has {old.get(name)!r}, now it is {new.get(name)!r}. Resume needs the same value."
+        f"{name}: the run in that folder has {old.get(name)!r}, now it is {new.get(name)!r}. Resume needs the same."
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
