@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from tasks.base import Task
 from tasks.errors import ConfigError
+from tasks.models.dropout import Dropout
 
 
 class Split(nn.Module):
@@ -72,38 +74,58 @@ def tokens(task: Task, model: str) -> int:
 
 def output_shape(extractor: nn.Module, task: Task, model: str) -> tuple[int, ...]:
     """Return the shape of one output of `extractor` for `task`'s images; ConfigError if they are too small for it."""
+    shape = images(task, model)
+    was_training = extractor.training
     try:
         with torch.no_grad():
-            return tuple(extractor(torch.zeros(1, *images(task, model))).shape[1:])
+            return tuple(extractor.eval()(torch.zeros(1, *shape)).shape[1:])
     except RuntimeError as error:
         raise ConfigError(
             f"model.name={model!r}: images of shape {task.shape} of task {task.name!r} are too small for its "
-            f"convolutions and pools. Choose a smaller model."
+            f"convolutions and pools ({error}). Choose a smaller model."
         ) from error
+    finally:
+        extractor.train(was_training)
 
 
-def convolutional(extractor: nn.Module, hidden: Sequence[int], task: Task, model: str) -> Split:
-    """Return `extractor`, flatten, fully connected layers with ReLU, classifier.
+def convolutional(
+    extractor: nn.Module,
+    hidden: Sequence[int],
+    task: Task,
+    model: str,
+    body: nn.Module | None = None,
+    dropout: float = 0.0,
+) -> Split:
+    """Return `extractor`, `body`, flatten, fully connected layers with ReLU and dropout, classifier.
 
     Parameters
     ----------
     extractor : Module
-        Convolution part, ``(batch, channels, height, width)`` to 4-D.
+        Convolution part up to the second block's pool, ``(batch, channels, height, width)`` to 4-D.
     hidden : sequence of int
         Widths of the fully connected layers before the classifier, at least one.
     task : Task
         For the input shape and the number of classes.
     model : str
         The model's name, for messages.
+    body : Module, optional
+        Further convolutions.
+    dropout : float
+        Probability after each hidden layer; 0 adds no layers.
     """
-    shape = output_shape(extractor, task, model)
-    parts: OrderedDict[str, nn.Module] = OrderedDict(extractor=extractor, flatten=nn.Flatten())
-    width = shape[0] * shape[1] * shape[2]
+    channels = output_shape(extractor, task, model)[0]
+    parts: OrderedDict[str, nn.Module] = OrderedDict(extractor=extractor)
+    if body is not None:
+        parts["body"] = body
+    width = math.prod(output_shape(nn.Sequential(*parts.values()), task, model))
+    parts["flatten"] = nn.Flatten()
     for i, size in enumerate(hidden, start=1):
         parts[f"fc{i}"] = nn.Linear(width, size)
         parts[f"relu{i}"] = nn.ReLU()
+        if dropout:
+            parts[f"dropout{i}"] = Dropout(dropout)
         width = size
-    return Split(nn.Sequential(parts), nn.Linear(width, task.classes), extractor_channels=shape[0])
+    return Split(nn.Sequential(parts), nn.Linear(width, task.classes), extractor_channels=channels)
 
 
 def block(channels_in: int, channels_out: int, kernel: int, padding: int, pool: nn.Module) -> list[nn.Module]:
@@ -112,3 +134,13 @@ def block(channels_in: int, channels_out: int, kernel: int, padding: int, pool: 
     ReLU after a max-pool gives the same values as before it, on a quarter of the elements.
     """
     return [nn.Conv2d(channels_in, channels_out, kernel, padding=padding), pool, nn.ReLU()]
+
+
+def xavier(model: Split) -> Split:
+    """Give every convolution and linear layer Xavier uniform weights and zero biases, in place; return `model`."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return model

@@ -1,7 +1,8 @@
-"""Models: weight counts worked by hand, the split into features and classifier, and seeding."""
+"""Models: weight counts, the split into features and classifier, seeding, and many clients under vmap."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 import yaml
 from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
 
 from tasks.base import Examples, Task
 from tasks.errors import ConfigError
 from tasks.models import create
 from tasks.models._split import weights
+from tasks.models.dropout import Dropout
 from tasks.settings import find
 
 EMPTY = Examples(np.zeros((0, 1)), np.zeros(0, np.int64))
@@ -36,6 +39,7 @@ CIFAR20 = image_task(3, 32, 20)
 CIFAR100 = image_task(3, 32, 100)
 FEMNIST = image_task(1, 28, 62)
 TINY = image_task(3, 64, 200)
+VIREO = image_task(3, 64, 172)  # smaller than the real 224x224, for speed; the weights do not depend on it
 SHAKESPEARE = text_task(80, 80, 80)
 SENT140 = text_task(500, 25, 2)
 
@@ -46,6 +50,28 @@ COUNTS: list[tuple[str, dict[str, Any], Task, int]] = [
     ("lenet5", {}, CIFAR10, 62_006),
     ("lenet5", {}, CIFAR20, 62_006 + 10 * 85),
     ("lenet5", {}, MNIST, 61_706),
+    ("cnn_femnist", {}, FEMNIST, 160_510),
+    ("cnn_w", {}, CIFAR10, 878_538),
+    ("resnet20_lab", {}, CIFAR10, 219_482),
+    ("resnet20_lab", {"final_norm": True}, CIFAR20, 219_482 + 10 * 257),
+    ("resnet20_lab", {}, FEMNIST, 219_482 - 2 * 16 * 9 + 52 * 257),
+    ("resnet20", {}, CIFAR10, 269_722),
+    ("vgg16_bn", {}, CIFAR10, 33_646_666),
+    ("vgg16_bn", {}, CIFAR20, 33_646_666 + 10 * 4097),
+    ("vgg_femnist", {}, FEMNIST, 8_024_958),
+    ("resnet18", {}, CIFAR10, 11_173_962),
+    ("resnet18", {}, CIFAR100, 11_173_962 + 90 * 513),
+    ("resnet18", {}, TINY, 11_173_962 + 190 * 513),
+    ("resnet18", {"stem": "imagenet"}, VIREO, 11_181_642 + 162 * 513),
+    ("fedfusion_cifar", {}, CIFAR10, 1_756_426),
+    ("fedfusion_mnist", {}, MNIST, 1_630_602),
+    ("fedfusion_mnist", {"variant": "paper"}, MNIST, 1_663_370),
+    ("lstm", {}, SHAKESPEARE, 819_920),
+    ("lstm", {"dropout": 0.5}, SHAKESPEARE, 819_920),
+    ("lstm_sent140", {}, SENT140, 100 * 500 + 174_786),
+    # torchvision's documented 2,542,856 for 1,000 classes, whose last layer has 1,025 weights per class
+    ("torchvision", {}, CIFAR10, 2_542_856 - 990 * 1025),
+    ("torchvision", {"architecture": "shufflenet_v2_x0_5"}, MNIST, 1_366_792 - 990 * 1025),
 ]
 
 
@@ -105,6 +131,36 @@ def test_configuration_file(file: Path) -> None:
     assert set(values) == set(params.model_fields)
 
 
+def test_fixed_word_vectors_are_no_weights(tmp_path: Path) -> None:
+    np.save(tmp_path / "glove.npy", np.ones((500, 50)))
+    model = create("lstm_sent140", {"vectors": str(tmp_path / "glove.npy")}, SENT140, seed=0)
+    # input 50: 4*100*(50+100)+800 = 60,800 weights in the first layer, 80,800 in the second, and no embedding
+    assert weights(model) == 60_800 + 80_800 + 12_928 + 258
+    assert not any("vectors" in name for name in model.state_dict())
+    assert model(batch(SENT140)[0]).shape == (2, 2)
+    with pytest.raises(ConfigError, match="vocabulary has 80 words"):
+        create("lstm_sent140", {"vectors": str(tmp_path / "glove.npy")}, SHAKESPEARE, seed=0)
+
+
+def test_lab_resnet_starts_as_its_code_and_leaves_its_last_norm_unused() -> None:
+    model = create("resnet20_lab", {}, CIFAR10, seed=0)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len(norms) == 3 * 6 + 1
+    assert all(bool((m.weight == 0.5).all()) for m in norms)
+    x, y = batch(CIFAR10)
+    nn.functional.cross_entropy(model(x), y).backward()
+    unused = {name for name, p in model.named_parameters() if p.grad is None}
+    assert unused == {"features.norm.weight", "features.norm.bias"}
+
+
+def test_relu_after_the_pool_equals_relu_before_it() -> None:
+    model = create("lenet5", {}, CIFAR10, seed=0)
+    x, _ = batch(CIFAR10)
+    conv1, pool, _, conv2, *_ = model.features.extractor  # type: ignore[union-attr,misc]
+    expected = pool(torch.relu(conv2(pool(torch.relu(conv1(x))))))
+    assert torch.equal(model.features.extractor(x), expected)  # type: ignore[union-attr,operator]
+
+
 def test_seed_decides_the_weights_and_the_global_generator_stays() -> None:
     before = torch.get_rng_state()
     a, b, c = (create("lenet5", {"name": "lenet5"}, CIFAR10, seed=s) for s in (3, 3, 4))
@@ -121,6 +177,14 @@ def test_seed_decides_the_weights_and_the_global_generator_stays() -> None:
         ("dropout", {}, CIFAR10, "is no model"),
         ("lenet5", {}, DIGITS, "too small"),
         ("lenet5", {}, SHAKESPEARE, "needs images"),
+        ("lstm", {}, CIFAR10, "needs text"),
+        ("vgg16_bn", {}, FEMNIST, "too small"),
+        ("torchvision", {"architecture": "resnet81"}, CIFAR10, "Did you mean 'resnet"),
+        ("torchvision", {"architecture": "squeezenet1_1"}, CIFAR10, "not a linear layer"),
+        ("torchvision", {"architecture": "alexnet"}, CIFAR10, "does not take images"),
+        ("torchvision", {"architecture": "resnet18", "options": {"depth": 3}}, CIFAR10, "model.options"),
+        ("torchvision", {}, image_task(4, 32, 10), "1 or 3 channels"),
+        ("lstm_sent140", {"vectors": "/nowhere/glove.npy"}, SENT140, "model.vectors"),
         ("mlp", {"hidden": []}, DIGITS, "model.hidden"),
         ("mlp", {"hiden": [3]}, DIGITS, "Did you mean 'hidden'"),
     ],
@@ -128,3 +192,69 @@ def test_seed_decides_the_weights_and_the_global_generator_stays() -> None:
 def test_wrong_choice_is_explained(name: str, settings: dict[str, Any], task: Task, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         create(name, settings, task, seed=0)
+
+
+def test_torchvision_dropout_becomes_counter_based() -> None:
+    model = create("torchvision", {"architecture": "efficientnet_b0"}, CIFAR10, seed=0)
+    kinds = {type(layer).__name__ for layer in model.modules()}
+    assert "StochasticDepth" not in kinds
+    assert not any(isinstance(layer, nn.Dropout) for layer in model.modules())
+    layers = [layer for layer in model.modules() if isinstance(layer, Dropout)]
+    assert {layer.rows for layer in layers} == {True, False}
+    assert len({int(layer.state) for layer in layers}) == len(layers)
+
+
+def step(base: nn.Module, params: Any, buffers: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def loss(params: Any, buffers: Any) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(base, (params, buffers), (x,)), y)
+
+    grads: dict[str, Tensor] = grad(loss)(params, buffers)
+    return grads
+
+
+SHORT = text_task(80, 6, 80)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "task"),
+    [
+        ("resnet20_lab", {}, CIFAR10),
+        ("resnet20", {}, CIFAR10),
+        ("lenet5", {}, CIFAR10),
+        ("cnn_femnist", {}, FEMNIST),
+        ("fedfusion_mnist", {}, MNIST),
+        ("lstm", {"dropout": 0.5}, SHORT),
+    ],
+)
+def test_vmap_equals_one_by_one(name: str, settings: dict[str, Any], task: Task) -> None:
+    """Two steps of two clients: gradients, running statistics and dropout states agree.
+
+    Plain ``nn.BatchNorm2d`` updates its running statistics in place, and under vmap that reaches the stacked buffers;
+    no class of our own is needed.
+    """
+    models = [create(name, settings, task, seed=s) for s in (1, 2)]
+    x, y = batch(task, size=8)
+    x, y = x.reshape(2, 2, 2, *task.shape), y.reshape(2, 2, 2)  # step, client, example
+    params, buffers = stack_module_state(models)
+    params = {k: v.detach() for k, v in params.items()}
+    base = copy.deepcopy(models[0])
+    alone = [(dict(m.named_parameters()), dict(m.named_buffers())) for m in models]
+    for inputs, labels in zip(x, y, strict=True):
+        together = vmap(lambda p, b, xs, ys: step(base, p, b, xs, ys))(params, buffers, inputs, labels)
+        for client, (own, state) in enumerate(alone):
+            model = models[client]
+            model.zero_grad()
+            nn.functional.cross_entropy(model(inputs[client]), labels[client]).backward()
+            for key, parameter in own.items():
+                expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                torch.testing.assert_close(together[key][client], expected, rtol=1e-3, atol=1e-4)
+            for key, value in state.items():
+                torch.testing.assert_close(buffers[key][client], value, rtol=1e-4, atol=1e-5)
+
+
+def test_lstm_inside_a_transform_equals_the_fused_kernel() -> None:
+    model = create("lstm", {}, SHAKESPEARE, seed=0)
+    x, _ = batch(SHAKESPEARE, size=3)
+    with torch.no_grad():
+        plain = vmap(lambda one: model(one.unsqueeze(0)).squeeze(0))(x)
+        torch.testing.assert_close(plain, model(x), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,185 @@
+"""Augmentation of training images: on whole batches of prepared tensors, on their device, one draw per image.
+
+All draws come from the generator that is passed in, in a fixed order, so (seed, round, client) decide the batch. Give a
+CPU generator where results must not depend on the device: its few numbers per image are copied over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from tasks.errors import ConfigError
+from tasks.settings import Settings, parse
+
+Augmentation = Callable[[Tensor, Generator], Tensor]
+
+# Random resized crop: share of the image's area, ratio of width to height, tries before the central crop; the values of
+# Szegedy et al. (2015) that torchvision has as defaults and FedFusion's code uses.
+AREA = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+TRIES = 10
+
+
+class Augment(Settings):
+    """Which changes, applied in the order of the attributes; none by default, as in FedCross.
+
+    FedCT: CIFAR-10 ``crop=4, crop_padding=reflect, flip``; CIFAR-100 ``crop=4, flip, rotate=15``. FedFusion:
+    ``resized_crop, flip``.
+
+    Attributes
+    ----------
+    crop : int
+        Pixels of padding on each side before a random crop to the old size; 0 leaves it out.
+    crop_padding : {"zero", "reflect"}
+        What the padding holds. Zero is zero of the prepared (normalised) tensor, the mean colour; torchvision's usual
+        chain pads with black before it normalises.
+    resized_crop : bool
+        Crop a random box and resize it to the old size, bilinear.
+    flip : bool
+        Mirror left and right with probability 1/2.
+    rotate : float
+        Largest angle in degrees; uniform in [-rotate, rotate], nearest pixel, corners filled with zero; 0 leaves it
+        out.
+    """
+
+    crop: int = Field(default=0, ge=0)
+    crop_padding: Literal["zero", "reflect"] = "zero"
+    resized_crop: bool = False
+    flip: bool = False
+    rotate: float = Field(default=0.0, ge=0, le=180)
+
+
+def build(spec: Augment | Mapping[str, Any] | None) -> Augmentation | None:
+    """Return a function ``(images, generator) -> images``, or None if `spec` asks for nothing.
+
+    Parameters
+    ----------
+    spec : Augment, mapping or None
+        Settings, or plain values to parse into them.
+
+    Returns
+    -------
+    callable or None
+        Takes floating point images ``(n, channels, height, width)`` on any device and returns new ones of the same
+        shape, dtype and device.
+
+    Raises
+    ------
+    ConfigError
+        If a value is wrong.
+    """
+    if spec is None:
+        return None
+    if not isinstance(spec, Augment):
+        faults: list[str] = []
+        parsed = parse(Augment, spec, "augment", faults)
+        if parsed is None:
+            raise ConfigError(faults)
+        spec = parsed
+    steps: list[Augmentation] = []
+    if spec.crop:
+        steps.append(partial(crop, padding=spec.crop, reflect=spec.crop_padding == "reflect"))
+    if spec.resized_crop:
+        steps.append(resized_crop)
+    if spec.flip:
+        steps.append(flip)
+    if spec.rotate:
+        steps.append(partial(rotate, degrees=spec.rotate))
+    return partial(_chain, steps=tuple(steps)) if steps else None
+
+
+def _chain(x: Tensor, generator: Generator, *, steps: tuple[Augmentation, ...]) -> Tensor:
+    for step in steps:
+        x = step(x, generator)
+    return x
+
+
+def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Return float64 draws in [0, 1) on the generator's device."""
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def _integers(draws: Tensor, limits: Tensor | int) -> Tensor:
+    """Map draws in [0, 1) to int64 in {0, ..., limits - 1}, elementwise."""
+    top = torch.as_tensor(limits, device=draws.device)
+    return torch.minimum((draws * top).long(), top - 1)  # a product may round up to its limit
+
+
+def crop(x: Tensor, generator: Generator, *, padding: int, reflect: bool) -> Tensor:
+    """Pad by `padding` pixels on each side, then take a window of the old size at a uniform place."""
+    n, _, height, width = x.shape
+    offsets = _integers(_uniform((n, 2), generator), 2 * padding + 1).to(x.device)
+    padded = F.pad(x, (padding,) * 4, mode="reflect" if reflect else "constant")
+    rows = offsets[:, 0, None] + torch.arange(height, device=x.device)
+    columns = offsets[:, 1, None] + torch.arange(width, device=x.device)
+    image = torch.arange(n, device=x.device)[:, None, None]
+    return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def flip(x: Tensor, generator: Generator) -> Tensor:
+    """Mirror each image left and right with probability 1/2."""
+    mirrored = (_uniform((len(x),), generator) < 0.5).to(x.device)
+    return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+
+
+def rotate(x: Tensor, generator: Generator, *, degrees: float) -> Tensor:
+    """Rotate each image about its centre, counter-clockwise, by a uniform angle in [-degrees, degrees]."""
+    _, _, height, width = x.shape
+    angle = torch.deg2rad((2 * _uniform((len(x),), generator) - 1) * degrees)
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    zero = torch.zeros_like(angle)
+    # From normalised output to normalised input positions; the ratios keep the rotation rigid where images are oblong.
+    theta = torch.stack((cos, -sin * height / width, zero, sin * width / height, cos, zero), dim=1)
+    grid = F.affine_grid(theta.reshape(-1, 2, 3).to(x.device, x.dtype), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode="nearest", padding_mode="zeros", align_corners=False)
+
+
+def boxes(n: int, height: int, width: int, generator: Generator) -> Tensor:
+    """Draw `n` boxes of random area and shape inside an image.
+
+    The first of ten tries that fits counts; if none does, the largest central box of allowed shape.
+
+    Returns
+    -------
+    Tensor of int64, shape (n, 4)
+        Top, left, height, width in pixels, on the generator's device.
+    """
+    draws = _uniform((n, 2 * TRIES + 2), generator)
+    area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * draws[:, :TRIES])
+    low, high = math.log(RATIO[0]), math.log(RATIO[1])
+    ratio = torch.exp(low + (high - low) * draws[:, TRIES : 2 * TRIES])
+    w, h = torch.sqrt(area * ratio).round().long(), torch.sqrt(area / ratio).round().long()
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.int().argmax(dim=1, keepdim=True)
+    central_h, central_w = min(height, round(width / RATIO[0])), min(width, round(height * RATIO[1]))
+    none = ~fits.any(dim=1)
+    h = torch.where(none, central_h, h.gather(1, first)[:, 0])
+    w = torch.where(none, central_w, w.gather(1, first)[:, 0])
+    top = torch.where(none, (height - central_h) // 2, _integers(draws[:, -2], height - h + 1))
+    left = torch.where(none, (width - central_w) // 2, _integers(draws[:, -1], width - w + 1))
+    return torch.stack((top, left, h, w), dim=1)
+
+
+def resized_crop(x: Tensor, generator: Generator) -> Tensor:
+    """Cut a box of :func:`boxes` from each image and resize it to the image's size, bilinear within the box."""
+    n, _, height, width = x.shape
+    top, left, h, w = boxes(n, height, width, generator).to(x.device, x.dtype)[:, :, None].unbind(1)
+
+    def positions(start: Tensor, length: Tensor, size: int) -> Tensor:
+        """Return where output pixels lie in the input, normalised to [-1, 1], shape (n, size)."""
+        centre = (torch.arange(size, device=x.device, dtype=x.dtype) + 0.5) * length / size - 0.5
+        inside = start + torch.minimum(centre.clamp(min=0), length - 1)  # nothing from outside the box
+        return (2 * inside + 1) / size - 1
+
+    rows = positions(top, h, height)[:, :, None].expand(n, height, width)
+    columns = positions(left, w, width)[:, None, :].expand(n, height, width)
+    grid = torch.stack((columns, rows), dim=-1)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)

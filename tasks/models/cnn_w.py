@@ -1,0 +1,27 @@
+"""The CNN of the speed benchmarks, near McMahan et al. (2017): two 5x5 convolutions and one hidden layer of 512."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tasks.base import Task
+from tasks.models._split import Split, block, convolutional, images
+from tasks.settings import Settings
+
+
+class Params(Settings):
+    """The network has no settings."""
+
+
+def build(params: Params, task: Task) -> Split:  # noqa: ARG001
+    """Return conv5 32, pool2, conv5 64, pool2, 512, classes, without padding.
+
+    Weights for 3x32x32 and 10 classes: conv 3*32*25+32 = 2,432, 32*64*25+64 = 51,264; fully connected (64*5*5)*512+512
+    = 819,712, 512*10+10 = 5,130; together 878,538.
+    """
+    channels, _, _ = images(task, "cnn_w")
+    extractor = nn.Sequential(
+        *block(channels, 32, 5, 0, nn.MaxPool2d(2)),
+        *block(32, 64, 5, 0, nn.MaxPool2d(2)),
+    )
+    return convolutional(extractor, (512,), task, "cnn_w")

@@ -1,0 +1,65 @@
+"""ResNet-20 for CIFAR as He et al. (CVPR 2016) define it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tasks.base import Task
+from tasks.models._split import Split, images
+from tasks.settings import Settings
+
+
+class Params(Settings):
+    """The network has no settings."""
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut without weights (option A: every second pixel, zero channels added).
+
+    Parameters
+    ----------
+    channels_in, channels_out : int
+        Channels before and after.
+    stride : int
+        Of the first convolution and the shortcut.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels_out)
+        self.stride = stride
+        self.added = channels_out - channels_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output, ``(batch, channels_out, height/stride, width/stride)``."""
+        out = F.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        if self.added:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.added // 2, self.added // 2))
+        return F.relu(out + x)
+
+
+def build(params: Params, task: Task) -> Split:  # noqa: ARG001
+    """Return conv3 16, three stages of three blocks with 16, 32, 64 channels, mean over pixels, classes.
+
+    Convolutions start from He et al.'s normal distribution (fan in), as the paper says.
+
+    Weights for 3 channels and 10 classes: 432+32; stage 1: 3*(2*2,304+64) = 14,016; stage 2: 4,608+9,216+128 +
+    2*(2*9,216+128) = 51,072; stage 3: 18,432+36,864+256 + 2*(2*36,864+256) = 203,520; classifier 650; together 269,722.
+    """
+    channels, _, _ = images(task, "resnet20")
+    layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    width = 16
+    for stage, out in enumerate((16, 32, 64)):
+        for i in range(3):
+            layers.append(Block(width, out, stride=2 if stage > 0 and i == 0 else 1))
+            width = out
+    features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for layer in features.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return Split(features, nn.Linear(64, task.classes))

@@ -1,0 +1,40 @@
+"""FedCross's "VGG" for FEMNIST: five convolutions without batch normalisation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from tasks.base import Task
+from tasks.models._split import Split, images, output_shape
+from tasks.settings import Settings
+
+
+class Params(Settings):
+    """The network has no settings."""
+
+
+def build(params: Params, task: Task) -> Split:  # noqa: ARG001
+    """Return the variant of the authors' FedMR and FedMut code.
+
+    A 1x1 convolution with a border of one pixel to 64, conv3 64, pool 2/1, conv3 128, pool 2/1, conv3 256, conv3 512,
+    pool2, mean over a 7x7 grid, 256, classes; nothing between the last two linear layers, as there.
+
+    Weights for 1x28x28 and 62 classes: conv 64+64 = 128, 36,928, 73,856, 295,168, 1,180,160; fully connected
+    25,088*256+256 = 6,422,784, 256*62+62 = 15,934; together 8,024,958.
+    """
+    channels, _, _ = images(task, "vgg_femnist")
+    extractor = nn.Sequential(
+        *(nn.Conv2d(channels, 64, 1, padding=1), nn.ReLU()),
+        *(nn.Conv2d(64, 64, 3, padding=1), nn.MaxPool2d(2, stride=1), nn.ReLU()),
+        *(nn.Conv2d(64, 128, 3, padding=1), nn.MaxPool2d(2, stride=1), nn.ReLU()),
+    )
+    body = nn.Sequential(
+        *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(256, 512, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        nn.AdaptiveAvgPool2d(7),
+    )
+    output_shape(nn.Sequential(extractor, body), task, "vgg_femnist")
+    features = OrderedDict(extractor=extractor, body=body, flatten=nn.Flatten(), fc1=nn.Linear(512 * 7 * 7, 256))
+    return Split(nn.Sequential(features), nn.Linear(256, task.classes), extractor_channels=128)
