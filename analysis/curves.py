@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.axes import AXES
 from analysis.groups import Group
-from analysis.runs import AXES, WINDOW, Curve
+from analysis.runs import WINDOW, Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

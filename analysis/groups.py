@@ -11,8 +11,15 @@ import numpy as np
 
 from analysis.runs import Curve, Run
 
-IGNORED = ("seed", "logger", "hydra", "resume", "checkpoint")
+IGNORED = (
+    "seed", "logger", "hydra", "experiment", "output", "resume", "checkpoint", "federation", "data_root", "task.root",
+    "task.download",
+)  # fmt: skip
 """Settings, alone or as a group, that do not change what is learned: not part of a configuration's identity."""
+
+WHERE = ("engine", "device")
+"""Where a run ran. By design the result does not depend on it, so seeds from several machines are one group, unless
+the same seed ran in two places: then the places are what is compared."""
 
 PANEL = ("task.name", "model.name", "partition.name", "partition.beta")
 """Settings that say which problem is solved. Runs of different problems are never drawn in one plot."""
@@ -94,10 +101,23 @@ class Group:
         return mean[:, 0], mean[:, 1], std
 
 
-def identity(run: Run) -> tuple[tuple[str, Any], ...]:
+def counts(name: str, ignored: Sequence[str] = IGNORED) -> bool:
+    """Whether the setting with dotted name `name` is part of a configuration's identity."""
+    return not any(name == other or name.startswith(f"{other}.") for other in ignored)
+
+
+def identity(run: Run, ignored: Sequence[str] = IGNORED + WHERE) -> tuple[tuple[str, Any], ...]:
     """Return the configuration without the seed and without what does not change the result, hashable."""
-    kept = ((k, v) for k, v in run.settings.items() if k.split(".")[0] not in IGNORED)
+    kept = ((k, v) for k, v in run.settings.items() if counts(k, ignored))
     return tuple(sorted((k, str(v) if isinstance(v, (tuple, dict)) else v) for k, v in kept))
+
+
+def _compares_places(runs: Sequence[Run]) -> bool:
+    """Whether one configuration and seed ran in two places."""
+    places: dict[object, set[object]] = {}
+    for run in runs:
+        places.setdefault((identity(run), run.seed), set()).add(identity(run, IGNORED))
+    return any(len(found) > 1 for found in places.values())
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
@@ -111,15 +131,17 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         A sentence for each run left out because its configuration and seed are there already.
     """
     notes: list[str] = []
+    ignored = IGNORED if _compares_places(runs) else IGNORED + WHERE
     cells: dict[tuple[tuple[str, Any], ...], dict[int | None, Run]] = {}
     for run in runs:
-        seeds = cells.setdefault(identity(run), {})
+        seeds = cells.setdefault(identity(run, ignored), {})
+        kept = run
         if run.seed in seeds:
-            older, run = _by_length(seeds[run.seed], run)
-            notes.append(f"left out {older.path}: same configuration and seed as {run.path}")
-        seeds[run.seed] = run
+            dropped, kept = _by_length(seeds[run.seed], run)
+            notes.append(f"left out {dropped.path}: same configuration and seed as {kept.path}")
+        seeds[run.seed] = kept
     members = [[seeds[s] for s in sorted(seeds, key=lambda s: (s is None, s or 0))] for seeds in cells.values()]
-    labels = _labels([m[0].settings for m in members])
+    labels = _labels([{k: v for k, v in m[0].settings.items() if counts(k, ignored)} for m in members])
     groups = [Group(method, panel, problem(m[0].settings), m) for m, (method, panel) in zip(members, labels)]
     return sorted(groups, key=lambda g: (g.problem, g.settings["method.name"] != "fedavg", g.method)), notes
 
@@ -149,7 +171,7 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     labels = []
     for mine in settings:
         rivals = [s for s in settings if problem(s) == problem(mine)]
-        names = sorted({name for s in rivals for name in s if name.split(".")[0] not in IGNORED})
+        names = sorted({name for s in rivals for name in s})
         differing = [name for name in names if name != "method.name" and _differs(name, rivals)]
         extra = [
             f"{_short(name, differing)}={mine[name]}"

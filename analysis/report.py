@@ -1,14 +1,22 @@
-"""``fedcross-report``: tables and curves from any set of run folders."""
+"""``fedcross-report``: tables, curves and a page from any set of run folders."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from analysis.runs import AXES
+from analysis.axes import AXES
 from tasks.errors import FedcrossError, StorageError
+
+if TYPE_CHECKING:
+    from analysis.ablation import Grid
+    from analysis.groups import Group
+    from analysis.tables import Table
 
 
 def _share(text: str) -> float:
@@ -31,7 +39,30 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--x", choices=tuple(AXES), default="rounds", help="x-axis of curves.png (default: rounds)")
     line.add_argument("--unfinished", action="store_true", help="count runs that have not reached their last round")
+    line.add_argument(
+        "--html", action=argparse.BooleanOptionalAction, default=True, help="write the interactive page report.html"
+    )
     return line
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report shows: groups of seeds, tables, ablation grids and notes about folders."""
+
+    groups: list[Group]
+    tables: list[Table]
+    grids: list[Grid]
+    notes: list[str]
+
+    def markdown(self) -> str:
+        """Return the text of ``report.md``."""
+        from analysis.formats import markdown
+
+        pictures = ["![Test accuracy](curves.png)\n"] + (["![Ablation](ablation.png)\n"] if self.grids else [])
+        parts = [*map(markdown, self.tables), *pictures]
+        if self.notes:
+            parts.append("## Notes\n\n" + "".join(f"- {note}\n" for note in self.notes))
+        return "# Report\n\n" + "\n".join(parts)
 
 
 def write_report(
@@ -40,8 +71,12 @@ def write_report(
     targets: Sequence[float] = (),
     x: str = "rounds",
     unfinished: bool = False,
+    html: bool = True,
 ) -> str:
-    """Read the runs below `folders` and write ``report.md``, ``report.csv`` and ``curves.png`` into `out`.
+    """Read the runs below `folders` and write the report into `out`.
+
+    Files: ``report.md``, ``report.csv``, ``report.tex``, ``curves.png``, ``report.html``, and ``ablation.png`` where
+    FedCross ran with several alphas and selections.
 
     Parameters
     ----------
@@ -55,6 +90,8 @@ def write_report(
         A key of ``AXES``.
     unfinished : bool
         Count runs that have not reached their last round.
+    html : bool
+        Write the interactive page. It needs plotly (the extra ``analysis``); without it a note says so.
 
     Returns
     -------
@@ -68,29 +105,55 @@ def write_report(
     StorageError
         If `out` cannot be written.
     """
-    from analysis import tables
-    from analysis.curves import plot_curves
     from analysis.groups import group_runs
     from analysis.runs import load_runs
 
     loaded = load_runs(folders, unfinished)
     groups, notes = group_runs(loaded.runs)
-    wanted = list(targets) or [t for t in [tables.default_target(groups)] if t == t]
-    parts = [tables.markdown(tables.accuracy_table(groups))]
-    if wanted:
-        parts.append(tables.markdown(tables.target_table(groups, wanted)))
-    parts.append("![Test accuracy](curves.png)\n")
-    if loaded.notes or notes:
-        parts.append("## Notes\n\n" + "".join(f"- {note}\n" for note in [*loaded.notes, *notes]))
-    text = "# Report\n\n" + "\n".join(parts)
+    if html and find_spec("plotly") is None:
+        html = False
+        notes.append("report.html was not written: it needs plotly. Install the extra: fedcross[analysis]")
+    report = build(groups, [*loaded.notes, *notes], targets)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "report.md").write_text(text, encoding="utf-8")
-        (out / "report.csv").write_text(tables.csv_text(groups), encoding="utf-8")
-        plot_curves(groups, x, out / "curves.png")
+        _write(report, out, x, html)
     except OSError as error:
         raise StorageError(f"{out}: cannot be written ({error.strerror}). Choose another folder with --out.") from error
-    return text
+    return report.markdown()
+
+
+def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float] = ()) -> Report:
+    """Return everything a report shows about `groups`; `targets` as in :func:`write_report`."""
+    from analysis import tables
+    from analysis.ablation import grids
+
+    wanted = list(targets) or [t for t in [tables.default_target(groups)] if t == t]
+    found = grids(groups)
+    parts = [
+        tables.accuracy_table(groups),
+        tables.published_table(groups),
+        tables.target_table(groups, wanted) if wanted else None,
+        tables.significance_table(groups),
+        *tables.ablation_tables(found),
+    ]
+    return Report(list(groups), [part for part in parts if part is not None], found, list(notes))
+
+
+def _write(report: Report, out: Path, x: str, html: bool) -> None:
+    from analysis import formats
+    from analysis.ablation import plot_grids
+    from analysis.curves import plot_curves
+
+    (out / "report.md").write_text(report.markdown(), encoding="utf-8")
+    (out / "report.csv").write_text(formats.csv_text(report.groups), encoding="utf-8")
+    (out / "report.tex").write_text(formats.latex(report.tables), encoding="utf-8")
+    plot_curves(report.groups, x, out / "curves.png")
+    if report.grids:
+        plot_grids(report.grids, out / "ablation.png")
+    if html:
+        from analysis.page import page
+
+        (out / "report.html").write_text(page(report, x), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     out = options.out or options.folders[0] / "report"
     try:
-        print(write_report(options.folders, out, options.target, options.x, options.unfinished))
+        print(write_report(options.folders, out, options.target, options.x, options.unfinished, options.html))
     except FedcrossError as error:
         print(f"fedcross-report: {error}", file=sys.stderr)
         return error.exit_code

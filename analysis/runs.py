@@ -24,15 +24,6 @@ Curve = NDArray[np.float64]
 WINDOW = 10
 """Evaluations in the moving mean of the smoothed accuracy."""
 
-AXES = {
-    "rounds": "round",
-    "bytes": "bytes moved, both directions (MB)",
-    "epochs": "local epochs of one sampled client",
-    "seconds": "seconds",
-    "exchanges": "model exchanges",
-}
-"""What a curve can be drawn over, with the title of that axis."""
-
 
 class BadRunError(Exception):
     """A run folder that cannot be used; the message is the reason (never leaves this module)."""
@@ -59,8 +50,8 @@ def smoothed(accuracy: Curve, window: int = WINDOW) -> Smoothed:
 
     Notes
     -----
-    The published values of FedCross come from a logger that does this (ALGORITHMS section 7). The spread is the
-    population standard deviation (divisor `window`); of equal means the earliest window counts.
+    The logger in the public code of FedCross's laboratory does this, so the published values are most likely of this
+    kind. The spread is the population standard deviation (divisor `window`); of equal means the earliest counts.
     """
     if accuracy.size == 0:
         return Smoothed(math.nan, math.nan, 0)
@@ -146,7 +137,7 @@ class Run:
         return float(self.axis("seconds")[-1])
 
     def axis(self, x: str) -> Curve:
-        """Return the position of every round on axis `x` (a key of ``AXES``), shape (rounds,).
+        """Return the position of every round on axis `x` (a key of ``axes.AXES``), shape (rounds,).
 
         Bytes are in MB (1e6). An epoch is one local pass over the data of a sampled client. A line without
         ``exchanges`` counts as one exchange: one model down and one up per client.

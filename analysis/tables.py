@@ -1,14 +1,15 @@
-"""Tables of a report as plain values, and their text as Markdown, CSV and LaTeX."""
+"""The tables of a report, every cell as text for the reader."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analysis.ablation import Grid
 from analysis.groups import Group
+from analysis.published import accuracy_cells, deviations, published_rounds
+from analysis.significance import WILCOXON_FROM, compare
 from analysis.table import duration, percent, size
 
 
@@ -80,45 +81,73 @@ def target_table(groups: Sequence[Group], targets: Sequence[float]) -> Table:
             else:
                 width = "" if math.isnan(rounds.std) else f" ± {rounds.std:.0f}"
                 cells = [f"{rounds.mean:.0f}{width}", size(moved.mean * 1e6), duration(seconds.mean)]
+            paper = published_rounds(group.settings, target)
+            cells.append(f"{paper.value:g} ({paper.source})" if paper else "–")
             rows.append((f"{100 * target:g} %", group.problem, group.method, reached, *cells))
-    header = ("target", "problem", "method", "reached", "rounds", "moved", "time")
+    header = ("target", "problem", "method", "reached", "rounds", "moved", "time", "published rounds")
     return Table("To a target accuracy", header, rows, "Means over the runs that reached the target.")
 
 
-def markdown(table: Table) -> str:
-    """Return the table as GitHub Markdown with its title and note; columns are padded for reading as text."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(table.header))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths)) + " |" for row in cells]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    parts = [f"## {table.title}", "\n".join(lines)]
-    return "\n\n".join(parts + ([table.note] if table.note else [])) + "\n"
-
-
-CSV_FIELDS = (
-    "task", "model", "partition", "beta", "method", "settings", "seeds", "rounds", "finished",
-    "final_mean", "final_std", "best_mean", "best_std", "smoothed_mean", "smoothed_std", "smoothed_window_std",
-    "bytes_mean", "seconds_mean",
-)  # fmt: skip
-
-
-def csv_text(groups: Sequence[Group]) -> str:
-    """Return one line of plain numbers per group: accuracies in percent, bytes, seconds; empty where unknown."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_FIELDS)
+def published_table(groups: Sequence[Group]) -> Table | None:
+    """Return the smoothed accuracy beside the published cell; None if no group has one."""
+    rows = []
     for group in groups:
-        of = group.settings.get
-        final, best = group.over_seeds(lambda run: run.final), group.over_seeds(lambda run: run.best)
-        smooth = group.over_seeds(lambda run: run.smoothed.mean)
-        numbers = [
-            *(100 * v for s in (final, best, smooth) for v in (s.mean, s.std)),
-            100 * group.over_seeds(lambda run: run.smoothed.std).mean,
-            group.over_seeds(lambda run: run.bytes_total).mean,
-            group.over_seeds(lambda run: run.seconds_total).mean,
+        mine = group.over_seeds(lambda run: run.smoothed.mean)
+        for cell in accuracy_cells(group.settings):
+            paper = f"{cell.value:.2f}" + ("" if cell.spread is None else f" ± {cell.spread:.2f}")
+            difference = f"{100 * mine.mean - cell.value:+.2f}"
+            other = ", ".join(deviations(cell, group.settings)) or "–"
+            rows.append(
+                (group.problem, group.method, percent(mine), str(mine.n), paper, difference, cell.source, other)
+            )
+    header = (
+        "problem",
+        "method",
+        "smoothed %",
+        "seeds",
+        "published %",
+        "difference",
+        "source",
+        "differs from the paper",
+    )
+    note = (
+        "Beside the smoothed accuracy, because the papers' logger most likely reports that. "
+        "The papers' ± is not known to be over seeds."
+    )
+    return Table("Beside the published numbers", header, rows, note) if rows else None
+
+
+def significance_table(groups: Sequence[Group]) -> Table | None:
+    """Return the paired comparisons; None if no two groups of a problem share two seeds."""
+    found = compare(groups)
+    rows = [
+        (c.problem, c.first, c.second, f"{100 * c.difference:+.2f}", str(c.n), _p(c.t), _p(c.holm), _p(c.wilcoxon))
+        for c in found
+    ]
+    header = ("problem", "first", "second", "first - second, points", "n", "p (t)", "p (t, Holm)", "p (Wilcoxon)")
+    note = (
+        "Smoothed accuracy, paired by seed, two-sided; n is the number of shared seeds. Holm's correction is within a "
+        f"problem. Wilcoxon's test cannot go below .05 with fewer than {WILCOXON_FROM} pairs and is left out there."
+    )
+    return Table("Paired over seeds", header, rows, note) if rows else None
+
+
+def _p(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def ablation_tables(found: Sequence[Grid]) -> list[Table]:
+    """Return alpha by selection for every grid, as smoothed accuracy in percent and the number of seeds."""
+    tables = []
+    for grid in found:
+        rows = [
+            (f"{alpha:g}", *("–" if n == 0 else f"{100 * v:.2f} (n={n})" for v, n in zip(values, seeds)))
+            for alpha, values, seeds in zip(grid.alphas, grid.values, grid.seeds)
         ]
-        head = [of("task.name"), of("model.name"), of("partition.name"), of("partition.beta"), of("method.name")]
-        words = ["" if value is None else value for value in head]
-        count = [len(group.runs), rounds_done(group), "yes" if group.finished else "no"]
-        writer.writerow([*words, group.method, *count, *("" if math.isnan(v) else f"{v:.6g}" for v in numbers)])
-    return text.getvalue()
+        title = f"Alpha and selection: {grid.problem}"
+        tables.append(
+            Table(title, ("alpha", *grid.selections), rows, "Smoothed accuracy, %; n is the number of seeds.")
+        )
+    return tables

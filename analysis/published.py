@@ -1,0 +1,161 @@
+"""The papers' published numbers (``published.csv``) and which of them belongs beside a configuration.
+
+A cell belongs to a configuration when task, model, partition, beta and method agree and the method's settings are those
+of the cell (its ``variant``), or the paper's own where the cell names none. Rounds, optimiser and federation are not
+in the table: where they differ from the paper's, :func:`deviations` says so in words.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+ACCURACY = "test accuracy %"
+
+MODELS = {
+    "lenet5": "cnn", "cnn_femnist": "cnn", "femnist_cnn": "cnn", "fedfusion_cnn": "cnn", "fedfusion_cifar": "cnn",
+    "fedfusion_mnist": "cnn", "vgg16_bn": "vgg16", "vgg16bn": "vgg16", "vgg_femnist": "vgg16", "femnist_vgg": "vgg16",
+    "lstm_shakespeare": "lstm", "lstm_sent140": "lstm", "shakespeare_lstm": "lstm", "sent140_lstm": "lstm",
+}  # fmt: skip
+"""Our model names that the papers call otherwise; every other name is taken as it is."""
+
+SELECTIONS = {"lowest": "lowest_similarity", "highest": "highest_similarity", "in-order": "in_order"}
+
+PAPER: dict[str, dict[str, Any]] = {
+    "fedcross": {"method.alpha": 0.99, "method.selection": "lowest_similarity", "method.acceleration": None},
+    "fedct": {"method.base": "fedavg", "method.broadcast": "consistency"},
+}
+"""Settings a cell without variant was published with. A setting a run does not have counts as the paper's."""
+
+FEDCROSS_ROUNDS = {"cnn": 2000, "resnet20": 2000, "vgg16": 1000}
+TEXT_ROUNDS = {"shakespeare": 1000, "sent140": 3000}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One published number: percent for an accuracy, rounds for a number of rounds."""
+
+    source: str
+    model: str
+    dataset: str
+    partition: str
+    beta: float | None
+    method: str
+    variant: str
+    quantity: str
+    value: float
+    spread: float | None
+
+    @property
+    def target(self) -> float | None:
+        """The accuracy in [0, 1] that the cell's rounds lead to; None for a cell that is not about rounds."""
+        numbers = [float(n) for n in re.findall(r"\d+\.\d+|\d+(?= %)", self.quantity)]
+        if not self.quantity.startswith("rounds to") or not numbers:
+            return None
+        if self.source == "FedCT Table IV":  # one target per data set
+            numbers = numbers[:1] if self.dataset == "cifar10" else numbers[1:2]
+        elif self.source == "FedCT Table VI":  # two targets per data set: beta .1 and .5
+            pair = numbers[:2] if self.dataset == "cifar10" else numbers[2:4]
+            numbers = pair[:1] if self.beta == 0.1 else pair[1:]
+        return numbers[0] / 100
+
+
+@functools.cache
+def cells() -> tuple[Cell, ...]:
+    """Return every published cell, in the table's order."""
+    text = resources.files("analysis").joinpath("published.csv").read_text(encoding="utf-8")
+    return tuple(
+        Cell(
+            **{
+                name: row[name] for name in ("source", "model", "dataset", "partition", "method", "variant", "quantity")
+            },
+            beta=float(row["beta"]) if row["beta"] else None,
+            value=float(row["value"]),
+            spread=float(row["spread"]) if row["spread"] else None,
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+def accuracy_cells(settings: Mapping[str, Any]) -> list[Cell]:
+    """Return the published test accuracies of the configuration `settings` (dotted names), the main table first.
+
+    Several tables of a paper can hold the same configuration, and FedCT's do not always agree.
+    """
+    return [cell for cell in cells() if cell.quantity == ACCURACY and belongs(cell, settings)]
+
+
+def published_rounds(settings: Mapping[str, Any], target: float) -> Cell | None:
+    """Return the published number of rounds to accuracy `target` (in [0, 1]) of a configuration, if there is one."""
+    for cell in cells():
+        if cell.target is not None and abs(cell.target - target) < 1e-9 and belongs(cell, settings):
+            return cell
+    return None
+
+
+def belongs(cell: Cell, settings: Mapping[str, Any]) -> bool:
+    """Whether `cell` was published for the configuration `settings`."""
+    of = settings.get
+    beta = of("partition.beta") if of("partition.name") == "dirichlet" else None
+    same_beta = cell.beta is None or (beta is not None and abs(float(beta) - cell.beta) < 1e-9)
+    task = str(of("task.name"))
+    model = str(of("model.name"))
+    if task == "femnist" and model == "lenet5":  # the papers' CNN for FEMNIST is a wider one
+        return False
+    return (
+        cell.dataset == ("cifar100" if task.startswith("cifar100") else task)
+        and cell.model == MODELS.get(model, model)
+        and cell.partition.split(" ")[0] == of("partition.name")
+        and same_beta
+        and cell.method == of("method.name")
+        and _variant_agrees(cell, settings)
+    )
+
+
+def _variant_agrees(cell: Cell, settings: Mapping[str, Any]) -> bool:
+    named = dict(pair.split("=", 1) for pair in cell.variant.split())
+    expected = PAPER.get(cell.method, {}) | {f"method.{name}": value for name, value in named.items()}
+    # What a cell names must be in the configuration or be the paper's own choice: an ablation is never guessed.
+    if any(f"method.{n}" not in settings and PAPER.get(cell.method, {}).get(f"method.{n}") != named[n] for n in named):
+        return False
+    return all(_equal(settings[name], value) for name, value in expected.items() if name in settings)
+
+
+def _equal(mine: object, paper: object) -> bool:
+    if paper is None:
+        return mine in (None, "none", "", 0, False)
+    if isinstance(mine, (int, float)) and not isinstance(mine, bool):
+        return abs(float(mine) - float(str(paper))) < 1e-9
+    return SELECTIONS.get(str(mine), str(mine)) == paper
+
+
+def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
+    """Return in words where `settings` differ from the protocol of the cell's paper: ``rounds 200 (paper 2000)``."""
+    differing = [
+        f"{name.split('.')[-1]} {settings[name]} (paper {value})"
+        for name, value in _protocol(cell).items()
+        if name in settings and settings[name] != value
+    ]
+    if cell.dataset == "cifar100":
+        words = (settings.get("task.labels"), settings.get("task.name"))
+        coarse = bool(settings.get("task.coarse")) or any("coarse" in str(word) for word in words)
+        # Inferred: three repositories of FedCross's first author load the 20 coarse classes.
+        if coarse != cell.source.startswith("FedCross"):
+            differing.append(f"{'coarse' if coarse else 'fine'} labels (paper {'fine' if coarse else 'coarse'})")
+    return differing
+
+
+def _protocol(cell: Cell) -> dict[str, Any]:
+    if cell.source.startswith("FedCross"):
+        paper = {"train.lr": 0.01, "train.momentum": 0.5, "train.epochs": 5, "train.batch": 50, "clients_per_round": 10}
+        rounds = TEXT_ROUNDS.get(cell.dataset) or FEDCROSS_ROUNDS.get(cell.model)
+        return paper | {"rounds": rounds} | ({"partition.clients": 100} if cell.dataset.startswith("cifar") else {})
+    if cell.source.startswith("FedCT"):
+        paper = {"train.lr": 0.01, "train.epochs": 10, "train.batch": 64, "clients_per_round": 10}
+        return paper | {"rounds": 100, "partition.clients": 10}
+    return {}

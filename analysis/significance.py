@@ -1,0 +1,91 @@
+"""Paired comparison of two configurations over the seeds they share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.groups import Group
+
+WILCOXON_FROM = 6
+"""With n pairs the smallest two-sided p of the exact Wilcoxon test is 2 / 2^n: below .05 from six pairs on."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`first` minus `second` in smoothed accuracy, paired by seed.
+
+    Attributes
+    ----------
+    difference : float
+        Mean over the pairs, in [-1, 1].
+    n : int
+        Pairs: seeds that both have.
+    t, holm : float
+        Two-sided p of the paired t-test, and the same after Holm's correction within the problem; nan where the test
+        is not defined (one pair, or all differences equal).
+    wilcoxon : float
+        Two-sided p of Wilcoxon's signed-rank test; nan below six pairs.
+    """
+
+    problem: str
+    first: str
+    second: str
+    difference: float
+    n: int
+    t: float
+    holm: float
+    wilcoxon: float
+
+
+def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Return the p of the paired t-test and of Wilcoxon's test of two equally long samples (nan: not defined)."""
+    from scipy import stats
+
+    d = np.subtract(first, second)
+    t = wilcoxon = math.nan
+    if d.size > 1 and np.ptp(d) > 1e-12:
+        t = float(stats.ttest_1samp(d, 0.0).pvalue)
+    if np.count_nonzero(d) >= WILCOXON_FROM:
+        wilcoxon = float(stats.wilcoxon(d).pvalue)
+    return t, wilcoxon
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return Holm's step-down adjusted p-values; nan stays nan and is not counted."""
+    order = sorted((i for i in range(len(p)) if not math.isnan(p[i])), key=lambda i: p[i])
+    adjusted = [math.nan] * len(p)
+    highest = 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * p[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def compare(groups: Sequence[Group]) -> list[Comparison]:
+    """Compare within each problem: every pair of up to five configurations, otherwise each with the first.
+
+    The first is FedAvg where it ran. Pairs that share fewer than two seeds are left out.
+    """
+    found: list[Comparison] = []
+    for problem in dict.fromkeys(group.problem for group in groups):
+        members = [group for group in groups if group.problem == problem]
+        last = len(members) if len(members) <= 5 else 1
+        rows = [_pair(b, a) for i, a in enumerate(members[:last]) for b in members[i + 1 :]]
+        rows = [row for row in rows if row.n > 1]
+        corrected = holm([row.t for row in rows])
+        found += [Comparison(**{**vars(row), "holm": value}) for row, value in zip(rows, corrected)]
+    return found
+
+
+def _pair(first: Group, second: Group) -> Comparison:
+    a = {run.seed: run.smoothed.mean for run in first.runs}
+    b = {run.seed: run.smoothed.mean for run in second.runs}
+    seeds = [seed for seed in a if seed in b]
+    x, y = [a[s] for s in seeds], [b[s] for s in seeds]
+    t, wilcoxon = paired(x, y) if len(seeds) > 1 else (math.nan, math.nan)
+    difference = float(np.mean(np.subtract(x, y))) if seeds else math.nan
+    return Comparison(first.problem, first.method, second.method, difference, len(seeds), t, math.nan, wilcoxon)
