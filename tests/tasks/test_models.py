@@ -258,3 +258,21 @@ def test_lstm_inside_a_transform_equals_the_fused_kernel() -> None:
     with torch.no_grad():
         plain = vmap(lambda one: model(one.unsqueeze(0)).squeeze(0))(x)
         torch.testing.assert_close(plain, model(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "task"), [("lstm", SHORT), ("lenet5", CIFAR10)])
+def test_functional_call_uses_the_weights_it_is_given(name: str, task: Task) -> None:
+    """Also parameters that are views into one flat row."""
+    own, other = (create(name, {}, task, seed=s) for s in (0, 1))
+    flat = torch.nn.utils.parameters_to_vector(other.parameters()).detach()
+    views, start = {}, 0
+    for key, parameter in own.named_parameters():
+        views[key] = flat[start : start + parameter.numel()].view_as(parameter).requires_grad_()
+        start += parameter.numel()
+    x, y = batch(task)
+    nn.functional.cross_entropy(other(x), y).backward()
+    out = functional_call(own, views, (x,))
+    torch.testing.assert_close(out, other(x))
+    grads = torch.autograd.grad(nn.functional.cross_entropy(out, y), list(views.values()))
+    for mine, parameter in zip(grads, other.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad)
