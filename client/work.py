@@ -21,6 +21,8 @@ from strategies.protocol import EXTRA, reply
 from strategies.registry import method_class
 from strategies.wire import Arrays
 from tasks.models import create
+from tasks.models.dropout import seed_dropout
+from tasks.randomness import key
 
 
 class Workshop:
@@ -73,6 +75,7 @@ class Workshop:
             classes=self.data.task.classes,
             lr=self.config.train.rate(int(asked["round"])),
         )
+        seed_dropout(self.net.module, key(visit.seed, "dropout", visit.round, visit.client, int(asked["exchange"])))
         prepared = self.objective.prepare(visit)
         trained = train(self.net, self.objective, visit, prepared, self.config.train, self.data.task.augment)
         outcome = self.objective.finish(visit, trained, prepared)

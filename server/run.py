@@ -10,12 +10,14 @@ from typing import Any
 from tasks.errors import ConfigError, FedcrossError
 
 INTERRUPTED = 130
+#: Hydra's flags that show something and run nothing.
+SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
 
 
 def main() -> None:
     """Run, sweep or explain, as Hydra's command line says. Exit code 2 for wrong use, 130 for Ctrl-C."""
     try:
-        sys.exit(_main(sys.argv[1:]))
+        _main(sys.argv[1:])
     except KeyboardInterrupt:
         print("\nInterrupted. The rounds done so far are on disk; continue with resume=RUN_FOLDER.", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -30,34 +32,42 @@ def _told(error: FedcrossError) -> str:
     return str(error)
 
 
-def _main(arguments: list[str]) -> int:
+def _main(arguments: list[str]) -> None:
     import hydra
-    from omegaconf import DictConfig
 
     from conf.compose import CONF, activate_plugins
 
-    overrides = [a for a in arguments if not a.startswith("-")]
     plugins = activate_plugins()
-    if not {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version"} & set(arguments):
+    if not SHOWING & {a.split("=")[0] for a in arguments}:
         from server.check import check_overrides
 
-        arguments = check_overrides(arguments, overrides)
-
-    def job(_: DictConfig) -> None:
-        from hydra.core.hydra_config import HydraConfig
-
-        state = HydraConfig.get()
-        launch(list(state.overrides.task), Path(state.runtime.output_dir))
-
+        arguments = check_overrides(arguments)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # our errors come out as they are; main() words them
     sys.argv = [sys.argv[0], *arguments, *plugins]
-    decorated: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    decorated()
-    return 0
+    run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)
+    run()
 
 
-def launch(overrides: list[str], output: Path) -> None:
-    """Run one configuration with its engine; `output` is where the run writes unless ``output=`` says otherwise."""
+def _job(_: Any) -> None:
+    """Run one job of Hydra's."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from server.check import applicable
+
+    state = HydraConfig.get()
+    overrides = [str(o) for o in state.overrides.task]
+    output = Path(state.runtime.output_dir)
+    if state.mode == RunMode.MULTIRUN:
+        overrides = applicable(overrides)
+    launch(overrides, output)
+
+
+def launch(overrides: list[str], output: Path) -> Path:
+    """Run one configuration with its engine and return the run's folder.
+
+    `output` is where the run writes unless ``output=`` or ``resume=`` says otherwise.
+    """
     from conf.compose import join, main_folder
     from conf.schema import load, remarks
 
@@ -65,8 +75,11 @@ def launch(overrides: list[str], output: Path) -> None:
     for remark in remarks(config):
         print(f"Note: {remark}", file=sys.stderr)
     folder = Path(config.resume or config.output or output).resolve()
-    settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root"}]
-    settled += [f"output={_quote(str(folder))}", f"data_root={_quote(str(Path(config.data_root).resolve()))}"]
+    settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
+    record(folder, settled)
+    settled += [f"output={quote(str(folder))}", f"data_root={quote(str(Path(config.data_root).resolve()))}"]
+    if config.resume is not None:
+        settled.append(f"resume={quote(str(folder))}")
 
     from client.app import app as client_app
     from engines.job import Job
@@ -76,9 +89,25 @@ def launch(overrides: list[str], output: Path) -> None:
     clients = int(getattr(config.partition, "clients", config.clients_per_round))
     job = Job(join(settled), clients, config.engine, server_app, client_app, main_folder(), folder)
     config.module("engine").run(job)
+    return folder
 
 
-def _quote(value: str) -> str:
+def record(folder: Path, overrides: list[str]) -> None:
+    """Write ``.hydra/config.yaml`` and ``.hydra/overrides.yaml`` as this run really uses them."""
+    from omegaconf import OmegaConf
+
+    from conf.compose import compose
+    from tasks.errors import StorageError
+
+    try:
+        (folder / ".hydra").mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.create(compose(overrides)), folder / ".hydra" / "config.yaml")
+        OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
+    except OSError as error:
+        raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
+
+
+def quote(value: str) -> str:
     """Return `value` as a Hydra string that keeps every character."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 

@@ -20,13 +20,13 @@ from tasks.settings import Settings
 class FedCross(Method):
     """Hu et al., FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation, ICDE 2024.
 
-    ``w_i = alpha v_i + (1 - alpha) v_co(i)`` for every upload v_i at once, co(i) from the selection. All K models start as
-    copies of one random network. The global model is the uniform mean of the mixed pool; it is never sent to a client.
+    ``w_i = alpha v_i + (1 - alpha) v_co(i)`` for every upload v_i at once, co(i) from the selection. All K models start
+    as copies of one random network. The global model is the uniform mean of the mixed pool; no client ever gets it.
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Deviations: in-order selection counts slots and rounds from 0 (the paper's 1-based Eq. 2 is off by one). A slot whose
-    client was lost keeps its model and takes no part in that round's mixing (the paper is silent).
+    Deviations: in-order selection counts slots and rounds from 0 (the paper's 1-based Eq. 2 is off by one). A slot
+    whose client was lost keeps its model and takes no part in that round's mixing (the paper is silent).
     """
 
     class Params(Settings):

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
+from strategies.arrays import Arrays
 from tasks.errors import UploadError
 
-Arrays = dict[str, npt.NDArray[np.generic]]
 Spec = Mapping[str, tuple[tuple[int, ...], str]]
 
 _STYPE = "numpy.ndarray"

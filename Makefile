@@ -1,0 +1,48 @@
+# make demo    from a fresh machine (Python 3.11+ and make) to a federated result
+# make test    everything that CI runs
+# make check   style, types, import contracts
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+
+.PHONY: demo test unit check bench clean lock
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '1,3s/^# //p' Makefile
+
+.boot/bin/uv:
+	$(PYTHON) -m venv .boot
+	.boot/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
+
+$(READY): .boot/bin/uv requirements.lock pyproject.toml
+	test -x $(BIN)/python || .boot/bin/uv venv --quiet --python $(PYTHON) .venv
+	VIRTUAL_ENV=.venv .boot/bin/uv pip sync --quiet --require-hashes requirements.lock
+	VIRTUAL_ENV=.venv .boot/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(READY)
+
+demo: $(READY)
+	rm -rf outputs/demo
+	$(BIN)/fedcross experiment=demo hydra.sweep.dir=outputs/demo
+	$(BIN)/python -m analysis.demo outputs/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+unit: $(READY)
+	$(BIN)/python -m pytest -m "not ray and not superlink and not compose and not slow"
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: .boot/bin/uv
+	.boot/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf .venv .boot build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,26 @@
+"""The end of ``make demo``: the table of both methods, and the picture of their curves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main(folder: Path) -> None:
+    """Print the table of the runs below `folder` and draw ``curves.png`` into it."""
+    from rich.console import Console
+
+    from analysis.curves import plot_curves
+    from analysis.groups import group_runs
+    from analysis.runs import load_runs
+    from analysis.table import console_table
+
+    runs = load_runs([folder]).runs
+    Console().print(console_table(runs))
+    picture = folder / "curves.png"
+    plot_curves(group_runs(runs)[0], "rounds", picture)
+    print(f"Curves: {picture}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
