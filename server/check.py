@@ -16,8 +16,8 @@ FORCED = re.compile(r"^\+\+method\.(\w+)")
 def check_overrides(arguments: list[str]) -> list[str]:
     """Check what `arguments` would run and return what to hand to Hydra.
 
-    A resumed run's own overrides are put in front. In a sweep, ``method.X=...`` is for those methods that have a setting
-    X; it becomes ``++method.X=...`` so that Hydra accepts it for the others, which :func:`applicable` then drops.
+    A resumed run's own overrides are put in front. In a sweep, ``method.X=...`` is for those methods that have a
+    setting X; it becomes ``++method.X=...`` so that Hydra accepts it for the others, where :func:`applicable` drops it.
 
     Raises
     ------

@@ -10,6 +10,8 @@ from typing import Any
 from tasks.errors import ConfigError, FedcrossError
 
 INTERRUPTED = 130
+#: Where the user wants client states; each run's own folder unless set.
+STATE = os.environ.get("FEDCROSS_STATE")
 #: Hydra's flags that show something and run nothing.
 SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
 
@@ -85,7 +87,7 @@ def launch(overrides: list[str], output: Path) -> Path:
     from engines.job import Job
     from server.app import app as server_app
 
-    os.environ.setdefault("FEDCROSS_STATE", str(folder / "clients"))
+    os.environ["FEDCROSS_STATE"] = STATE or str(folder / "clients")
     clients = int(getattr(config.partition, "clients", config.clients_per_round))
     job = Job(join(settled), clients, config.engine, server_app, client_app, main_folder(), folder)
     config.module("engine").run(job)

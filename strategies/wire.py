@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
-from strategies.arrays import Arrays
+from strategies.arrays import Arrays as Arrays
 from tasks.errors import UploadError
 
 Spec = Mapping[str, tuple[tuple[int, ...], str]]

@@ -1,0 +1,19 @@
+"""Shared by all tests: nothing global leaks from one test into the next."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give every test its own client states, caches and Flower home."""
+    monkeypatch.setenv("FEDCROSS_STATE", str(tmp_path / "client-states"))
+    monkeypatch.setenv("FEDCROSS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    monkeypatch.delenv("FEDCROSS_PATH", raising=False)
+    yield
+    if "client.work" in sys.modules:
+        sys.modules["client.work"]._open.clear()

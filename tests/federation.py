@@ -1,0 +1,56 @@
+"""A whole federation in one call, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from client.app import app as client_app
+from conf.compose import join
+from conf.schema import load
+from engines.local import LocalGrid
+from server.session import Session
+
+#: Fast and real: 200 digits over 6 clients, 3 drawn each round.
+SMALL = (
+    "task=digits",
+    "task.limit=200",
+    "task.limit_test=100",
+    "partition=iid",
+    "partition.clients=6",
+    "clients_per_round=3",
+    "rounds=3",
+    "train.epochs=1",
+    "train.batch=16",
+    "logger=none",
+)
+
+
+class Quiet:
+    """A progress display that shows nothing."""
+
+    def start(self, title: str, done: int, total: int) -> None: ...
+
+    def round(self, entry: Any) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def session(folder: Path, *overrides: str, app: Any = client_app) -> Session:
+    """Return a ready session of a small run that writes into `folder`."""
+    settled = [*SMALL, *overrides, f"output={folder}"]
+    config = load(settled)
+    clients = config.partition.clients  # type: ignore[attr-defined]
+    return Session(config, LocalGrid(app, clients, {"overrides": join(settled)}), Quiet())
+
+
+def run(folder: Path, *overrides: str, app: Any = client_app) -> Session:
+    """Run a small federation to its end and return the session."""
+    ready = session(folder, *overrides, app=app)
+    ready.execute()
+    return ready
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two models agree to the bit."""
+    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and (a[n] == b[n]).all() for n in a)
