@@ -92,7 +92,7 @@
 
   const layout = (tone, title, extra) => ({
     paper_bgcolor: tone.bg, plot_bgcolor: tone.bg, font: { color: tone.fg, family: "system-ui, sans-serif", size: 13 },
-    margin: { l: 52, r: 12, t: 12, b: 48 },
+    margin: { l: 52, r: 12, t: 32, b: 48 },
     xaxis: { title: { text: title }, gridcolor: tone.line, zerolinecolor: tone.line, automargin: true },
     yaxis: { title: { text: "test accuracy, %" }, gridcolor: tone.line, zerolinecolor: tone.line, automargin: true },
     hoverlabel: { bgcolor: tone.bg, bordercolor: tone.soft, font: { color: tone.fg } },
@@ -138,7 +138,7 @@
       };
       const axes = {
         xaxis: { title: { text: "selection" }, type: "category", automargin: true },
-        yaxis: { title: { text: "alpha" }, type: "category", automargin: true },
+        yaxis: { title: { text: "alpha" }, type: "category", automargin: true, autorange: "reversed" },
       };
       jobs.push(Plotly.react(`heat-${i}`, [trace], layout(tone, "selection", axes), config));
     });

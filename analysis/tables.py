@@ -24,13 +24,17 @@ class Table:
 
 
 def compact(table: Table) -> Table:
-    """Return the table without its column ``problem`` if that says the same in every row; the title says it then."""
-    problems = {row[table.header.index("problem")] for row in table.rows} if "problem" in table.header else set()
-    if len(problems) != 1:
-        return table
-    at = table.header.index("problem")
-    header, *rows = ((*row[:at], *row[at + 1 :]) for row in (table.header, *table.rows))
-    return Table(f"{table.title}: {problems.pop()}", header, rows, table.note)
+    """Return the table without columns that say nothing.
+
+    The column ``problem`` goes into the title if it says the same in every row; a column of dashes is dropped.
+    """
+    columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.header)}
+    title = table.title
+    if len(problems := set(columns.get("problem", ()))) == 1:
+        title = f"{title}: {problems.pop()}"
+        del columns["problem"]
+    kept = {name: cells for name, cells in columns.items() if set(cells) != {"–"}}
+    return Table(title, tuple(kept), list(zip(*kept.values())), table.note)
 
 
 def accuracy_table(groups: Sequence[Group]) -> Table:
