@@ -23,17 +23,20 @@ class Table:
     note: str = ""
 
 
+OPTIONAL = ("published rounds", "p (Wilcoxon)")
+
+
 def compact(table: Table) -> Table:
     """Return the table without columns that say nothing.
 
-    The column ``problem`` goes into the title if it says the same in every row; a column of dashes is dropped.
+    The column ``problem`` goes into the title if it says the same in every row; optional columns of dashes go.
     """
     columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.header)}
     title = table.title
     if len(problems := set(columns.get("problem", ()))) == 1:
         title = f"{title}: {problems.pop()}"
         del columns["problem"]
-    kept = {name: cells for name, cells in columns.items() if set(cells) != {"–"}}
+    kept = {name: cells for name, cells in columns.items() if name not in OPTIONAL or set(cells) != {"–"}}
     return Table(title, tuple(kept), list(zip(*kept.values())), table.note)
 
 
