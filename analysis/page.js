@@ -153,6 +153,7 @@
     });
   });
   const box = document.getElementById("smooth");
+  box.hidden = !smooth; // no curve is long enough
   box.setAttribute("aria-pressed", String(smooth));
   box.addEventListener("click", () => {
     smooth = !smooth;

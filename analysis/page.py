@@ -17,7 +17,7 @@ from analysis.axes import AXES
 from analysis.curves import COLOURS, DASHES, SMOOTH_FROM, styles
 from analysis.groups import Group
 from analysis.runs import WINDOW, Run
-from analysis.tables import Table
+from analysis.tables import Table, compact
 
 if TYPE_CHECKING:
     from analysis.report import Report
@@ -168,7 +168,7 @@ def _provenance(groups: Sequence[Group]) -> str:
         + "</pre></details>"
         for group in groups
     )
-    return _table(Table("Provenance", header, rows)) + f"<section><h3>Configurations</h3>{settings}</section>"
+    return _table(compact(Table("Provenance", header, rows))) + f"<section><h3>Configurations</h3>{settings}</section>"
 
 
 def _origin(run: Run) -> tuple[str, ...]:
