@@ -179,12 +179,18 @@ def _origin(run: Run) -> tuple[str, ...]:
     return (
         str(run.seed),
         str(int(run.columns["round"][-1])) + ("" if run.finished else f" ({run.note})"),
-        str(of("commit") or "–")[:12],
+        _commit(of("commit")),
         _flat(engine) or "–",
         ", ".join(machine) or "–",
         _flat(of("versions")) or "–",
         str(run.path),
     )
+
+
+def _commit(value: object) -> str:
+    """Return twelve digits of a commit, and whether the checkout had changes."""
+    text = str(value or "–")
+    return text[:12] + ("-dirty" if text.endswith("-dirty") and len(text) > 12 else "")
 
 
 def _flat(value: object) -> str:

@@ -34,6 +34,16 @@ def test_smoothed_lies_between_the_mean_of_the_last_window_and_the_best(values: 
     assert np.mean(values[-10:]) - 1e-12 <= found.mean <= max(values) + 1e-12
 
 
+@pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")  # raised while Flower is imported
+def test_smoothed_is_what_the_server_writes():
+    from server import accounting
+
+    for length in (1, 9, 10, 11, 40):
+        values = np.random.default_rng(length).random(length)
+        mine = smoothed(values)
+        assert {"mean": mine.mean, "std": mine.std, "window": mine.window} == accounting.smoothed(values.tolist())
+
+
 def test_one_run(tmp_path: Path):
     # Evaluated every second round; 1.5 MB and 2 s per round; 5 local epochs.
     run = load_run(write_run(tmp_path / "run", [None, 0.4, None, 0.6, None, 0.5]))
@@ -56,6 +66,10 @@ def test_exchanges_are_summed_where_the_method_counts_them(tmp_path: Path):
     lines = [json.loads(line) | {"exchanges": 3} for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert load_run(folder).axis("exchanges").tolist() == [3, 6]
+    for entry in lines:
+        del entry["exchanges"]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert load_run(folder).axis("exchanges").tolist() == [1, 2]
 
 
 def test_a_resumed_run_counts_repeated_rounds_once(tmp_path: Path):
