@@ -108,7 +108,7 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
             xycoords=axes.get_yaxis_transform(),
             textcoords=axes.get_yaxis_transform(),
             color=colour,
-            fontsize=9,
+            fontsize=9 if all(len(end[2]) <= 24 for end in ends) else 8,
             va="center",
             annotation_clip=False,
         )

@@ -63,13 +63,16 @@
     return `rgba(${part(1)},${part(3)},${part(5)},${alpha})`;
   };
 
+  const hidden = new Set();
+
   const traces = (curve, dark) => {
     const x = curve.x[axis];
-    const colour = dark && curve.colour === "#000000" ? "#ffffff" : curve.colour;
-    const mean = smooth ? trailing(curve.mean) : curve.mean;
-    const std = smooth ? trailing(curve.std) : curve.std;
-    const common = { x, type: "scatter", mode: "lines", legendgroup: curve.name };
-    const quiet = { ...common, showlegend: false, hoverinfo: "skip" };
+    const colour = dark ? curve.dark : curve.colour;
+    const long = smooth && curve.mean.length >= data.smoothFrom;
+    const mean = long ? trailing(curve.mean) : curve.mean;
+    const std = long ? trailing(curve.std) : curve.std;
+    const common = { x, type: "scatter", mode: "lines", showlegend: false };
+    const quiet = { ...common, hoverinfo: "skip" };
     const list = [];
     if (curve.seeds > 1) {
       list.push({ ...quiet, y: mean.map((m, i) => m + std[i]), line: { width: 0 } });
@@ -77,7 +80,7 @@
         ...quiet, y: mean.map((m, i) => m - std[i]), line: { width: 0 }, fill: "tonexty", fillcolor: rgba(colour, 0.2),
       });
     }
-    if (smooth && curve.mean.length >= data.smoothFrom) {
+    if (long) {
       list.push({ ...quiet, y: curve.mean, line: { color: rgba(colour, 0.3), width: 0.7 } });
     }
     list.push({
@@ -89,20 +92,41 @@
 
   const layout = (tone, title, extra) => ({
     paper_bgcolor: tone.bg, plot_bgcolor: tone.bg, font: { color: tone.fg, family: "system-ui, sans-serif", size: 13 },
-    margin: { l: 52, r: 12, t: 12, b: 48 },
+    margin: { l: 52, r: 12, t: 32, b: 48 },
     xaxis: { title: { text: title }, gridcolor: tone.line, zerolinecolor: tone.line, automargin: true },
     yaxis: { title: { text: "test accuracy, %" }, gridcolor: tone.line, zerolinecolor: tone.line, automargin: true },
-    legend: { orientation: "h", y: -0.22, yanchor: "top", font: { size: 12 } },
     hoverlabel: { bgcolor: tone.bg, bordercolor: tone.soft, font: { color: tone.fg } },
     ...extra,
   });
 
   const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
 
+  // The legend is HTML: it wraps on a phone. A click hides or shows a curve.
+  const legend = (dark) => data.problems.forEach((problem, i) => {
+    const keys = data.curves.filter((curve) => curve.problem === problem).map((curve) => {
+      const key = document.createElement("button");
+      const sample = { solid: "", dash: "8 4", dot: "2 3", dashdot: "8 3 2 3" }[curve.dash];
+      key.type = "button";
+      key.setAttribute("aria-pressed", String(!hidden.has(curve)));
+      key.innerHTML = `<svg width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" y2="5" stroke-width="3"
+        stroke="${dark ? curve.dark : curve.colour}" stroke-dasharray="${sample}"/></svg>`;
+      key.append(curve.name);
+      key.addEventListener("click", () => {
+        if (!hidden.delete(curve)) hidden.add(curve);
+        draw();
+      });
+      return key;
+    });
+    document.getElementById(`legend-${i}`).replaceChildren(...keys);
+  });
+
   const draw = () => {
     const tone = colours();
+    legend(tone.dark);
     const jobs = data.problems.map((problem, i) => {
-      const lines = data.curves.filter((curve) => curve.problem === problem).flatMap((curve) => traces(curve, tone.dark));
+      const lines = data.curves
+        .filter((curve) => curve.problem === problem && !hidden.has(curve))
+        .flatMap((curve) => traces(curve, tone.dark));
       return Plotly.react(`plot-${i}`, lines, layout(tone, data.axes[axis], {}), config);
     });
     data.grids.forEach((grid, i) => {
@@ -114,7 +138,7 @@
       };
       const axes = {
         xaxis: { title: { text: "selection" }, type: "category", automargin: true },
-        yaxis: { title: { text: "alpha" }, type: "category", automargin: true },
+        yaxis: { title: { text: "alpha" }, type: "category", automargin: true, autorange: "reversed" },
       };
       jobs.push(Plotly.react(`heat-${i}`, [trace], layout(tone, "selection", axes), config));
     });
@@ -129,6 +153,7 @@
     });
   });
   const box = document.getElementById("smooth");
+  box.hidden = !smooth; // no curve is long enough
   box.setAttribute("aria-pressed", String(smooth));
   box.addEventListener("click", () => {
     smooth = !smooth;

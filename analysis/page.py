@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.ablation import Grid
 from analysis.axes import AXES
-from analysis.curves import DASHES, SMOOTH_FROM, styles
+from analysis.curves import COLOURS, DASHES, SMOOTH_FROM, styles
 from analysis.groups import Group
 from analysis.runs import WINDOW, Run
-from analysis.tables import Table
+from analysis.tables import Table, compact
 
 if TYPE_CHECKING:
     from analysis.report import Report
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot")
+DARK = dict(zip(COLOURS, ("#4aa3df", "#ff8a3d", "#2cc99a", "#e39bc3", "#f0b429", "#9bd5f7", "#ffffff"), strict=True))
+"""Each curve colour's lighter companion for a dark page."""
+WORDS = ("problem", "method", "first", "second")
+"""Columns that may wrap on a narrow screen."""
 LONG = 40
-"""Cells with more characters may wrap."""
+"""Cells with more characters may wrap anywhere."""
 
 
 def page(report: Report, x: str = "rounds") -> str:
@@ -83,6 +87,7 @@ def _curve(group: Group, colour: str, dash: str) -> dict[str, Any]:
         "name": group.method if group.finished else f"{group.method} (unfinished)",
         "problem": group.problem,
         "colour": colour,
+        "dark": DARK[colour],
         "dash": dash,
         "seeds": len(group.runs),
         "x": {name: _numbers(curve[0]) for name, curve in per_axis.items()},
@@ -107,7 +112,7 @@ def _grid(grid: Grid) -> dict[str, Any]:
 
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in table.header)
-    rows = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
+    rows = "".join("<tr>" + "".join(map(_cell, table.header, row)) + "</tr>" for row in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     return (
         f'<section><h2>{escape(table.title)}</h2><div class="scroll" tabindex="0"><table class="sortable">'
@@ -115,8 +120,9 @@ def _table(table: Table) -> str:
     )
 
 
-def _cell(text: str) -> str:
-    return ('<td class="wide">' if len(text) > LONG else "<td>") + escape(text) + "</td>"
+def _cell(name: str, text: str) -> str:
+    kind = "wide" if len(text) > LONG else "word" if name in WORDS else ""
+    return (f'<td class="{kind}">' if kind else "<td>") + escape(text) + "</td>"
 
 
 def _curves(report: Report, x: str) -> str:
@@ -126,7 +132,10 @@ def _curves(report: Report, x: str) -> str:
         for name in present
     )
     problems = dict.fromkeys(group.problem for group in report.groups)
-    plots = "".join(f'<h3>{escape(name)}</h3><div class="plot" id="plot-{i}"></div>' for i, name in enumerate(problems))
+    plots = "".join(
+        f'<h3>{escape(name)}</h3><div class="legend" id="legend-{i}"></div><div class="plot" id="plot-{i}"></div>'
+        for i, name in enumerate(problems)
+    )
     return (
         f'<section><h2>Curves</h2><div class="bar"><span>over</span>{buttons}'
         f'<button type="button" id="smooth">mean of {WINDOW} evaluations</button></div>{plots}'
@@ -159,7 +168,7 @@ def _provenance(groups: Sequence[Group]) -> str:
         + "</pre></details>"
         for group in groups
     )
-    return _table(Table("Provenance", header, rows)) + f"<section><h3>Configurations</h3>{settings}</section>"
+    return _table(compact(Table("Provenance", header, rows))) + f"<section><h3>Configurations</h3>{settings}</section>"
 
 
 def _origin(run: Run) -> tuple[str, ...]:
@@ -170,12 +179,18 @@ def _origin(run: Run) -> tuple[str, ...]:
     return (
         str(run.seed),
         str(int(run.columns["round"][-1])) + ("" if run.finished else f" ({run.note})"),
-        str(of("commit") or "–")[:12],
+        _commit(of("commit")),
         _flat(engine) or "–",
         ", ".join(machine) or "–",
         _flat(of("versions")) or "–",
         str(run.path),
     )
+
+
+def _commit(value: object) -> str:
+    """Return twelve digits of a commit, and whether the checkout had changes."""
+    text = str(value or "–")
+    return text[:12] + ("-dirty" if text.endswith("-dirty") and len(text) > 12 else "")
 
 
 def _flat(value: object) -> str:

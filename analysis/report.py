@@ -136,7 +136,7 @@ def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float
         tables.significance_table(groups),
         *tables.ablation_tables(found),
     ]
-    return Report(list(groups), [part for part in parts if part is not None], found, list(notes))
+    return Report(list(groups), [tables.compact(part) for part in parts if part is not None], found, list(notes))
 
 
 def _write(report: Report, out: Path, x: str, html: bool) -> None:

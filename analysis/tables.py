@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from analysis.ablation import Grid
 from analysis.groups import Group
-from analysis.published import accuracy_cells, deviations, published_rounds
+from analysis.published import Cell, accuracy_cells, deviations, published_rounds
 from analysis.significance import WILCOXON_FROM, compare
 from analysis.table import duration, percent, size
 
@@ -23,9 +23,26 @@ class Table:
     note: str = ""
 
 
+OPTIONAL = ("published rounds", "p (Wilcoxon)")
+
+
+def compact(table: Table) -> Table:
+    """Return the table without columns that say nothing.
+
+    The column ``problem`` goes into the title if it says the same in every row; optional columns of dashes go.
+    """
+    columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.header)}
+    title = table.title
+    if len(problems := set(columns.get("problem", ()))) == 1:
+        title = f"{title}: {problems.pop()}"
+        del columns["problem"]
+    kept = {name: cells for name, cells in columns.items() if name not in OPTIONAL or set(cells) != {"–"}}
+    return Table(title, tuple(kept), list(zip(*kept.values())), table.note)
+
+
 def accuracy_table(groups: Sequence[Group]) -> Table:
     """Return final, best and smoothed accuracy, bytes and seconds of every group."""
-    header = ("problem", "method", "seeds", "final %", "best %", "smoothed %", "± in window", "moved", "time", "rounds")
+    header = ("problem", "method", "final %", "best %", "smoothed %", "± in window", "seeds", "rounds", "moved", "time")
     rows = []
     for group in groups:
         inside = group.over_seeds(lambda run: run.smoothed.std)
@@ -33,14 +50,14 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
             (
                 group.problem,
                 group.method,
-                str(len(group.runs)),
                 percent(group.over_seeds(lambda run: run.final)),
                 percent(group.over_seeds(lambda run: run.best)),
                 percent(group.over_seeds(lambda run: run.smoothed.mean)),
                 f"{100 * inside.mean:.2f}",
+                str(len(group.runs)),
+                rounds_done(group),
                 size(group.over_seeds(lambda run: run.bytes_total).mean),
                 duration(group.over_seeds(lambda run: run.seconds_total).mean),
-                rounds_done(group),
             )
         )
     windows = sorted({run.smoothed.window for group in groups for run in group.runs})
@@ -93,13 +110,16 @@ def published_table(groups: Sequence[Group]) -> Table | None:
     rows = []
     for group in groups:
         mine = group.over_seeds(lambda run: run.smoothed.mean)
+        merged: dict[tuple[float, float | None], list[Cell]] = {}
         for cell in accuracy_cells(group.settings):
+            merged.setdefault((cell.value, cell.spread), []).append(cell)
+        for same in merged.values():
+            cell = same[0]
             paper = f"{cell.value:.2f}" + ("" if cell.spread is None else f" ± {cell.spread:.2f}")
             difference = f"{100 * mine.mean - cell.value:+.2f}"
+            source = ", ".join(dict.fromkeys(c.source for c in same))
             other = ", ".join(deviations(cell, group.settings)) or "–"
-            rows.append(
-                (group.problem, group.method, percent(mine), str(mine.n), paper, difference, cell.source, other)
-            )
+            rows.append((group.problem, group.method, percent(mine), str(mine.n), paper, difference, source, other))
     header = (
         "problem",
         "method",

@@ -33,7 +33,7 @@ def test_writes_every_file_and_the_means_over_seeds(sweep: Path, tmp_path: Path,
     assert float(rows["fedavg"]["bytes_mean"]) == 4.5e6  # three rounds of 1.0 MB down and 0.5 MB up
     assert "75.00 ± 7.07" in printed
     # FedAvg passes 0.35 in round 3 (6 s), FedCross in round 2 (4 s).
-    assert "| 35 %   | cifar10, cnn, dirichlet beta=1.0 | fedcross | 2 of 2  | 2 ± 0  | 3.0 MB | 4.0 s |" in printed
+    assert "| 35 %   | fedcross | 2 of 2  | 2 ± 0  | 3.0 MB | 4.0 s |" in printed
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 

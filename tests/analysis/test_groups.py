@@ -1,0 +1,104 @@
+"""Groups of seeds, their labels and their curves."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.groups import Group, group_runs, spread
+from analysis.runs import Run, load_runs
+from tests.analysis.fake import config, write_run
+
+
+def groups_of(tmp_path: Path, *configs: dict[str, Any]) -> tuple[list[Group], list[str]]:
+    for number, values in enumerate(configs):
+        write_run(tmp_path / str(number), [0.1, 0.2], values)
+    return group_runs(load_runs([tmp_path]).runs)
+
+
+def test_spread_by_hand():
+    # 1, 2, 6: mean 3, squared deviations 4 + 1 + 9 = 14, over n - 1 = 2: sqrt(7).
+    found = spread([1.0, 2.0, math.nan, 6.0])
+    assert (found.mean, found.n) == (3.0, 3)
+    assert found.std == pytest.approx(math.sqrt(7))
+    assert math.isnan(spread([1.0]).std)
+    assert spread([]).n == 0
+
+
+def test_seeds_are_one_group_and_other_settings_are_not(tmp_path: Path):
+    found, _ = groups_of(
+        tmp_path,
+        config("fedavg", 2, 2),
+        config("fedavg", 1, 2, logger={"name": "none"}, data_root="/elsewhere", device="cuda"),
+        config("fedavg", 1, 2, train__lr=0.1),
+    )
+    assert [[run.seed for run in group.runs] for group in found] == [[1, 2], [1]]
+    assert [group.label for group in found] == ["fedavg lr=0.01", "fedavg lr=0.1"]
+
+
+def test_labels_name_only_what_differs(tmp_path: Path):
+    found, _ = groups_of(
+        tmp_path,
+        config("fedcross", 1, 2),
+        config("fedcross", 1, 2, method__alpha=0.5),
+        config("fedavg", 1, 2),
+        config("fedavg", 1, 2, task__name="digits"),
+    )
+    assert [group.label for group in found] == [
+        "fedavg (cifar10)",
+        "fedcross alpha=0.5 (cifar10)",
+        "fedcross alpha=0.99 (cifar10)",
+        "fedavg (digits)",
+    ]
+    assert found[0].problem == "cifar10, cnn, dirichlet beta=1.0"
+
+
+def test_beta_tells_dirichlet_partitions_apart_but_not_iid(tmp_path: Path):
+    iid = config("fedavg", 1, 2)
+    iid["partition"] = {"name": "iid", "clients": 100}
+    found, _ = groups_of(tmp_path, config("fedavg", 1, 2), config("fedavg", 1, 2, partition__beta=0.1), iid)
+    assert sorted(group.panel for group in found) == ["dirichlet, beta=0.1", "dirichlet, beta=1.0", "iid"]
+
+
+def test_the_same_seed_twice_counts_once(tmp_path: Path):
+    found, notes = groups_of(tmp_path, config("fedavg", 1, 2), config("fedavg", 1, 2))
+    assert len(found) == 1
+    assert len(found[0].runs) == 1
+    assert notes == [f"left out {tmp_path / '0'}: same configuration and seed as {tmp_path / '1'}"]
+
+
+def test_engines_are_compared_where_the_same_seed_ran_on_both(tmp_path: Path):
+    found, notes = groups_of(tmp_path, config("fedavg", 1, 2), config("fedavg", 1, 2, engine={"name": "ray"}))
+    assert [group.label for group in found] == ["fedavg engine=local", "fedavg engine=ray"]
+    assert notes == []
+
+
+def test_engines_are_one_group_where_each_has_its_own_seeds(tmp_path: Path):
+    found, _ = groups_of(tmp_path, config("fedavg", 1, 2), config("fedavg", 2, 2, engine={"name": "ray"}))
+    assert [(group.label, len(group.runs)) for group in found] == [("fedavg", 2)]
+
+
+def test_curve_is_over_the_rounds_that_all_seeds_have(tmp_path: Path):
+    write_run(tmp_path / "1", [0.1, None, 0.3, 0.5], config("fedavg", 1, 4), seconds=1.0)
+    write_run(tmp_path / "2", [0.3, 0.9, 0.3, 0.6], config("fedavg", 2, 4), seconds=3.0)
+    (group,), _ = group_runs(load_runs([tmp_path]).runs)
+    x, mean, std = group.curve("seconds")
+    # Rounds 1, 3, 4 after 1 and 3 seconds each: means 2, 6, 8. Sample deviation of .1 and .3 is .2 / sqrt(2).
+    np.testing.assert_allclose(x, [2, 6, 8])
+    np.testing.assert_allclose(mean, [0.2, 0.3, 0.55])
+    np.testing.assert_allclose(std, [0.2 / math.sqrt(2), 0, 0.1 / math.sqrt(2)], atol=1e-12)
+
+
+def test_curve_of_one_seed_has_no_spread(tmp_path: Path):
+    (group,), _ = groups_of(tmp_path, config("fedavg", 1, 2))
+    assert group.curve("rounds")[2].tolist() == [0, 0]
+
+
+def test_settings_of_any_type_can_be_grouped(tmp_path: Path):
+    run = Run(
+        tmp_path, {"method.name": "x", "a": ("1", ("2",)), "b": None, "c": json.loads("1.5")}, {"round": np.ones(1)}
+    )
+    assert len(group_runs([run])[0]) == 1

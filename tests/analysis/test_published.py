@@ -1,0 +1,95 @@
+"""Which published cell belongs beside a configuration."""
+
+from typing import Any
+
+import pytest
+
+from analysis.published import accuracy_cells, cells, deviations, published_rounds
+from analysis.runs import flatten
+from tests.analysis.fake import config
+
+
+def settings(method: str, **changes: Any) -> dict[str, Any]:
+    return flatten(config(method, rounds=changes.pop("rounds", 2000), **changes))
+
+
+def values(found: dict[str, Any]) -> list[tuple[str, float]]:
+    return [(cell.source, cell.value) for cell in accuracy_cells(found)]
+
+
+def test_the_table_is_read_whole():
+    assert len(cells()) == 390
+    assert {cell.source.split(" ")[0] for cell in cells()} == {"FedCross", "FedCT", "FedFusion"}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "expected"),
+    [
+        ("fedavg", {}, [("FedCross Table II", 54.78)]),
+        ("fedavg", {"model__name": "lenet5", "partition__beta": 0.1}, [("FedCross Table II", 46.12)]),
+        ("fedcross", {}, [("FedCross Table II", 62.16), ("FedCross Table III", 62.16)]),
+        ("fedcross", {"method__alpha": 0.9}, [("FedCross Table III", 58.61)]),
+        ("fedcross", {"method__selection": "highest"}, [("FedCross Table III", 49.70)]),
+        ("fedcross", {"method__selection": "in_order", "method__alpha": 0.5}, [("FedCross Table III", 56.42)]),
+        ("fedcross", {"method__acceleration": "pm"}, []),
+        ("fedcross", {"method__alpha": 0.7}, []),
+        ("fedcross", {"partition__beta": 0.7}, []),
+        ("fedcross", {"method__alpha": 0.9, "partition__beta": 0.5}, []),
+        ("fedcross", {"model__name": "resnet20", "partition__beta": 0.3}, []),
+        ("fedcross", {"task__name": "digits"}, []),
+        ("fedavg", {"task__name": "femnist", "model__name": "lenet5"}, []),
+    ],
+)
+def test_matching(method: str, changes: dict[str, Any], expected: list[tuple[str, float]]):
+    assert values(settings(method, **changes)) == expected
+
+
+def test_iid_has_no_beta():
+    found = settings("fedcross")
+    found["partition.name"] = "iid"
+    assert values(found) == [("FedCross Table II", 62.97)]
+    del found["partition.beta"]
+    assert values(found) == [("FedCross Table II", 62.97)]
+
+
+def test_fedct_takes_its_base_and_broadcast_from_the_method():
+    found = settings("fedct", model__name="resnet18", partition__beta=0.5)
+    assert ("FedCT Table V", 88.21) in values(found)
+    assert ("FedCT Table IV", 87.78) not in values(found)
+    assert not any("Table III" in source for source, _ in values(found))  # an ablation is never guessed
+    assert ("FedCT Table IV", 87.78) in values(found | {"method.broadcast": "random"})
+
+
+def test_deviations_from_the_paper_are_told():
+    found = settings("fedavg", rounds=200, train__lr=0.1)
+    assert deviations(accuracy_cells(found)[0], found) == ["lr 0.1 (paper 0.01)", "rounds 200 (paper 2000)"]
+    found = settings("fedavg")
+    assert deviations(accuracy_cells(found)[0], found) == []
+
+
+@pytest.mark.parametrize(("labels", "expected"), [("coarse", []), ("fine", ["fine labels (paper coarse)"])])
+def test_cifar100_of_fedcross_is_coarse(labels: str, expected: list[str]):
+    found = settings("fedavg", task__name="cifar100", task__labels=labels)
+    assert deviations(accuracy_cells(found)[0], found) == expected
+
+
+def test_published_rounds_to_a_target():
+    # FedCT Table VI: FedAvg on CIFAR-10 needs 127 rounds to 76 % at beta .1 and 107 to 85 % at beta .5.
+    found = settings("fedavg", model__name="resnet18", partition__beta=0.1)
+    cell = published_rounds(found, 0.76)
+    assert cell is not None
+    assert cell.value == 127
+    assert published_rounds(found, 0.85) is None
+    found = settings("fedavg", model__name="resnet18", partition__beta=0.5, task__name="cifar100")
+    cell = published_rounds(found, 0.55)
+    assert cell is not None
+    assert (cell.source, cell.value) == ("FedCT Table VI", 127)
+
+
+def test_every_cell_about_rounds_has_a_target():
+    targets = {cell.source: cell.target for cell in cells() if cell.quantity.startswith("rounds to")}
+    assert set(targets) == {"FedCT Table IV", "FedCT Table VI", "FedFusion Table 2"}
+    about = [cell for cell in cells() if cell.quantity.startswith("rounds to")]
+    assert {cell.target for cell in about if cell.source == "FedFusion Table 2"} == {0.94, 0.95}
+    assert {cell.target for cell in about if cell.source == "FedCT Table IV"} == {0.88, 0.57}
+    assert {cell.target for cell in about if cell.source == "FedCT Table VI"} == {0.76, 0.85, 0.54, 0.55}
