@@ -134,18 +134,22 @@ def limited(examples: Examples, limit: int | None, which: str) -> Examples:
     return Examples(examples.x[chosen], examples.y[chosen], users)
 
 
-def checked(x: Array, y: Array, classes: int, file: Path | str, users: IntArray | None = None) -> Examples:
+def checked(
+    x: Array, y: Array, classes: int, file: Path | str, users: IntArray | None = None, *, empty: bool = False
+) -> Examples:
     """Return examples after checking what every later step relies on.
 
     Raises
     ------
     DataError
-        If the numbers of inputs, labels and users differ, there are none, or a label is out of range; names `file`.
+        If the numbers of inputs, labels and users differ, a label is out of range, or there are no examples and `empty`
+        does not allow that; names `file`.
     """
     if len(x) != len(y) or (users is not None and len(users) != len(y)):
         owners = "" if users is None else f" and {len(users)} users"
         raise DataError(f"{file}: {len(x)} inputs but {len(y)} labels{owners}. The file is damaged.")
-    check_labels(y, classes, file)
+    if len(y) or not empty:
+        check_labels(y, classes, file)
     return Examples(x, np.asarray(y, dtype=np.int64), users)
 
 
