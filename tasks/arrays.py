@@ -63,7 +63,7 @@ def _inputs(x: Array, name: str, path: Path, vocabulary: int) -> Array:
         raise DataError(f"{path}: {name} has shape {x.shape}: channels come last. Save {name}.transpose(0, 3, 1, 2).")
     if x.dtype.kind == "f":
         x = x.astype(np.float32)
-        bad = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+        bad = ~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
         if bad.any():
             raise DataError(f"{path}: {name} has NaN or infinite values, first in example {int(np.argmax(bad))}.")
     return x[:, None] if x.ndim == 3 else x

@@ -11,8 +11,8 @@ from typing import Literal
 
 from tasks.base import Task
 from tasks.reading.cache import Store, cached
-from tasks.reading.cifar import SHAPE, fetch, names, read_batch
-from tasks.reading.params import FileParams, ImageParams, check_labels, checked, limited, require
+from tasks.reading.cifar import SHAPE, names, read_batch
+from tasks.reading.params import FileParams, ImageParams, check_labels, checked, fetch, limited, require
 
 CLASSES = {"fine": 100, "coarse": 20}
 

@@ -48,12 +48,12 @@ class Params(FileParams, ImageParams):
 def _encode(data: leaf.UserData) -> tuple[Array, Array]:
     """Return uint8 images ``(n, 1, 28, 28)`` and labels of one writer."""
     y = leaf.labels(data, CLASSES)
+    if len(y) == 0:
+        return np.empty((0, 1, 28, 28), np.uint8), y
     try:
         pixels = np.asarray(data.x, dtype=np.float64).reshape(len(y), -1)
     except (ValueError, TypeError) as error:
         raise DataError(f"{data.where}: images are not lists of numbers of one length ({error}).") from error
-    if len(y) == 0:
-        return np.empty((0, 1, 28, 28), np.uint8), y
     if pixels.shape[1] != 784:
         raise DataError(f"{data.where}: images of {pixels.shape[1]} pixels, expected 784.")
     if not (pixels.min() >= 0.0 and pixels.max() <= 1.0):  # also false for NaN

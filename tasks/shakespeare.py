@@ -20,9 +20,7 @@ from tasks.reading.params import FileParams, token_ids
 LENGTH = 80
 #: LEAF's 80 characters, in code point order; a character's id is its position.
 ALPHABET = "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
-HELP = (
-    "Make LEAF's files with its data/shakespeare/preprocess.sh (-s niid -t sample): data/train and data/test go here."
-)
+HELP = "Make LEAF's files with its data/shakespeare/preprocess.sh (-s niid -t sample) and put data/ here."
 UNKNOWN = 255
 _IDS = np.full(256, UNKNOWN, np.uint8)
 _IDS[np.frombuffer(ALPHABET.encode("latin-1"), np.uint8)] = np.arange(len(ALPHABET))

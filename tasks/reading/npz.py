@@ -22,7 +22,8 @@ def read_npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) ->
         If the file is damaged, holds Python objects, or lacks a needed array; names the file.
     """
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with path.open("rb") as file:  # numpy would leave it open if the zip is damaged
+            content = np.load(file, allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: one .npy array, expected an .npz with {', '.join(needed)}.")
             missing = [name for name in needed if name not in content]
