@@ -66,6 +66,8 @@ class Task:
         Number of token ids for text, else 0.
     label_names : sequence of str
         For tables and pictures; may be empty.
+    user_names : sequence of str
+        Name of each natural user, by the numbers in ``Examples.users``; may be empty.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Task:
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
     vocabulary: int = 0
     label_names: Sequence[str] = field(default=())
+    user_names: Sequence[str] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,15 @@ class Partition:
         Indices into ``task.test`` for each client, where the partition defines them.
     transform : callable or None
         ``(client, raw inputs) -> raw inputs``, for partitions that change the inputs (permuted pixels).
+    test_transform : callable or None
+        ``(indices into task.test, raw inputs at them) -> raw inputs``: what the central test set must go through
+        where `transform` is not None.
     """
 
     train: Sequence[IntArray]
     test: Sequence[IntArray] | None = None
     transform: Callable[[int, npt.NDArray[np.generic]], npt.NDArray[np.generic]] | None = None
+    test_transform: Callable[[IntArray, npt.NDArray[np.generic]], npt.NDArray[np.generic]] | None = None
 
     def __len__(self) -> int:
         return len(self.train)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tasks.base import Task
 from tasks.errors import DataError
 from tasks.reading.cache import Array, Store, cached
-from tasks.reading.params import FileParams, ImageParams, checked, limited, require
+from tasks.reading.params import FileParams, ImageParams, checked, fetch, limited, require
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -51,7 +51,7 @@ def load(params: Params) -> Task:
     if params.download:
         from torchvision.datasets import MNIST
 
-        MNIST(str(params.root), download=True)  # checks MD5s, shows a bar, leaves present files alone
+        fetch(MNIST, params.root, "MNIST")
     require(files, "MNIST", f"Put the four unpacked idx files into {folder.absolute()}, or set task.download=true.")
 
     def decode(store: Store) -> None:

@@ -23,8 +23,15 @@ class ClientsParams(Settings):
     clients: int = Field(ge=1)
 
 
-def owned(parts: Sequence[IntArray], what: str = "training") -> list[IntArray]:
-    """Return the clients' index sets, each sorted.
+def owned(parts: Sequence[IntArray], where: str = "") -> list[IntArray]:
+    """Return the clients' index sets, each sorted and read-only.
+
+    Parameters
+    ----------
+    parts : sequence of int64 arrays
+        One per client.
+    where : str
+        Start of the error message, for example the file.
 
     Raises
     ------
@@ -34,7 +41,7 @@ def owned(parts: Sequence[IntArray], what: str = "training") -> list[IntArray]:
     empty = [client for client, part in enumerate(parts) if len(part) == 0]
     if empty:
         raise DataError(
-            f"client {empty[0]} has no {what} examples ({len(empty)} of {len(parts)} clients have none). "
+            f"{where}client {empty[0]} has no training examples ({len(empty)} of {len(parts)} clients have none). "
             "Use fewer clients, more data or another partition."
         )
     ordered = []

@@ -8,7 +8,6 @@ them, and every fault names its file.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +84,3 @@ def names(path: Path, key: str, fallback: int) -> tuple[str, ...]:
     if not path.is_file():
         return tuple(str(label) for label in range(fallback))
     return tuple(str(name) for name in read_pickle(path).get(key, ()))
-
-
-def fetch(dataset: Callable[..., Any], root: Path, name: str) -> None:
-    """Download a CIFAR set with torchvision (bar, MD5); raise DataError if that fails."""
-    try:
-        dataset(str(root), train=True, download=True)
-    except (RuntimeError, OSError) as error:
-        raise DataError(f"{name}: the download into {root.absolute()} failed: {error}") from error

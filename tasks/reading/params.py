@@ -61,13 +61,13 @@ class ImageParams(LimitParams):
     mean, std : tuple of float
         Per channel, or one value for all: the model sees ``(x / scale - mean) / std`` with x / scale in [0, 1].
         A negative `std` inverts the picture, as the FedCross authors do for FEMNIST.
-    augment : sequence
-        Steps of ``tasks.augment``, training only; empty for none.
+    augment : mapping or None
+        Settings of ``tasks.augment.Augment``, training only; None for none.
     """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    augment: tuple[str | dict[str, Any], ...] = ()
+    augment: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ImageParams:
@@ -86,14 +86,12 @@ class ImageParams(LimitParams):
         return Normalise(self.mean, self.std, scale)
 
     def augmentation(self) -> Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None:
-        """Return the configured augmentation, None if the list is empty."""
-        if not self.augment:
+        """Return the configured augmentation, None if nothing is asked for."""
+        if self.augment is None:
             return None
-        import importlib
+        from tasks.augment import build
 
-        built: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None
-        built = importlib.import_module("tasks.augment").build(self.augment)
-        return built
+        return build(self.augment)
 
 
 @dataclass(frozen=True)
@@ -134,18 +132,22 @@ def limited(examples: Examples, limit: int | None, which: str) -> Examples:
     return Examples(examples.x[chosen], examples.y[chosen], users)
 
 
-def checked(x: Array, y: Array, classes: int, file: Path | str, users: IntArray | None = None) -> Examples:
+def checked(
+    x: Array, y: Array, classes: int, file: Path | str, users: IntArray | None = None, *, empty: bool = False
+) -> Examples:
     """Return examples after checking what every later step relies on.
 
     Raises
     ------
     DataError
-        If the numbers of inputs, labels and users differ, there are none, or a label is out of range; names `file`.
+        If the numbers of inputs, labels and users differ, a label is out of range, or there are no examples and `empty`
+        does not allow that; names `file`.
     """
     if len(x) != len(y) or (users is not None and len(users) != len(y)):
         owners = "" if users is None else f" and {len(users)} users"
         raise DataError(f"{file}: {len(x)} inputs but {len(y)} labels{owners}. The file is damaged.")
-    check_labels(y, classes, file)
+    if len(y) or not empty:
+        check_labels(y, classes, file)
     return Examples(x, np.asarray(y, dtype=np.int64), users)
 
 
@@ -179,3 +181,11 @@ def require(files: Sequence[Path], name: str, help_text: str) -> None:
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise DataError(f"{name}: missing {shown}. {help_text}")
+
+
+def fetch(dataset: Callable[..., Any], root: Path, name: str) -> None:
+    """Download what is missing with a torchvision class (bar, MD5); raise DataError if that fails."""
+    try:
+        dataset(str(root), train=True, download=True)
+    except (RuntimeError, OSError) as error:
+        raise DataError(f"{name}: the download into {root.absolute()} failed: {error}") from error

@@ -8,7 +8,7 @@ import pytest
 import small_files
 import torch
 
-from tasks import cifar10, digits, mnist
+from tasks import cifar10, cifar100, digits, mnist
 from tasks.errors import ConfigError, DataError
 from tasks.reading.params import Normalise, stratified
 from tasks.settings import parse
@@ -147,3 +147,46 @@ def test_cifar10_damage_names_the_file(tmp_path, content, says):
     path.write_bytes(content(path.read_bytes()))
     with pytest.raises(DataError, match=f"data_batch_3.*{says}"):
         cifar10.load(cifar10.Params(root=tmp_path))
+
+
+def test_cifar100_fine_and_coarse_from_one_entry(tmp_path):
+    pictures = small_files.cifar100(tmp_path)
+    fine = cifar100.load(cifar100.Params(root=tmp_path))
+    coarse = cifar100.load(cifar100.Params(root=tmp_path, labels="coarse"))
+    assert np.array_equal(fine.train.x, pictures)
+    assert (fine.classes, coarse.classes) == (100, 20)
+    assert fine.train.y.tolist() == list(range(40))
+    assert coarse.train.y.tolist() == [i % 20 for i in range(40)]
+    assert (fine.label_names[99], coarse.label_names[19]) == ("f99", "c19")
+    assert (fine.name, coarse.name) == ("cifar100", "cifar100_coarse")
+    assert len(list((tmp_path / "cache").glob("cifar100-*"))) == 1
+
+
+def test_cifar100_coarse_label_out_of_range(tmp_path):
+    small_files.cifar100(tmp_path)
+    path = tmp_path / "cifar-100-python" / "test"
+    labels = {"fine_labels": [99], "coarse_labels": [20]}
+    path.write_bytes(small_files.python2_batch(np.zeros((1, 3072), np.uint8), labels))
+    with pytest.raises(DataError, match=r"test: label 20 of example 0 is not in 0\.\.19"):
+        cifar100.load(cifar100.Params(root=tmp_path))
+
+
+@pytest.mark.parametrize("module", [cifar10, cifar100, mnist])
+def test_download_is_left_to_torchvision(tmp_path, monkeypatch, module):
+    """Only the call is checked: torchvision has the address, the bar and the checksum."""
+    import torchvision
+
+    name = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST"}[module.__name__.removeprefix("tasks.")]
+    asked = []
+
+    def fails(root, train=True, download=False):
+        asked.append((root, download))
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(torchvision.datasets, name, fails)
+    with pytest.raises(DataError, match="missing"):
+        module.load(module.Params(root=tmp_path))
+    assert asked == []
+    with pytest.raises(DataError, match=r"download into .* failed: no network"):
+        module.load(module.Params(root=tmp_path, download=True))
+    assert asked == [(str(tmp_path), True)]

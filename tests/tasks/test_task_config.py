@@ -13,9 +13,19 @@ CONF = Path(__file__).parents[2] / "conf"
 TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
 PARTITIONS = sorted(path.stem for path in (CONF / "partition").glob("*.yaml"))
 MODELS = {
-    "digits": "mlp",
-    "mnist": "lenet5",
+    "arrays": "mlp",
     "cifar10": "lenet5",
+    "cifar100": "lenet5",
+    "cifar100_coarse": "lenet5",
+    "digits": "mlp",
+    "femnist": "cnn_femnist",
+    "femnist_300": "cnn_femnist",
+    "folder": "lenet5",
+    "mnist": "lenet5",
+    "sent140": "lstm_sent140",
+    "shakespeare": "lstm",
+    "tinyimagenet": "resnet18",
+    "vireofood172": "resnet18",
 }
 
 
@@ -46,7 +56,8 @@ def composed(root: Path, *overrides: str):
 
 def settings_of(config: dict, package: str, group: str):
     values = dict(config[group])
-    module = find(package, values.pop("name"), group)
+    name = values.pop("name")
+    module = find(package, values.pop("module", name), group)
     faults: list[str] = []
     params = parse(module.Params, values, group, faults)
     assert faults == []
@@ -69,7 +80,7 @@ def test_task_is_accepted_and_brings_its_model(root, task):
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_partition_is_accepted(root, partition):
-    config = composed(root, f"partition={partition}")
+    config = composed(root, f"partition={partition}", *(["partition.file=a.json"] if partition == "indices" else []))
     module, params = settings_of(config, "tasks.partition", "partition")
     assert callable(module.split)
     assert set(type(params).model_fields) == set(config["partition"]) - {"name"}
