@@ -78,38 +78,65 @@ def gram(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDAr
 
     Products and sums inside a block are of the rows' dtype, sums across blocks are float64.
     """
+    return _symmetric(_sum_over_blocks(_block_gram, rows, members, columns))
+
+
+def manhattan(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDArray[np.float64]:
+    """Return ``sum |x - y|`` (m, m) of all pairs of the `members` rows over `columns`, summed as in :func:`gram`."""
     import torch
 
-    pool = torch.from_numpy(rows)
+    return _sum_over_blocks(lambda block: torch.cdist(block, block, p=1.0), rows, members, columns)
+
+
+def _sum_over_blocks(
+    kernel: Callable[[torch.Tensor], torch.Tensor], rows: NDArray[Any], members: NDArray[np.int64], columns: slice
+) -> NDArray[np.float64]:
+    """Sum what `kernel` makes of each block (m, c) in float64, in the order of the columns."""
+    import torch
+
+    pool, chosen = torch.from_numpy(rows), torch.from_numpy(members)
     everybody = np.array_equal(members, np.arange(len(rows)))
-    chosen = torch.from_numpy(members)
 
     def task(blocks: Iterator[slice]) -> list[NDArray[np.float64]]:
-        parts = []
-        for block in blocks:
-            part = pool[:, block] if everybody else pool[:, block].index_select(0, chosen)
-            parts.append(_block_gram(part))
-        return parts
+        chosen_blocks = (pool[:, b] if everybody else pool[:, b].index_select(0, chosen) for b in blocks)
+        return [kernel(block).double().numpy() for block in chosen_blocks]
 
     start, stop, _ = columns.indices(rows.shape[1])
-    total = np.zeros((len(members), len(members)))
-    for parts in over_blocks(task, column_blocks(len(members), rows.itemsize, start, stop)):
-        for part in parts:
-            total += part
-    upper = np.triu(total)
-    return upper + np.triu(total, 1).T
+    return _add(len(members), over_blocks(task, column_blocks(len(members), rows.itemsize, start, stop)))
 
 
-def _block_gram(block: torch.Tensor) -> NDArray[np.float64]:
+def _add(m: int, runs: Sequence[Sequence[NDArray[np.float64]]]) -> NDArray[np.float64]:
+    """Add up the (m, m) parts of all runs of blocks, in order."""
+    total = np.zeros((m, m))
+    with np.errstate(invalid="ignore"):  # inf - inf of a model that overflowed is a NaN, which never wins
+        for run in runs:
+            for part in run:
+                total += part
+    return total
+
+
+def _symmetric(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mirror the upper triangle."""
+    upper = np.triu(matrix)
+    return upper + np.triu(upper, 1).T
+
+
+def _block_gram(block: torch.Tensor) -> torch.Tensor:
     """Return the upper triangle of ``block @ block.T``: two products of half the rows, three quarters of the work."""
     half = len(block) // 2
     product = block.new_zeros(len(block), len(block))
     product[:half] = block[:half] @ block.T
     product[half:, half:] = block[half:] @ block[half:].T
-    return product.double().numpy()
+    return product
 
 
-def mix(rows: NDArray[Any], targets: NDArray[np.int64], index: NDArray[np.int64], weight: NDArray[np.float64]) -> None:
+def mix(
+    rows: NDArray[Any],
+    targets: NDArray[np.int64],
+    index: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    want_gram: bool = False,
+) -> NDArray[np.float64] | None:
     """Replace ``rows[targets[t]]`` by ``sum_l weight[t, l] * rows[index[t, l]]``, all at once, in place.
 
     The sum is a chain of two-point interpolations, each with the share that its model has of the weights so far.
@@ -124,28 +151,34 @@ def mix(rows: NDArray[Any], targets: NDArray[np.int64], index: NDArray[np.int64]
     index, weight : arrays (T, L) or (1, L)
         Sources and their weights, 0 or more each; every row of `weight` sums to 1 and starts above 0. A single row
         holds for all targets.
+    want_gram : bool
+        Return the Gram matrix (K, K) of the rows as they were, to the bit what :func:`gram` gives for all of them,
+        taken while each block is in the cache: the pool then travels from memory once instead of twice.
     """
     import torch
 
     pool = torch.from_numpy(rows)
-    if not len(targets):
-        return
     in_place = np.array_equal(targets, np.arange(len(rows))) and np.array_equal(index[:, 0], targets)
     shares = torch.from_numpy((weight / weight.cumsum(axis=1))[:, :, None].astype(rows.dtype))
     sources = torch.from_numpy(np.ascontiguousarray(index.T))
     write_to = torch.from_numpy(targets)
 
-    def task(blocks: Iterator[slice]) -> None:
+    def task(blocks: Iterator[slice]) -> list[NDArray[np.float64]]:
+        grams = []
         for columns in blocks:
             block = pool[:, columns]
+            if want_gram:
+                grams.append(_block_gram(block).double().numpy())
             others = [block.index_select(0, source) for source in sources[1 if in_place else 0 :]]
             mixed = block if in_place else others.pop(0)
             for position, other in enumerate(others, start=1):
                 mixed.lerp_(other, shares[:, position])
             if not in_place:
                 block.index_copy_(0, write_to, mixed.expand(len(targets), -1))
+        return grams
 
-    over_blocks(task, column_blocks(len(rows), rows.itemsize, 0, rows.shape[1]))
+    parts = over_blocks(task, column_blocks(len(rows), rows.itemsize, 0, rows.shape[1]))
+    return _symmetric(_add(len(rows), parts)) if want_gram else None
 
 
 def mean(rows: NDArray[Any], members: NDArray[np.int64], out: NDArray[Any]) -> None:
