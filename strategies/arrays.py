@@ -131,9 +131,9 @@ class Layout:
         return tuple(entry.name for entry in self.entries)
 
     @cached_property
-    def spec(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """What an upload must be: name -> (shape, dtype), in order, read-only."""
-        return MappingProxyType({entry.name: (entry.shape, entry.dtype) for entry in self.entries})
+    def spec(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """What an upload must be: name -> (shape, dtype's name), in order, read-only."""
+        return MappingProxyType({entry.name: (entry.shape, str(entry.dtype)) for entry in self.entries})
 
     def columns(self, part: str) -> slice:
         """Return the columns of ``"parameters"`` or of the whole ``"state"`` in the float row."""
@@ -182,7 +182,7 @@ class Layout:
         for name, (shape, dtype) in self.spec.items():
             if arrays[name].shape != shape:
                 raise UploadError("wrong_shape", f"{name} has shape {arrays[name].shape}, expected {shape}")
-            if arrays[name].dtype != dtype:
+            if str(arrays[name].dtype) != dtype:
                 raise UploadError("wrong_dtype", f"{name} has dtype {arrays[name].dtype}, expected {dtype}")
 
 

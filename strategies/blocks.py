@@ -3,19 +3,18 @@
 A pass over a (K, d) buffer touches more bytes than any cache holds, so what counts is how often each byte travels
 from memory. Both passes take a block of all K rows and some columns, do everything with it while it is in the
 cache, and go on: the Gram matrix reads each value once, mixing reads and writes each value once and needs no second
-pool. Blocks are the same whatever the number of threads, each is worked on by one thread, and partial sums are
-added in the order of the columns, so the number of threads never changes a bit of the result.
+pool. Blocks and groups of blocks are the same whatever the number of threads, a group is worked on by one thread, and
+the groups' sums are added in the order of the columns: the number of threads never changes a bit of the result.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import pairwise
 from threading import Barrier
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,28 +25,31 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 2**20
 """Bytes of one block of all rows; half of a usual L2 cache, so that a block and its copy fit together."""
 
-T = TypeVar("T")
+GROUP = 16
+"""Blocks that one thread works on before it takes the next group."""
 
 
-def column_blocks(rows: int, itemsize: int, start: int, stop: int) -> list[slice]:
-    """Cut columns ``start:stop`` of a pool into blocks of about BLOCK_BYTES; at least 256 columns each."""
+def column_groups(rows: int, itemsize: int, start: int, stop: int) -> list[list[slice]]:
+    """Cut columns ``start:stop`` of a pool into blocks of about BLOCK_BYTES, 256 columns at least; group them by 16.
+
+    A group is what a thread takes at once.
+    """
     width = max(256, BLOCK_BYTES // max(1, rows * itemsize) // 256 * 256)
-    return [slice(a, min(a + width, stop)) for a in range(start, stop, width)]
+    blocks = [slice(a, min(a + width, stop)) for a in range(start, stop, width)]
+    return [blocks[i : i + GROUP] for i in range(0, len(blocks), GROUP)]
 
 
-def over_blocks(task: Callable[[Iterator[slice]], T], blocks: Sequence[slice]) -> list[T]:
-    """Give each thread a run of neighbouring blocks; return what `task` made of each run, in order of the columns.
+def over_groups(task: Callable[[int, list[slice]], None], groups: Sequence[list[slice]]) -> None:
+    """Call ``task(number, blocks)`` for every group, in as many threads as torch may use (``torch.get_num_threads()``).
 
-    As many threads as torch may use (``torch.get_num_threads()``); each of them computes with one thread.
+    Each of the threads computes with one thread of torch's.
     """
     import torch
 
-    threads = min(torch.get_num_threads(), len(blocks))
-    if torch.get_num_threads() == 1:
-        return [task(iter(blocks))]
-    cuts = np.linspace(0, len(blocks), threads + 1).astype(int).tolist()
-    runs = [iter(blocks[a:b]) for a, b in pairwise(cuts)]
-    return list(_workers(os.getpid(), torch.get_num_threads()).map(task, runs))
+    threads = torch.get_num_threads()
+    run = map if threads == 1 else _workers(os.getpid(), threads).map
+    for _ in run(task, range(len(groups)), groups):
+        pass
 
 
 @lru_cache(maxsize=4)
@@ -78,38 +80,87 @@ def gram(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDAr
 
     Products and sums inside a block are of the rows' dtype, sums across blocks are float64.
     """
+    return _symmetric(_sum_over_blocks(_block_gram, rows, members, columns))
+
+
+def manhattan(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDArray[np.float64]:
+    """Return ``sum |x - y|`` (m, m) of all pairs of the `members` rows over `columns`, summed as in :func:`gram`."""
     import torch
 
-    pool = torch.from_numpy(rows)
+    return _sum_over_blocks(lambda block: torch.cdist(block, block, p=1.0), rows, members, columns)
+
+
+def _sum_over_blocks(
+    kernel: Callable[[torch.Tensor], torch.Tensor], rows: NDArray[Any], members: NDArray[np.int64], columns: slice
+) -> NDArray[np.float64]:
+    """Sum what `kernel` makes of each block (m, c) in float64, in the order of the columns."""
+    import torch
+
+    pool, chosen = torch.from_numpy(rows), torch.from_numpy(members)
     everybody = np.array_equal(members, np.arange(len(rows)))
-    chosen = torch.from_numpy(members)
-
-    def task(blocks: Iterator[slice]) -> list[NDArray[np.float64]]:
-        parts = []
-        for block in blocks:
-            part = pool[:, block] if everybody else pool[:, block].index_select(0, chosen)
-            parts.append(_block_gram(part))
-        return parts
-
     start, stop, _ = columns.indices(rows.shape[1])
-    total = np.zeros((len(members), len(members)))
-    for parts in over_blocks(task, column_blocks(len(members), rows.itemsize, start, stop)):
+    groups = column_groups(len(members), rows.itemsize, start, stop)
+    parts = np.zeros((len(groups), len(members), len(members)))
+
+    def task(number: int, blocks: list[slice]) -> None:
+        scratch = None if everybody else _scratch(pool, len(members), blocks)
+        for columns in blocks:
+            block = pool[:, columns] if scratch is None else _gather(pool[:, columns], chosen, scratch)
+            _accumulate(parts[number], kernel(block))
+
+    over_groups(task, groups)
+    return _total(parts)
+
+
+def _scratch(pool: torch.Tensor, rows: int, blocks: list[slice]) -> torch.Tensor:
+    """Return a buffer for `rows` rows of the widest of `blocks`; one for all, as many small ones fragment the heap."""
+    return pool.new_empty(rows * (blocks[0].stop - blocks[0].start))
+
+
+def _gather(block: torch.Tensor, source: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """Copy the `source` rows of `block` (K, c) into `scratch`; return them as (len(source), c)."""
+    import torch
+
+    out = scratch[: len(source) * block.shape[1]].view(len(source), -1)
+    return torch.index_select(block, 0, source, out=out)
+
+
+def _accumulate(total: NDArray[np.float64], part: torch.Tensor) -> None:
+    with np.errstate(invalid="ignore"):  # inf - inf of a model that overflowed is a NaN, which never wins
+        total += part.numpy()
+
+
+def _total(parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Add the (m, m) parts up, first to last."""
+    total = np.zeros(parts.shape[1:])
+    with np.errstate(invalid="ignore"):
         for part in parts:
             total += part
-    upper = np.triu(total)
-    return upper + np.triu(total, 1).T
+    return total
 
 
-def _block_gram(block: torch.Tensor) -> NDArray[np.float64]:
+def _symmetric(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mirror the upper triangle."""
+    upper = np.triu(matrix)
+    return upper + np.triu(upper, 1).T
+
+
+def _block_gram(block: torch.Tensor) -> torch.Tensor:
     """Return the upper triangle of ``block @ block.T``: two products of half the rows, three quarters of the work."""
     half = len(block) // 2
     product = block.new_zeros(len(block), len(block))
     product[:half] = block[:half] @ block.T
     product[half:, half:] = block[half:] @ block[half:].T
-    return product.double().numpy()
+    return product
 
 
-def mix(rows: NDArray[Any], targets: NDArray[np.int64], index: NDArray[np.int64], weight: NDArray[np.float64]) -> None:
+def mix(
+    rows: NDArray[Any],
+    targets: NDArray[np.int64],
+    index: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    want_gram: bool = False,
+) -> NDArray[np.float64] | None:
     """Replace ``rows[targets[t]]`` by ``sum_l weight[t, l] * rows[index[t, l]]``, all at once, in place.
 
     The sum is a chain of two-point interpolations, each with the share that its model has of the weights so far.
@@ -124,28 +175,36 @@ def mix(rows: NDArray[Any], targets: NDArray[np.int64], index: NDArray[np.int64]
     index, weight : arrays (T, L) or (1, L)
         Sources and their weights, 0 or more each; every row of `weight` sums to 1 and starts above 0. A single row
         holds for all targets.
+    want_gram : bool
+        Return the Gram matrix (K, K) of the rows as they were, to the bit what :func:`gram` gives for all of them,
+        taken while each block is in the cache: the pool then travels from memory once instead of twice.
     """
     import torch
 
     pool = torch.from_numpy(rows)
-    if not len(targets):
-        return
     in_place = np.array_equal(targets, np.arange(len(rows))) and np.array_equal(index[:, 0], targets)
     shares = torch.from_numpy((weight / weight.cumsum(axis=1))[:, :, None].astype(rows.dtype))
-    sources = torch.from_numpy(np.ascontiguousarray(index.T))
+    sources = [torch.from_numpy(np.ascontiguousarray(source)) for source in index.T]
     write_to = torch.from_numpy(targets)
+    groups = column_groups(len(rows), rows.itemsize, 0, rows.shape[1])
+    parts = np.zeros((len(groups) if want_gram else 0, len(rows), len(rows)))
 
-    def task(blocks: Iterator[slice]) -> None:
+    def task(number: int, blocks: list[slice]) -> None:
+        scratches = [_scratch(pool, len(index), blocks) for _ in sources]
         for columns in blocks:
             block = pool[:, columns]
-            others = [block.index_select(0, source) for source in sources[1 if in_place else 0 :]]
-            mixed = block if in_place else others.pop(0)
-            for position, other in enumerate(others, start=1):
+            if want_gram:
+                _accumulate(parts[number], _block_gram(block))
+            first = 1 if in_place else 0  # everything is read before anything is written
+            gathered = [_gather(block, source, to) for source, to in zip(sources[first:], scratches[first:])]
+            mixed = block if in_place else gathered.pop(0)
+            for position, other in enumerate(gathered, start=1):
                 mixed.lerp_(other, shares[:, position])
             if not in_place:
                 block.index_copy_(0, write_to, mixed.expand(len(targets), -1))
 
-    over_blocks(task, column_blocks(len(rows), rows.itemsize, 0, rows.shape[1]))
+    over_groups(task, groups)
+    return _symmetric(_total(parts)) if want_gram else None
 
 
 def mean(rows: NDArray[Any], members: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -155,9 +214,10 @@ def mean(rows: NDArray[Any], members: NDArray[np.int64], out: NDArray[Any]) -> N
     pool, result, chosen = torch.from_numpy(rows), torch.from_numpy(out), torch.from_numpy(members)
     everybody = np.array_equal(members, np.arange(len(rows)))
 
-    def task(blocks: Iterator[slice]) -> None:
+    def task(_number: int, blocks: list[slice]) -> None:
+        scratch = None if everybody else _scratch(pool, len(members), blocks)
         for columns in blocks:
-            block = pool[:, columns] if everybody else pool[:, columns].index_select(0, chosen)
+            block = pool[:, columns] if scratch is None else _gather(pool[:, columns], chosen, scratch)
             result[columns] = torch.mean(block, 0, dtype=torch.float64)
 
-    over_blocks(task, column_blocks(2 * len(members), rows.itemsize, 0, rows.shape[1]))
+    over_groups(task, column_groups(2 * len(members), rows.itemsize, 0, rows.shape[1]))

@@ -40,7 +40,7 @@ def test_views_are_the_row_itself_in_state_dict_order():
     assert list(views) == list(layout.names) == list(model())
     for name, array in model().items():
         np.testing.assert_array_equal(views[name], array)
-        assert (views[name].dtype, views[name].shape) == (array.dtype, array.shape) == layout.spec[name][::-1]
+        assert (views[name].shape, str(views[name].dtype)) == (array.shape, str(array.dtype)) == layout.spec[name]
     views["head.weight"][0, 1] = 60
     views["norm.num_batches_tracked"][...] = 70
     assert (row[3], integers[0]) == (60, 70)

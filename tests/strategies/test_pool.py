@@ -228,6 +228,21 @@ def test_the_number_of_threads_changes_no_bit(tiny_blocks):
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.parametrize("members", [[0, 1, 2, 3], [0, 3], []])
+def test_the_fused_pass_gives_the_same_bits_as_two(members, tiny_blocks):
+    matrix = mixing.cross(4, members, np.roll(np.arange(len(members)), 1), 0.9)
+    one, two = random_pool(4, 900), random_pool(4, 900)
+    gram = two.gram()
+    two.mix(matrix)
+    assert one.mix_with_gram(matrix).tobytes() == gram.tobytes()
+    assert one.rows.tobytes() == two.rows.tobytes()
+
+
+def test_a_mixing_must_fit_the_pool():
+    with pytest.raises(ValueError, match="of 3 slots does not fit a pool of 2"):
+        bn_pool(2).mix(mixing.identity(3))
+
+
 def test_float64_models_stay_float64():
     pool = random_pool(3, 50, dtype=np.float64)
     before = pool.rows.copy()
