@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,14 @@ class FederatedData:
     task: Task
     partition: Partition
 
+    @property
+    def central(self) -> Tensor:
+        """The prepared inputs of the central test set, (n, ...)."""
+        raw = self.task.test.x
+        if self.partition.test_transform is not None:
+            raw = self.partition.test_transform(np.arange(len(self.task.test)), np.asarray(raw))
+        return self.task.prepare(raw)
+
     def client(self, index: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the prepared inputs (n, ...) and labels (n,) of client `index` on `device`.
 
@@ -27,6 +36,8 @@ class FederatedData:
         DataError
             If there is no such client or it owns nothing.
         """
+        if self.partition.own:
+            index = 0
         if not 0 <= index < len(self.partition):
             raise DataError(f"client {index}: the partition has clients 0 to {len(self.partition) - 1}.")
         indices = self.partition.train[index]
@@ -39,8 +50,16 @@ class FederatedData:
         return self.task.prepare(raw).to(device), labels.to(device)
 
 
+_loaded: dict[str, FederatedData] = {}
+
+
 def load(config: RunConfig) -> FederatedData:
-    """Load the configured task and partition it."""
-    task: Task = config.module("task").load(config.task)
-    partition: Partition = config.module("partition").split(config.partition, task, config.seed)
-    return FederatedData(task, partition)
+    """Load the configured task and partition it; what was loaded last in this process is used again."""
+    parts = config.task.model_dump_json(), config.partition.model_dump_json(), config.seed
+    wanted = f"{config.modules['task']} {config.modules['partition']} {parts}"
+    if wanted not in _loaded:
+        task: Task = config.module("task").load(config.task)
+        partition: Partition = config.module("partition").split(config.partition, task, config.seed)
+        _loaded.clear()
+        _loaded[wanted] = FederatedData(task, partition)
+    return _loaded[wanted]

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks import PLUGIN_VARIABLE, extra_folders
 from tasks.errors import ConfigError, nearest
 
 CONF = Path(__file__).resolve().parent
-#: Folders (separated by ``:``) with a user's own ``strategies/``, ``tasks/`` and ``conf/``.
-PLUGIN_VARIABLE = "FEDCROSS_PATH"
 
 
 def plugin_folders() -> list[Path]:
@@ -33,12 +32,9 @@ def plugin_folders() -> list[Path]:
 def activate_plugins() -> list[str]:
     """Make the user's own modules importable; return the Hydra overrides that make their YAML files visible."""
     folders = plugin_folders()
-    for folder in folders:
-        for package in ("strategies", "tasks", "tasks.models", "tasks.partition"):
-            part = str(folder / package.replace(".", "/"))
-            search = importlib.import_module(package).__path__
-            if Path(part).is_dir() and part not in search:
-                search.append(part)
+    for package in ("strategies", "tasks", "tasks.models", "tasks.partition"):
+        search = importlib.import_module(package).__path__
+        search += [folder for folder in extra_folders(package) if folder not in search]
     search_path = ",".join(f"file://{folder / 'conf'}" for folder in folders if (folder / "conf").is_dir())
     return [f"hydra.searchpath=[{search_path}]"] if search_path else []
 

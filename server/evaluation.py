@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from client.data import FederatedData
 from strategies.wire import Arrays
-from tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,18 @@ class Evaluator:
     ----------
     model : nn.Module
         The network; its weights are overwritten.
-    task : Task
-        Its test set is prepared once and stays on `device`.
+    data : FederatedData
+        The central test set is prepared once and stays on `device`.
     device : torch.device
         Where to evaluate.
     batch : int
         Examples at a time.
     """
 
-    def __init__(self, model: nn.Module, task: Task, device: torch.device, batch: int = 1000) -> None:
+    def __init__(self, model: nn.Module, data: FederatedData, device: torch.device, batch: int = 1000) -> None:
         self.model = model.to(device).eval()
-        self.task = task
+        self.task = data.task
+        self._data = data
         self.device = device
         self.batch = batch
         self._inputs: Tensor | None = None
@@ -48,7 +49,7 @@ class Evaluator:
         """Return the score of the model with weights `arrays`."""
         self.model.load_state_dict({n: torch.from_numpy(np.array(a)) for n, a in arrays.items()})
         if self._inputs is None:
-            self._inputs = self.task.prepare(self.task.test.x).to(self.device)
+            self._inputs = self._data.central.to(self.device)
         labels = torch.from_numpy(np.asarray(self.task.test.y))
         logits = self._logits(self._inputs)
         right = (logits.argmax(1) == labels).numpy()

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.serverapp import Grid
 from safetensors.numpy import save
 
+from client.data import load
+from client.work import pick_device
 from conf.schema import RunConfig
 from server import accounting
 from server.checkpoint import Checkpoints
@@ -48,11 +49,11 @@ class Session:
         self.progress = progress
         self.folder = make_folder(config)
         self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
-        self.device = _device(config.device)
+        self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
-        task = config.module("task").load(config.task)
-        model = kind.build_model(create(config.modules["model"], config.model, task, config.seed), config.method)
-        self.evaluator = Evaluator(model, task, self.device)
+        data = load(config)
+        model = kind.build_model(create(config.modules["model"], config.model, data.task, config.seed), config.method)
+        self.evaluator = Evaluator(model, data, self.device)
         self.done, self.run = 0, secrets.token_hex(8)
         state = None
         if config.resume is not None:
@@ -175,9 +176,3 @@ def write_model(path: Path, arrays: Arrays) -> None:
     import numpy as np
 
     accounting.write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)

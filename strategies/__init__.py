@@ -1,1 +1,8 @@
-"""One file per method, both halves of its protocol side by side."""
+"""One file per method, both halves of its protocol side by side.
+
+Folders named in ``FEDCROSS_PATH`` add methods of their own: ``FOLDER/strategies/NAME.py``.
+"""
+
+from tasks import extra_folders
+
+__path__ += extra_folders("strategies")

@@ -97,12 +97,15 @@ class Partition:
     test_transform : callable or None
         ``(indices into task.test, raw inputs at them) -> raw inputs``: what the central test set must go through
         where `transform` is not None.
+    own : bool
+        Whether all of this machine's data belongs to whichever client runs here (a real edge device).
     """
 
     train: Sequence[IntArray]
     test: Sequence[IntArray] | None = None
     transform: Callable[[int, npt.NDArray[np.generic]], npt.NDArray[np.generic]] | None = None
     test_transform: Callable[[IntArray, npt.NDArray[np.generic]], npt.NDArray[np.generic]] | None = None
+    own: bool = False
 
     def __len__(self) -> int:
         return len(self.train)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from tasks import extra_folders
 from tasks.base import Task
 from tasks.errors import ConfigError
 from tasks.randomness import key
@@ -12,6 +13,8 @@ from tasks.settings import Settings, find, parse
 
 if TYPE_CHECKING:
     from tasks.models._split import Split
+
+__path__ += extra_folders("tasks.models")
 
 
 def create(name: str, settings: Settings | Mapping[str, Any], task: Task, seed: int) -> Split:

@@ -2,3 +2,7 @@
 
 ``split`` returns a :class:`tasks.base.Partition`; it is a pure function of its arguments.
 """
+
+from tasks import extra_folders
+
+__path__ += extra_folders("tasks.partition")

@@ -15,4 +15,4 @@ class Params(Settings):
 
 def split(params: Params, task: Task, seed: int) -> Partition:  # noqa: ARG001  # nothing to choose, nothing to draw
     """Return one client with all training and all test examples."""
-    return Partition(train=owned([np.arange(len(task.train))]), test=[np.arange(len(task.test))])
+    return Partition(train=owned([np.arange(len(task.train))]), test=[np.arange(len(task.test))], own=True)

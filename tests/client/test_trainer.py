@@ -1,0 +1,123 @@
+import numpy as np
+import torch
+from torch import nn
+
+from client.net import ModuleNet
+from client.trainer import batches, one_thread, train
+from conf.schema import Train
+from strategies.objective import Objective, Visit
+from tasks.settings import Settings
+
+
+class Line(nn.Module):
+    """Two logits from one input, weights zero at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Identity()
+        self.classifier = nn.Linear(1, 2, bias=False)
+        nn.init.zeros_(self.classifier.weight)
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+def visit_of(net, x, y, lr=0.5, momentum=None):
+    return Visit(
+        net=net,
+        params={n: p.detach().clone() for n, p in net.params.items()},
+        buffers={},
+        extras={},
+        config={},
+        state={},
+        x=x,
+        y=y,
+        client=0,
+        round=1,
+        rounds=1,
+        seed=0,
+        classes=2,
+        lr=lr,
+        momentum=momentum,
+    )
+
+
+def test_two_steps_with_momentum_and_weight_decay_by_hand():
+    # One example x = 1, y = 0; logits w0, w1. dL/dw0 = p0 - 1, dL/dw1 = p1.
+    # Step 1: w = 0, p = (.5, .5), g = (-.5, .5), decay adds 0; m = g; w = -.5 g = (.25, -.25).
+    # Step 2: p0 = 1/(1 + e^-.5) = .62246; g = (-.37754, .37754) + .1 (.25, -.25) = (-.35254, .35254);
+    #   m = .9 (-.5, .5) + g = (-.80254, .80254); w = (.25, -.25) - .5 m = (.65127, -.65127).
+    net = ModuleNet(Line(), torch.device("cpu"))
+    x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    settings = Train(lr=0.5, momentum=0.9, weight_decay=0.1, epochs=2, batch=1)
+    trained = train(net, Objective(Settings()), visit_of(net, x, y), {}, settings)
+    assert trained.steps == 2
+    np.testing.assert_allclose(trained.flat.numpy(), [0.65127, -0.65127], atol=1e-5)
+    np.testing.assert_allclose(trained.momentum.numpy(), [-0.80254, 0.80254], atol=1e-5)
+    # mean loss: (ln 2 + ln(1 + e^-.5)) / 2
+    np.testing.assert_allclose(trained.loss, (np.log(2) + np.log1p(np.exp(-0.5))) / 2, rtol=1e-6)
+
+
+def test_the_steps_are_those_of_torch_sgd():
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.features, model.classifier = nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Linear(5, 3)
+    net = ModuleNet(model, torch.device("cpu"))
+    x, y = torch.randn(23, 4), torch.randint(0, 3, (23,))
+    settings = Train(lr=0.1, momentum=0.5, weight_decay=0.01, epochs=3, batch=10)
+
+    twin = nn.Sequential()
+    twin.features, twin.classifier = nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Linear(5, 3)
+    twin.load_state_dict(model.state_dict())
+    optimiser = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
+    for inputs, labels in batches(visit_of(net, x, y), 3, 10):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(twin(inputs), labels).backward()
+        optimiser.step()
+
+    train(net, Objective(Settings()), visit_of(net, x, y, lr=0.1), {}, settings)
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(net.params[name].detach(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_short_last_batch_is_kept_and_every_example_is_seen_once_an_epoch():
+    net = ModuleNet(Line(), torch.device("cpu"))
+    x, y = torch.arange(7.0).reshape(7, 1), torch.zeros(7, dtype=torch.int64)
+    sizes = [len(labels) for _, labels in batches(visit_of(net, x, y), 2, 3)]
+    assert sizes == [3, 3, 1, 3, 3, 1]
+    seen = torch.cat([inputs for inputs, _ in batches(visit_of(net, x, y), 1, 3)]).ravel()
+    assert sorted(seen.tolist()) == list(range(7))
+
+
+def test_the_order_depends_on_seed_round_client_and_epoch_only():
+    net = ModuleNet(Line(), torch.device("cpu"))
+    x, y = torch.arange(50.0).reshape(50, 1), torch.zeros(50, dtype=torch.int64)
+
+    def order(**changes):
+        visit = visit_of(net, x, y)
+        for name, value in changes.items():
+            setattr(visit, name, value)
+        return torch.cat([inputs for inputs, _ in batches(visit, 1, 50)]).ravel().tolist()
+
+    assert order() == order()
+    assert order() != order(round=2)
+    assert order() != order(client=1)
+    assert order() != order(seed=1)
+
+
+def test_momentum_can_be_carried_over():
+    net = ModuleNet(Line(), torch.device("cpu"))
+    x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    settings = Train(lr=0.5, momentum=0.9, epochs=1, batch=1)
+    start = torch.tensor([1.0, -1.0])
+    # m = .9 (1, -1) + (-.5, .5) = (.4, -.4); w = -.5 m.
+    trained = train(net, Objective(Settings()), visit_of(net, x, y, momentum=start), {}, settings)
+    np.testing.assert_allclose(trained.flat.numpy(), [-0.2, 0.2], atol=1e-7)
+    assert start.tolist() == [1.0, -1.0]
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    with one_thread(torch.device("cpu")):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before

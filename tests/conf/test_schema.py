@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+
+from conf import compose as composing
+from conf.schema import PACKAGES, Train, load, remarks
+from tasks.errors import ConfigError
+
+
+def faults(*overrides):
+    with pytest.raises(ConfigError) as caught:
+        load(overrides)
+    return caught.value.faults
+
+
+def test_the_default_is_valid():
+    config = load(())
+    assert config.names["method"] == "fedcross"
+    assert config.method.alpha == 0.99  # type: ignore[attr-defined]
+
+
+def test_all_faults_are_told_at_once():
+    found = faults("method.alpha=2", "rounds=0", "train.lr=-1", "partition.beta=0", "device=tpu")
+    assert len(found) == 5
+    assert any(f.startswith("method.alpha=2") for f in found)
+
+
+@pytest.mark.parametrize("alpha", [0.49, -1, 1.01, 2, "nan", "high"])
+def test_alpha_outside_its_range(alpha):
+    (found,) = faults(f"method.alpha={alpha}")
+    assert "method.alpha" in found
+
+
+def test_alpha_one_is_allowed_with_a_remark():
+    assert "independent training" in remarks(load(("method.alpha=1.0",)))[0]
+    assert remarks(load(("method.alpha=0.9",))) == []
+
+
+def test_more_clients_a_round_than_there_are():
+    (found,) = faults("clients_per_round=30", "partition.clients=20")
+    assert "clients_per_round=30: the federation has 20 clients" in found
+
+
+def test_waiting_for_more_clients_than_there_are():
+    (found,) = faults("partition.clients=20", "federation.min_clients=21")
+    assert "federation.min_clients=21" in found
+
+
+def test_an_unknown_setting_of_a_part():
+    (found,) = faults("+method.alfa=0.9")
+    assert found == "method.alfa: unknown setting. Did you mean 'alpha'?"
+
+
+def test_resume_of_nothing():
+    (found,) = faults("resume=/no/such/run")
+    assert "no such run folder" in found
+
+
+def test_learning_rate_decays_to_its_floor():
+    train = Train(lr=1.0, lr_decay=0.5, lr_min=0.2, epochs=1, batch=1)
+    assert [train.rate(r) for r in (1, 2, 3, 4)] == [1.0, 0.5, 0.25, 0.2]
+
+
+#: What a file leaves for the user to say.
+NEEDED = {("partition", "indices"): ("partition.file=owners.json",)}
+CHOICES = sorted((group, path.stem) for group in PACKAGES for path in (composing.CONF / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_every_yaml_file_composes_and_is_valid(group, name):
+    overrides = (f"{group}={name}", *NEEDED.get((group, name), ()))
+    raw = composing.compose(overrides)
+    config = load(overrides)
+    assert config.names[group] == raw[group]["name"]
+    assert config.module(group).__name__.startswith(PACKAGES[group])
+
+
+@pytest.mark.parametrize("path", sorted((composing.CONF / "experiment").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_composes_and_is_valid(path: Path):
+    name = path.relative_to(composing.CONF / "experiment").with_suffix("")
+    load((f"experiment={name}",))
+
+
+@pytest.mark.parametrize(
+    "path", sorted(composing.CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_every_file_opens_with_its_command(path):
+    first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
+    assert first.startswith("# fedcross")

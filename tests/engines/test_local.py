@@ -1,0 +1,57 @@
+from importlib.metadata import version
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+
+from engines.local import FIRST_NODE, LocalGrid
+
+
+@pytest.fixture
+def grid():
+    app = ClientApp()
+
+    @app.query()
+    def query(message, context):
+        if context.node_config["partition-id"] == 2:
+            raise ValueError("broken device")
+        seen = context.state.config_records.setdefault("seen", __import__("flwr").app.ConfigRecord({"count": 0}))
+        seen["count"] += 1
+        return Message(RecordDict({"seen": seen}), reply_to=message)
+
+    return LocalGrid(app, 3, {"overrides": ""})
+
+
+def ask(grid, *partitions):
+    return [Message(RecordDict(), dst_node_id=FIRST_NODE + p, message_type="query") for p in partitions]
+
+
+def test_the_private_part_of_flower_is_as_we_know_it():
+    assert version("flwr") == "1.41.0", "check engines/local.py: TaskIdentity is private to Flower"
+    assert {"run_id", "node_id", "task_id"} <= set(dir(type(TaskIdentity)))
+
+
+def test_every_message_is_answered_under_its_id(grid):
+    messages = ask(grid, 0, 1)
+    ids = list(grid.push_messages(messages))
+    replies = [*grid.pull_messages(ids), *grid.pull_messages(ids)]
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids
+    assert list(grid.pull_messages(ids)) == []
+
+
+def test_an_exception_in_a_client_is_an_error_reply_as_in_flower(grid):
+    (reply,) = grid.send_and_receive(ask(grid, 2))
+    assert reply.has_error()
+    assert reply.error.code == 2
+    assert "broken device" in str(reply.error.reason)
+
+
+def test_a_nodes_state_lives_across_messages(grid):
+    for expected in (1, 2):
+        (reply,) = grid.send_and_receive(ask(grid, 1))
+        assert reply.content.config_records["seen"]["count"] == expected
+
+
+def test_all_nodes_are_there(grid):
+    assert sorted(grid.partitions[node] for node in grid.get_node_ids()) == [0, 1, 2]

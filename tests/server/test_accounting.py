@@ -1,0 +1,68 @@
+import json
+import math
+
+import pytest
+
+from server.accounting import Ledger, line, result, smoothed, write_atomically
+from server.evaluation import Score
+from strategies.base import RoundReport
+from tasks.errors import StorageError
+
+
+def entry(number, accuracy=0.5):
+    return line(RoundReport(number, clients=2, bytes_down=10, bytes_up=5), Score(accuracy, 1.0, ()), 0.1)
+
+
+def test_smoothed_accuracy_by_hand():
+    # Windows of 2 over .1 .5 .7 .3: means .3 .6 .5; the best is (.5, .7) with standard deviation .1.
+    found = smoothed([0.1, 0.5, 0.7, 0.3], window=2)
+    assert found["mean"] == pytest.approx(0.6)
+    assert found["std"] == pytest.approx(0.1)
+    assert found["window"] == 2
+
+
+def test_a_short_curve_is_one_window():
+    assert smoothed([0.2, 0.4], window=10) == pytest.approx({"mean": 0.3, "std": 0.1, "window": 2})
+    assert math.isnan(smoothed([])["mean"])
+
+
+def test_the_line_has_what_the_design_lists():
+    listed = {
+        "round", "test_accuracy", "test_loss", "train_loss", "clients", "dropped", "bytes_down", "bytes_up", "seconds",
+        "seconds_training", "seconds_aggregation",
+    }  # fmt: skip
+    assert listed <= entry(1).keys()
+    assert line(RoundReport(1), None, 0.1)["test_accuracy"] is None
+
+
+def test_the_result_has_what_the_design_lists():
+    names = ("method", "task", "model", "partition", "seed", "engine", "device")
+    found = result([entry(1, 0.2), entry(2, 0.6), entry(3, 0.4)], dict.fromkeys(names, "x"))
+    assert (found["final_accuracy"], found["best_accuracy"], found["rounds"]) == (0.4, 0.6, 3)
+    assert found["bytes_total"] == 45
+    assert {*names, "rounds", "smoothed_accuracy", "seconds_total", "versions", "commit"} <= found.keys()
+
+
+def test_a_continued_ledger_drops_later_and_broken_lines(tmp_path):
+    ledger = Ledger(tmp_path)
+    for number in (1, 2, 3):
+        ledger.add(entry(number))
+    ledger.close()
+    with ledger.path.open("a") as file:
+        file.write('{"round": 4, "test_acc')
+    continued = Ledger(tmp_path, keep_until=2)
+    continued.add(entry(3))
+    continued.close()
+    assert [json.loads(text)["round"] for text in ledger.path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_ledger_without_a_place_says_so(tmp_path):
+    with pytest.raises(StorageError, match="Choose another output folder"):
+        Ledger(tmp_path / "not-there")
+
+
+def test_writing_replaces_whole_files(tmp_path):
+    write_atomically(tmp_path / "a", b"one")
+    write_atomically(tmp_path / "a", b"two")
+    assert (tmp_path / "a").read_bytes() == b"two"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -1,0 +1,79 @@
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from conf.schema import load
+from server.session import check_same, describe, flatten
+from tasks.errors import ConfigError, StorageError
+from tests.federation import run, same, session
+
+
+def test_a_run_leaves_what_the_design_lists(tmp_path):
+    finished = run(tmp_path, "logger=tensorboard")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"metrics.jsonl", "result.json", "model.safetensors", "checkpoints"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert same(load_file(tmp_path / "model.safetensors"), dict(sorted(finished.method.global_model().items())))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["method"], result["task"], result["rounds"]) == ("fedcross", "digits", 3)
+
+
+def test_evaluation_only_when_due_and_at_the_end(tmp_path):
+    run(tmp_path, "rounds=5", "evaluate_every=2")
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines if line["test_accuracy"] is not None] == [2, 4, 5]
+
+
+def test_training_learns(tmp_path):
+    run(tmp_path, "rounds=12", "train.epochs=3", "train.lr=0.1", "evaluate_every=12")
+    assert json.loads((tmp_path / "result.json").read_text())["final_accuracy"] > 0.6
+
+
+def test_the_checkpoint_holds_the_pool(tmp_path):
+    finished = run(tmp_path)
+    arrays = load_file(tmp_path / "checkpoints" / "round-000003.safetensors")
+    assert any(np.array_equal(array, finished.method.pool.rows) for array in arrays.values())  # type: ignore[attr-defined]
+
+
+def test_an_interrupted_run_keeps_its_rounds_and_continues(tmp_path):
+    whole = run(tmp_path / "whole", "rounds=4")
+    cut = session(tmp_path / "cut", "rounds=4")
+    real = cut._round
+
+    def interrupted(number):
+        if number == 3:
+            raise KeyboardInterrupt
+        return real(number)
+
+    cut._round = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        cut.execute()
+    assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == 2
+    resumed = run(tmp_path / "cut", "rounds=4", f"resume={tmp_path / 'cut'}")
+    assert same(whole.method.global_model(), resumed.method.global_model())
+
+
+def test_resume_with_another_configuration_names_the_differing_settings(tmp_path):
+    run(tmp_path, "rounds=1")
+    with pytest.raises(ConfigError) as caught:
+        session(tmp_path, "rounds=2", "method.alpha=0.7", "train.lr=0.3", f"resume={tmp_path}")
+    assert [fault.split(":")[0] for fault in caught.value.faults] == ["method.alpha", "train.lr"]
+
+
+def test_more_rounds_another_engine_or_place_are_no_difference():
+    a = load(("rounds=1", "output=a", "engine.workers=1", "checkpoint.keep=1"))
+    b = load(("rounds=9", "output=b", "device=cpu", "checkpoint.keep=5"))
+    check_same(describe(a), describe(b))
+
+
+def test_flatten():
+    assert flatten({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
+
+
+def test_an_unwritable_output_folder_is_refused_before_anything_starts(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        session(blocked / "run")

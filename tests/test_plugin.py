@@ -1,0 +1,80 @@
+"""A new method is three new files and no edit: here in a temporary folder, found through FEDCROSS_PATH."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.federation import run
+
+METHOD = '''
+"""Toy method: keeps the upload of the client with the most examples."""
+
+from pydantic import Field
+
+from strategies.fedavg import SingleModel
+from strategies.objective import Objective
+from tasks.settings import Settings
+
+
+class ToyObjective(Objective):
+    def loss(self, net, params, buffers, batch, extras):
+        return self.params.scale * super().loss(net, params, buffers, batch, extras)
+
+
+class Toy(SingleModel):
+    class Params(Settings):
+        scale: float = Field(1.0, gt=0)
+
+    Objective = ToyObjective
+
+    def aggregate(self, current, uploads):
+        if uploads:
+            self.model = max(uploads, key=lambda upload: upload.num_examples).arrays
+        return {"toy_uploads": float(len(uploads))}
+'''
+TEST = """
+from strategies.toy import Toy
+
+
+def test_default():
+    assert Toy().params.scale == 1.0
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    root = tmp_path / "mine"
+    for name, text in {
+        "strategies/toy.py": METHOD,
+        "conf/method/toy.yaml": "# fedcross method=toy\nname: toy\nscale: 1.0\n",
+        "tests/strategies/test_toy.py": TEST,
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setenv("FEDCROSS_PATH", str(root))
+    import strategies
+
+    before = list(strategies.__path__)
+    yield root
+    strategies.__path__[:] = before
+    sys.modules.pop("strategies.toy", None)
+
+
+def test_a_method_in_three_new_files_runs(plugin, tmp_path):
+    run(tmp_path / "run", "method=toy", "method.scale=0.5", "rounds=2")
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["toy_uploads"] == 3.0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["method"] == "toy"
+
+
+def test_its_own_test_runs_too(plugin):
+    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/strategies/test_toy.py"]
+    checkout = Path(__file__).resolve().parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(own, cwd=plugin, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
