@@ -8,6 +8,11 @@ from tasks.base import Examples, Partition, Task
 from tasks.reading.params import token_ids
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDCROSS_CACHE", str(tmp_path / "cache"))
+
+
 def test_counts_and_sizes_by_hand():
     y = np.array([0, 0, 1, 2, 2, 2])
     nothing = Examples(np.zeros((1, 1)), np.zeros(1, np.int64))
