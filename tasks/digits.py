@@ -5,9 +5,14 @@ Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 
 from tasks.base import Examples, Task
+from tasks.errors import DataError
+from tasks.reading.cache import Store, cached
 from tasks.reading.params import ImageParams, limited, stratified
 
 TEST_FRACTION = 0.2
@@ -17,22 +22,30 @@ class Params(ImageParams):
     """Settings of the digits: normalisation, augmentation and limits."""
 
 
+def _decode(store: Store) -> None:
+    from sklearn.datasets import load_digits  # takes seconds to import, hence the cache
+
+    bunch = load_digits()
+    x, y = bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.int64)
+    for part, chosen in zip(("train", "test"), stratified(y, TEST_FRACTION, "digits test split")):
+        store.put(f"x_{part}", x[chosen])
+        store.put(f"y_{part}", y[chosen])
+
+
 def load(params: Params) -> Task:
     """Return the digits with a fixed stratified split, 80 % to train and 20 % to test.
 
     Raw inputs are uint8 in 0..16, shape ``(n, 1, 8, 8)``. The split does not depend on the run's seed, so every run
     is tested on the same examples.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = bunch.images.astype(np.uint8)[:, None]
-    y = bunch.target.astype(np.int64)
-    train, test = stratified(y, TEST_FRACTION, "digits test split")
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataError("digits: scikit-learn is not installed, and the digits come with it. Install it.")
+    arrays = cached("digits", [Path(package.origin)], {}, _decode)
     return Task(
         name="digits",
-        train=limited(Examples(x[train], y[train]), params.limit, "train"),
-        test=limited(Examples(x[test], y[test]), params.limit_test, "test"),
+        train=limited(Examples(arrays["x_train"], arrays["y_train"]), params.limit, "train"),
+        test=limited(Examples(arrays["x_test"], arrays["y_test"]), params.limit_test, "test"),
         classes=10,
         shape=(1, 8, 8),
         prepare=params.normaliser(channels=1, scale=16.0),

@@ -78,12 +78,16 @@ def _reserved(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array
     return array
 
 
-def cache_folder() -> Path:
-    """Return the folder of all cache entries (it may not exist yet)."""
+def cache_folder() -> Path | None:
+    """Return the folder of all cache entries (it may not exist yet); None for a user without a home."""
     if configured := os.environ.get("FEDCROSS_CACHE"):
         return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedcross"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "fedcross"
+    try:
+        return Path.home() / ".cache" / "fedcross"
+    except RuntimeError:  # a container's user that is only a number
+        return None
 
 
 def cached(name: str, sources: Iterable[Path], settings: Mapping[str, Any], decode: Callable[[Store], None]) -> Arrays:
@@ -105,14 +109,15 @@ def cached(name: str, sources: Iterable[Path], settings: Mapping[str, Any], deco
     dict of str to ndarray
         Read-only memory maps; arrays in memory where the cache folder cannot be written.
     """
-    entry = cache_folder() / f"{name}-{_fingerprint(sources, settings)}"
-    known = _open(entry)
-    if known is not None:
-        return known
+    folder = cache_folder()
     try:
-        return _decode_to(entry, decode)
+        if folder is None:
+            raise _CannotWriteError("no home folder; set FEDCROSS_CACHE")
+        entry = folder / f"{name}-{_fingerprint(sources, settings)}"
+        known = _open(entry)
+        return _decode_to(entry, decode) if known is None else known
     except _CannotWriteError as error:
-        logger.warning("cache %s cannot be written (%s): the data stay in memory", entry.parent, error)
+        logger.warning("cache %s cannot be written (%s): the data stay in memory", folder, error)
         store = Store(None)
         decode(store)
         for array in store.arrays.values():

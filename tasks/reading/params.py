@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
+NO_AUGMENTATION = {"crop": 0, "crop_padding": "zero", "resized_crop": False, "flip": False, "rotate": 0}
+
+
 class LimitParams(Settings):
     """Settings of every data set.
 
@@ -87,8 +90,8 @@ class ImageParams(LimitParams):
 
     def augmentation(self) -> Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None:
         """Return the configured augmentation, None if nothing is asked for."""
-        if self.augment is None:
-            return None
+        if self.augment is None or self.augment.items() <= NO_AUGMENTATION.items():
+            return None  # without importing torch
         from tasks.augment import build
 
         return build(self.augment)

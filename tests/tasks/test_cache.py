@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -74,6 +76,42 @@ def test_unwritable_folder_falls_back_to_memory_and_says_so(source, tmp_path, mo
     assert "stay in memory" in caplog.text
     assert arrays["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert not arrays["x"].flags.writeable
+
+
+def test_user_without_a_home_gets_memory(source, monkeypatch, caplog):
+    monkeypatch.setattr(cache, "cache_folder", lambda: None)
+    assert cached("toy", [source], {}, Decoder())["y"].tolist() == [4, 5]
+    assert "set FEDCROSS_CACHE" in caplog.text
+
+
+def test_processes_share_the_pages(source):
+    """Two processes read a mapped 16 MiB array; together they hold it once (PSS), not twice."""
+    program = (
+        "import re, sys\n"
+        "import numpy as np\n"
+        "array = np.load(sys.argv[1], mmap_mode='r')\n"
+        "array.sum()\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "own = open('/proc/self/smaps').read().split(sys.argv[1])[1]\n"
+        "print(re.search(r'Pss: +([0-9]+) kB', own)[1], flush=True); sys.stdin.readline()\n"
+    )
+    size = 16 * 1024 * 1024
+    [file] = [cached("toy", [source], {}, lambda store: store.put("x", np.ones(size, np.uint8)))["x"].filename]
+    pipe = subprocess.PIPE
+    readers = [
+        subprocess.Popen([sys.executable, "-c", program, str(file)], stdin=pipe, stdout=pipe, text=True)
+        for _ in range(2)
+    ]
+    for reader in readers:
+        assert reader.stdout.readline() == "ready\n"
+    kib = []
+    for reader in readers:  # both stay alive until both have been measured
+        reader.stdin.write("\n")
+        reader.stdin.flush()
+        kib.append(int(reader.stdout.readline()))
+    for reader in readers:
+        reader.communicate("\n")
+    assert sum(kib) == pytest.approx(size / 1024, rel=0.02)
 
 
 def test_full_disk_half_way_falls_back_and_leaves_nothing(source, tmp_path, monkeypatch, caplog):

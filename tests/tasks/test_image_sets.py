@@ -5,13 +5,13 @@ import pickle
 
 import numpy as np
 import pytest
-import small_files
 import torch
 
 from tasks import cifar10, cifar100, digits, mnist
 from tasks.errors import ConfigError, DataError
 from tasks.reading.params import Normalise, stratified
 from tasks.settings import parse
+from tests.tasks import small_files
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,13 @@ def test_digits():
     assert prepared.shape == (5, *task.shape)
     assert float(prepared.min()) == -1.0
     assert float(prepared.max()) == 1.0
+
+
+def test_no_augmentation_needs_no_torch_and_unknown_steps_are_found():
+    assert digits.Params(augment={"flip": False, "rotate": 0.0}).augmentation() is None
+    assert digits.Params(augment={"flip": True}).augmentation() is not None
+    with pytest.raises(ConfigError, match="flop"):
+        digits.Params(augment={"flop": False}).augmentation()
 
 
 def test_limit_is_a_fixed_choice_in_order():

@@ -122,8 +122,8 @@ def test_dirichlet_settings_are_checked(wrong):
 
 
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 99))
-def test_shards_cover_and_bound_the_labels(clients, per, seed):
-    # 10 classes of as many examples as there are shards: every shard lies within few classes
+def test_shards_cover_with_equal_sizes(clients, per, seed):
+    # clients * per shards of 10 * clients * per examples: 10 examples each
     task = toy(np.repeat(np.arange(10), clients * per))
     partition = shards.split(shards.Params(clients=clients, classes_per_client=per), task, seed)
     assert is_disjoint_cover(partition, 10 * clients * per)
@@ -220,8 +220,8 @@ def test_quantity_skew_covers_and_keeps_the_minimum(clients, beta, seed):
 
 
 def test_quantity_skew_gives_up():
+    params = quantity_skew.Params(clients=10, beta=0.01, min_size=9, max_draws=3)
     with pytest.raises(DataError, match=r"3 draws with beta=0\.01"):
-        params = quantity_skew.Params(clients=10, beta=0.01, min_size=9, max_draws=3)
         quantity_skew.split(params, toy([0] * 100), 0)
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import small_files
 from PIL import Image
 
 from tasks import arrays, folder, tinyimagenet, vireofood172
 from tasks.errors import DataError
+from tests.tasks import small_files
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,12 @@ import logging
 
 import numpy as np
 import pytest
-import small_files
 import torch
 
 from tasks import femnist, sent140, shakespeare
 from tasks.errors import DataError
 from tasks.reading.words import split_words, vocabulary, word_ids
+from tests.tasks import small_files
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,231 @@
+"""``fedcross-partition``: who owns what, as a table of clients and classes and as the papers' bubble plot."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.compose import compose
+from conf.schema import PACKAGES, settings_class
+from tasks.base import Partition, Task
+from tasks.errors import ConfigError, FedcrossError
+from tasks.settings import Settings, find, parse
+
+Counts = npt.NDArray[np.int64]
+WIDEST = 20
+"""Most classes that get a column each; beyond, a row says how many classes a client holds and its largest share."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A task and how to divide it."""
+
+    task: Task
+    partition: Settings
+    module: str
+    title: str
+    seed: int
+
+    def split(self, seed: int) -> Partition:
+        """Return the partition for `seed`."""
+        parts: Partition = find(PACKAGES["partition"], self.module, "partition").split(self.partition, self.task, seed)
+        return parts
+
+
+def setup(overrides: Sequence[str]) -> Setup:
+    """Compose the configuration, check its task and partition, and load the task.
+
+    Raises
+    ------
+    ConfigError
+        With every fault in the two groups.
+    DataError
+        If the data set cannot be read.
+    """
+    raw = compose(overrides)
+    faults: list[str] = []
+    found: dict[str, tuple[str, Settings]] = {}
+    for group in ("task", "partition"):
+        values = dict(raw[group])
+        name = str(values.pop("name"))
+        module = str(values.pop("module", name))
+        params = parse(settings_class(group, module), values, group, faults)
+        if params is not None:
+            found[group] = (module, params)
+    if faults:
+        raise ConfigError(faults)
+    task = find(PACKAGES["task"], found["task"][0], "task").load(found["task"][1])
+    module, params = found["partition"]
+    settings = ", ".join(f"{key} {value}" for key, value in params.model_dump().items() if key in ("clients", "beta"))
+    title = f"{task.name}, {module}" + (f" ({settings})" if settings else "")
+    return Setup(task, params, module, title, int(raw["seed"]))
+
+
+def counts(task: Task, partition: Partition) -> Counts:
+    """Return the number of training examples per client and class, shape ``(clients, classes)``."""
+    y = np.asarray(task.train.y)
+    return np.stack([np.bincount(y[part], minlength=task.classes) for part in partition.train])
+
+
+def sizes(table: Counts) -> tuple[int, float, int]:
+    """Return the smallest, median and largest client."""
+    total = table.sum(axis=1)
+    return int(total.min()), float(np.median(total)), int(total.max())
+
+
+def rows(table: Counts, labels: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table of clients and classes."""
+    total = table.sum(axis=1)
+    if table.shape[1] <= WIDEST:
+        names = [*labels] if len(labels) == table.shape[1] else [str(label) for label in range(table.shape[1])]
+        header = ["client", "examples", *names]
+        body = [[str(i), str(n), *(str(c) if c else "" for c in row)] for i, (n, row) in enumerate(zip(total, table))]
+    else:
+        header = ["client", "examples", "classes", "largest share"]
+        body = [
+            [str(i), str(n), str(np.count_nonzero(row)), f"{row.max() / n:.2f}"]
+            for i, (n, row) in enumerate(zip(total, table))
+        ]
+    return header, body
+
+
+def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---:"] * len(header), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def over_seeds(chosen: Setup, count: int) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of smallest, median and largest client over `count` seeds: mean, lowest, highest."""
+    found = np.array([sizes(counts(chosen.task, chosen.split(chosen.seed + i))) for i in range(count)])
+    header = [f"client sizes over {count} seeds", "mean", "lowest", "highest"]
+    body = []
+    for name, column in zip(("smallest client", "median client", "largest client"), found.T):
+        body.append([name, f"{column.mean():.0f}", f"{column.min():.0f}", f"{column.max():.0f}"])
+    return header, body
+
+
+def bubble_plot(table: Counts, labels: Sequence[str], title: str, file: Path) -> None:
+    """Write the papers' plot: a bubble per client and class whose area is the number of examples.
+
+    Parameters
+    ----------
+    table : ndarray, shape (clients, classes)
+    labels : sequence of str
+        Class names; used where they are short and few.
+    title : str
+    file : Path
+        PNG, PDF or SVG by its ending.
+
+    Raises
+    ------
+    ConfigError
+        If the ending is not one that can be drawn.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = table.shape
+    cell = 0.3 if clients <= 40 else 0.16  # inches
+    height = 0.26 if classes <= 40 else 0.1
+    figure = Figure(figsize=(max(5.0, 1.8 + cell * clients), max(2.6, 1.4 + height * classes)), layout="constrained")
+    FigureCanvasAgg(figure)
+    if file.suffix.lstrip(".") not in figure.canvas.get_supported_filetypes():
+        raise ConfigError(f"--plot {file}: a plot cannot be written as {file.suffix!r}. Use .png, .pdf or .svg.")
+    axes = figure.add_subplot()
+    client, label = np.nonzero(table)
+    largest = (72 * min(cell, height) * 1.25) ** 2  # square points: the largest bubble just overlaps its neighbours
+    area = largest * table[client, label] / table.max()
+    axes.scatter(client, label, s=area, alpha=0.7, linewidths=0, color="tab:blue")
+    axes.set(xlabel="client", ylabel="class", xlim=(-1, clients), ylim=(-1, classes))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    named = classes <= 40 and len(labels) == classes and max(map(len, labels)) <= 12
+    if named:
+        axes.set_yticks(range(classes), labels)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    smallest, median, top = sizes(table)
+    axes.set_title(f"{title}\nclient sizes {smallest} / {median:g} / {top}, largest bubble {table.max()}", fontsize=9)
+    axes.grid(alpha=0.2)
+    axes.set_axisbelow(True)
+    figure.savefig(file, dpi=150)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``fedcross-partition``."""
+    made = argparse.ArgumentParser(
+        prog="fedcross-partition",
+        description="Show how a partition divides a task's training examples over the clients.",
+        epilog="Example: fedcross-partition task=cifar10 partition=dirichlet partition.beta=0.1 --plot out.png",
+    )
+    made.add_argument(
+        "overrides", nargs="*", metavar="GROUP=NAME", help="as for fedcross: task=..., partition.beta=..."
+    )
+    made.add_argument("--plot", type=Path, metavar="FILE", help="write the bubble plot (.png, .pdf, .svg)")
+    made.add_argument("--markdown", action="store_true", help="tables in Markdown")
+    made.add_argument("--seeds", type=int, default=1, metavar="N", help="client sizes over N seeds, not single clients")
+    return made
+
+
+def show(header: Sequence[str], body: Sequence[Sequence[str]], title: str, plain: bool) -> None:
+    """Print a table, as Markdown or for the terminal."""
+    if plain:
+        print(f"{title}\n\n{markdown(header, body)}")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(*header, title=title, title_justify="left")
+    for column in drawn.columns:
+        column.justify = "right"
+        column.no_wrap = True
+    for line in body:
+        drawn.add_row(*line)
+    Console().print(drawn)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``fedcross-partition``; return the exit code (0, or 2 for a wrong configuration or data set)."""
+    options = parser().parse_intermixed_args(arguments)
+    try:
+        if options.seeds < 1:
+            raise ConfigError(f"--seeds {options.seeds}: give 1 or more.")
+        chosen = setup(options.overrides)
+        if options.seeds > 1:
+            show(*over_seeds(chosen, options.seeds), chosen.title, options.markdown)
+        if options.seeds == 1 or options.plot:
+            table = counts(chosen.task, chosen.split(chosen.seed))
+            if options.seeds == 1:
+                _show_one(chosen, table, options)
+            if options.plot:
+                bubble_plot(table, chosen.task.label_names, chosen.title, options.plot)
+                print(f"Plot written to {options.plot}", file=sys.stderr)
+    except FedcrossError as error:
+        print(f"fedcross-partition: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"fedcross-partition: {options.plot}: cannot be written ({error}).", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _show_one(chosen: Setup, table: Counts, options: Any) -> None:
+    show(*rows(table, chosen.task.label_names), chosen.title, options.markdown)
+    smallest, median, largest = sizes(table)
+    held = np.median(np.count_nonzero(table, axis=1))
+    print(
+        f"\n{len(table)} clients, {table.sum()} examples; smallest {smallest}, median {median:g}, largest {largest}; "
+        f"classes per client: median {held:g} of {table.shape[1]}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
