@@ -33,36 +33,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shapes import Shapes, float_values, shapes
+
 MODELS = {"lenet5": "62k", "resnet18": "11M", "vgg16_bn": "34M", "vgg16": "138M"}
 POOLS = (5, 10, 20, 50)
 ALPHA = 0.99
 QUIET = 0.1  # a repetition is quiet if others used less than this share of all cores
 SHARE_OF_MEMORY = 0.85  # of what is free, at most
-Shapes = dict[str, tuple[tuple[int, ...], str]]
 Times = dict[str, float]
-
-
-def shapes(name: str) -> Shapes:
-    """Return name -> (shape, dtype) of the ``state_dict`` of a model, in its order; nothing is allocated."""
-    import torch
-    import torchvision
-    from torch import nn
-
-    with torch.device("meta"):
-        model: Any
-        if name == "lenet5":  # 3x32x32 to 10 classes, the paper's CNN
-            sizes = [(400, 120), (120, 84), (84, 10)]
-            model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5), *(nn.Linear(a, b) for a, b in sizes))
-        else:
-            model = getattr(torchvision.models, name)(num_classes=1000 if name == "vgg16" else 10)
-            if name == "vgg16_bn":  # the paper's VGG-16 for 32x32 images
-                model.classifier[0] = nn.Linear(512, 4096)
-    return {key: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in model.state_dict().items()}
-
-
-def float_values(model: Shapes) -> int:
-    """Return d."""
-    return sum(math.prod(shape) for shape, dtype in model.values() if dtype == "float32")
 
 
 # ---- one case, in its own process --------------------------------------------------------------------------------
