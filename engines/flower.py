@@ -1,0 +1,239 @@
+"""What both networked engines need of Flower: its commands, environment, connection file, and its Control API.
+
+The one private part of Flower used here is ``ControlHttpClient`` of flwr 1.41 (node registration, run status): the
+command line does the same at two seconds per call. A test names the version it was checked with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines.processes import ANSI, Family
+from tasks.errors import FederationError, StorageError
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
+CONNECTION = "fedcross"
+LOOPBACK = "127.0.0.1"
+#: Variables that hold folders; Flower's processes get them as absolute paths.
+FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
+LogSink = Callable[[str], None]
+
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+_RUN_ID = re.compile(r"Successfully started run (\d+)")
+
+
+def executable(name: str) -> str:
+    """Return the path of one of Flower's commands, the one beside this Python first.
+
+    Raises
+    ------
+    FederationError
+        If there is none.
+    """
+    beside = Path(sys.executable).parent / name
+    path = str(beside) if beside.is_file() else shutil.which(name)
+    if path is None:
+        raise FederationError(f"{name}: not found beside {sys.executable} nor on PATH. Install flwr[simulation].")
+    return path
+
+
+def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of Flower's processes: this one's, an own Flower home, nothing that calls out.
+
+    Parameters
+    ----------
+    home : Path
+        Flower's folder (``FLWR_HOME``): connections and unpacked app bundles.
+    extra : mapping, optional
+        More variables.
+
+    Notes
+    -----
+    Flower does not promise the working folder of its processes, so the folders of own methods and of data become
+    absolute.
+    """
+    result = {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PYTHONUNBUFFERED": "1",
+        **(extra or {}),
+    }
+    # Flower starts its helpers by name.
+    result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), result.get("PATH", os.defpath)])
+    for variable in FOLDERS:
+        if folders := result.get(variable):
+            absolute = (str(Path(folder).expanduser().resolve()) for folder in folders.split(os.pathsep) if folder)
+            result[variable] = os.pathsep.join(absolute)
+    return result
+
+
+@contextmanager
+def scratch(work: Path) -> Iterator[Path]:
+    """Make `work`, and in it a folder that only its owner can enter and that goes with the block."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="federation-", dir=work, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise StorageError(f"{work}: cannot be written ({error.strerror}). Choose another output folder.") from error
+    with folder as name:
+        yield Path(name).resolve()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return `count` different TCP ports that are free on the loopback interface now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def toml_string(text: str) -> str:
+    """Return `text` as a TOML basic string."""
+    escaped = {'"': '\\"', "\\": "\\\\"}
+    return '"' + "".join(escaped.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}") for c in text) + '"'
+
+
+def write_run_config(path: Path, overrides: str) -> Path:
+    """Write the run configuration of a Flower run: Hydra overrides, joined into one string.
+
+    ``flwr run --run-config KEY=VALUE`` cannot carry a value that holds both kinds of quotation marks, and an argument
+    has a maximal length; a TOML file has neither limit.
+    """
+    path.write_text(f"overrides = {toml_string(overrides)}\n", encoding="utf-8")
+    return path
+
+
+def write_connection(home: Path, port: int, root_certificate: Path | None = None) -> None:
+    """Tell ``flwr`` (in `home`) how to reach our SuperLink; without certificate it is plain HTTP on loopback."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    trust = (
+        "insecure = true" if root_certificate is None else f"root-certificates = {toml_string(str(root_certificate))}"
+    )
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\n{trust}\n',
+        encoding="utf-8",
+    )
+
+
+def control_client(port: int, root_certificate: Path | None = None) -> ControlHttpClient:
+    """Return a client of the Control API of the SuperLink on loopback port `port`."""
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    return ControlHttpClient.from_server_address(
+        server_address=f"127.0.0.1:{port}",
+        insecure=root_certificate is None,
+        root_certificates=root_certificate.read_bytes() if root_certificate else None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="fedcross")],
+    )
+
+
+def wait_for_superlink(family: Family, port: int, seconds: float = _START_SECONDS) -> None:
+    """Wait until the SuperLink listens on `port`.
+
+    Raises
+    ------
+    FederationError
+        If a process of the family ends meanwhile, or the time is over.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        check_alive(family)
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        except OSError:
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+    raise family.failure("superlink", f"SuperLink did not listen on 127.0.0.1:{port} within {seconds:.0f} s.")
+
+
+def check_alive(family: Family) -> None:
+    """Raise FederationError if a process of the family has ended."""
+    for name in family.ended():
+        raise family.failure(name, f"{name} ended before the run began.")
+
+
+def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClient, sink: LogSink, *more: str) -> None:
+    """Run the Flower app in folder `app`, pass its log on line by line, and return when it has completed.
+
+    Parameters
+    ----------
+    family : Family
+        With a running process ``superlink``; the process ``run`` is added.
+    app : Path
+        Folder with a ``pyproject.toml`` that names the Flower app.
+    run_config : Path
+        From :func:`write_run_config`.
+    client : ControlHttpClient
+        Tells how the run ended: ``flwr run`` itself exits with 0 even if the ServerApp failed.
+    sink : callable
+        Receives each log line.
+    *more : str
+        Further arguments of ``flwr run``.
+
+    Raises
+    ------
+    FederationError
+        If the run could not be started or did not complete.
+    """
+    run = family.start(
+        "run", [executable("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more, "--stream"]
+    )
+    run_id = None
+    with family.log("run").open("rb") as log:
+        pending, gone = b"", set(family.ended())
+        while True:
+            finished = run.poll() is not None
+            pending += log.read()
+            *lines, pending = pending.split(b"\n")
+            if finished and pending:
+                lines, pending = [*lines, pending], b""
+            for raw in lines:
+                line = ANSI.sub("", raw.decode("utf-8", errors="replace")).rstrip("\r")
+                if match := _RUN_ID.search(line):
+                    run_id = int(match[1])
+                sink(line)
+            if finished:
+                break
+            for name in set(family.ended()) - gone - {"run"}:
+                if name == "superlink":
+                    raise family.failure(name, "SuperLink ended in the middle of the run.")
+                # A federation goes on without a client; the ServerApp counts what is missing.
+                sink(f"{name} ended (exit code {family.exit_code(name)}); the run goes on without it.")
+                gone.add(name)
+            time.sleep(_POLL_SECONDS)
+    if run_id is None or run.returncode != 0:
+        raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
+    status, details = run_status(client, run_id)
+    if status != "finished:completed":
+        raise family.failure("run", f"The Flower run {run_id} is {status}{f' ({details})' if details else ''}.")
+
+
+def run_status(client: ControlHttpClient, run_id: int, seconds: float = 30.0) -> tuple[str, str]:
+    """Return the status of a run and its details; waits up to `seconds` for a status that is final."""
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    deadline = time.monotonic() + seconds
+    while True:
+        status = client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
+        if status.status == "finished" or time.monotonic() > deadline:
+            return ":".join(part for part in (status.status, status.sub_status) if part), status.details
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,202 @@
+"""Processes of a federation: started together, all ended together.
+
+Flower's programs start further programs, some in sessions of their own, and Ray does too; killing the process groups
+we know would leave those behind. Every process therefore inherits a random mark in its environment, and ending the
+family means ending whatever carries the mark. A watchdog process does the same if this process dies without a chance
+to clean up (``kill -9``, out of memory).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from tasks.errors import FederationError
+
+MARK = "FEDCROSS_FAMILY"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_PROC = Path("/proc")
+_GRACE_SECONDS = 5.0
+
+
+class Family:
+    """The processes of one federation, as a context manager that leaves none behind.
+
+    Parameters
+    ----------
+    logs : Path
+        Folder that gets one ``NAME.log`` with the output of each process.
+    environment : mapping
+        Environment of all processes.
+    scratch : sequence of Path
+        Folders that the watchdog removes if this process dies (they may hold keys).
+    """
+
+    def __init__(self, logs: Path, environment: Mapping[str, str], scratch: Sequence[Path] = ()) -> None:
+        self.logs = logs
+        self._scratch = [str(folder.resolve()) for folder in scratch]
+        self.mark = secrets.token_hex(16)
+        self._environment = {**environment, MARK: self.mark}
+        self._members: dict[str, subprocess.Popen[bytes]] = {}
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        # The pipe closes when this process ends, however it ends; the watchdog itself must not carry the mark.
+        code = "import sys; sys.path.insert(0, sys.argv[1]); from engines.processes import watch; watch(*sys.argv[2:])"
+        root = str(Path(__file__).resolve().parent.parent)
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-c", code, root, self.mark, *self._scratch],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start `command` in a session of its own (so that Ctrl-C reaches this process only), logging to a file."""
+        with self.log(name).open("wb") as log:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise FederationError(
+                    f"{command[0]}: cannot be started ({error.strerror}). Is Flower installed?"
+                ) from error
+        self._members[name] = process
+        return process
+
+    def log(self, name: str) -> Path:
+        """Return the path of the log of process `name`."""
+        return self.logs / f"{name}.log"
+
+    def ended(self) -> list[str]:
+        """Return the names of the processes that have ended, in the order of their start."""
+        return [name for name, process in self._members.items() if process.poll() is not None]
+
+    def exit_code(self, name: str) -> int | None:
+        """Return the exit code of process `name`, None while it runs; negative numbers are signals."""
+        return self._members[name].poll()
+
+    def failure(self, name: str, what: str) -> FederationError:
+        """Return an error that says `what` happened and shows the end of the log of `name`."""
+        return FederationError(f"{what}\nEnd of {self.log(name)}:\n{tail(self.log(name))}")
+
+    def stop(self) -> None:
+        """End all processes: politely, then by force. Can be called twice."""
+        alive = [process for process in self._members.values() if process.poll() is None]
+        for process in alive:
+            _signal(-process.pid, signal.SIGTERM)
+        end_marked(self.mark, _GRACE_SECONDS)
+        for process in alive:
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                # Only where there is no /proc to search for marks.
+                _signal(-process.pid, signal.SIGKILL)
+                process.wait()
+        if self._watchdog is not None and self._watchdog.stdin is not None:
+            self._watchdog.stdin.close()
+            self._watchdog.wait()
+
+
+def marked(mark: str) -> list[int]:
+    """Return the ids of all living processes that carry `mark` (Linux; elsewhere the list is empty)."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # A zombie's environment is empty: it has ended and waits for its parent.
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # ended meanwhile, or another user's
+    return found
+
+
+def end_marked(mark: str, grace: float) -> None:
+    """End all processes that carry `mark`: SIGTERM, `grace` seconds to obey, then SIGKILL, also to late children."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + grace
+        signalled: set[int] = set()
+        while (left := set(marked(mark))) and time.monotonic() < deadline:
+            for pid in left - signalled:
+                _signal(pid, number)
+            signalled |= left
+            time.sleep(0.05)
+
+
+def watch(mark: str, *scratch: str) -> None:
+    """Wait until standard input closes, then end all processes that carry `mark` and remove the folders `scratch`.
+
+    The body of the watchdog process. After an orderly end there is nothing left to do here.
+    """
+    sys.stdin.buffer.read()
+    end_marked(mark, _GRACE_SECONDS)
+    for folder in scratch:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def terminated_by_signal() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit inside the block, so that clean-up runs as it does for Ctrl-C.
+
+    Only the main thread can set handlers; elsewhere nothing changes.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+        raise SystemExit(128 + number)
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Who started us may have asked to ignore one of them (nohup).
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tail(path: Path, lines: int = 30) -> str:
+    """Return the last `lines` lines of a log, or a note that there are none."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    text = ANSI.sub("", text)
+    return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        if pid < 0:
+            os.killpg(-pid, number)
+        else:
+            os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,146 @@
+"""Flower's simulation runtime on Ray: many clients on one machine or cluster, through ``flwr run``.
+
+``flwr run`` alone would start a SuperLink that outlives the command and keeps its first environment. Here the
+SuperLink in simulation mode belongs to the engine: a free port, an own Flower home, ended with the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field, model_validator
+
+from engines import bundle, flower
+from engines.processes import Family, terminated_by_signal
+from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from engines.job import Job
+
+
+class Params(Settings):
+    """What Ray gives to the clients.
+
+    Parameters
+    ----------
+    client_cpus : int
+        CPU cores per client; as many clients run at once as fit.
+    client_gpus : float
+        Share of a GPU per client.
+    cpus, gpus : int or None
+        Cores and GPUs that Ray may use in all; None: those it finds.
+    address : str or None
+        An existing Ray cluster (``host:port``, ``auto``) to join; None: start one on this machine.
+    """
+
+    name: str = "ray"
+    client_cpus: int = Field(1, ge=1)
+    client_gpus: float = Field(0.0, ge=0)
+    cpus: int | None = Field(None, ge=1)
+    gpus: int | None = Field(None, ge=0)
+    address: str | None = None
+
+    @model_validator(mode="after")
+    def _one_client_fits(self) -> Self:
+        # Ray would wait for ever for resources that nobody has.
+        if self.cpus is not None and self.cpus < self.client_cpus:
+            raise ValueError(f"cpus={self.cpus} is less than client_cpus={self.client_cpus}, so no client could run")
+        if self.gpus is not None and self.gpus < self.client_gpus:
+            raise ValueError(f"gpus={self.gpus} is less than client_gpus={self.client_gpus}, so no client could run")
+        return self
+
+
+def run(job: Job) -> None:
+    """Run `job` on Ray."""
+    launch(job.app_folder, job.overrides, job.clients, job.output / "engine", job.settings)
+
+
+def launch(
+    root: Path | None,
+    overrides: str,
+    clients: int,
+    work: Path,
+    params: Params | None = None,
+    *,
+    app: Path | None = None,
+    extra_environment: Mapping[str, str] | None = None,
+    sink: flower.LogSink = print,
+) -> None:
+    """Run a Flower app with `clients` simulated clients on Ray, wait for its end, and end everything.
+
+    Parameters
+    ----------
+    root : Path or None
+        Folder that holds our packages; None: where this module is.
+    overrides : str
+        The run's configuration, as it travels in Flower's run config.
+    clients : int
+        Number of simulated SuperNodes.
+    work : Path
+        Folder for the logs (kept) and, while the run lasts, for Flower's own files (removed).
+    params : Params, optional
+        What Ray gives to the clients.
+    app : Path, optional
+        Folder of another Flower app to run instead of ours.
+    extra_environment : mapping, optional
+        Environment variables of all processes, besides those of this one.
+    sink : callable
+        Receives the log of the ServerApp line by line.
+
+    Raises
+    ------
+    FederationError
+        If a part does not start or the run does not complete; the message ends with the log that tells why.
+    """
+    params = params or Params()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(terminated_by_signal())
+        state = stack.enter_context(flower.scratch(work))
+        # Ray puts sockets there, and the path of a socket has at most 107 bytes.
+        short = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcross-", ignore_cleanup_errors=True))
+        [port] = flower.free_ports(1)
+        home = state / "flwr"
+        flower.write_connection(home, port)
+        app = app or bundle.make(state / "app", root)
+        config = flower.write_run_config(state / "run.toml", overrides)
+
+        variables = {**ray_environment(params, short), **(extra_environment or {})}
+        family = stack.enter_context(Family(work, flower.environment(home, variables), [state, Path(short)]))
+        family.start("superlink", superlink_command(port))
+        flower.wait_for_superlink(family, port)
+        with contextlib.closing(flower.control_client(port)) as client:
+            resources = federation_config(clients, params)
+            flower.submit(family, app, config, client, sink, "--federation-config", resources)
+
+
+def superlink_command(port: int) -> list[str]:
+    """Return the command that starts the SuperLink in simulation mode; it listens on loopback only."""
+    return [
+        flower.executable("flower-superlink"),
+        *("--simulation", "--insecure", "--isolation", "subprocess"),
+        *("--host", flower.LOOPBACK, "--port", str(port), "--disable-runtime-dependency-installation"),
+    ]
+
+
+def federation_config(clients: int, params: Params) -> str:
+    """Return the value of ``flwr run --federation-config``."""
+    values = {
+        "num-supernodes": clients,
+        "client-resources-num-cpus": params.client_cpus,
+        "client-resources-num-gpus": float(params.client_gpus),
+        "init-args-num-cpus": params.cpus,
+        "init-args-num-gpus": params.gpus,
+    }
+    return " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+
+
+def ray_environment(params: Params, scratch: str) -> dict[str, str]:
+    """Return the variables that Ray reads: no usage report, its session files in `scratch`, the cluster's address."""
+    result = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": scratch}
+    if params.address is not None:
+        result["RAY_ADDRESS"] = params.address
+    return result

@@ -1,0 +1,126 @@
+"""A real federation as processes on this machine: SuperLink with TLS, authenticated SuperNodes, one run.
+
+The same programs, certificates and keys as in a deployment; only the network is the loopback interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy.certificates import KeyPair, make_authority, make_node_key, make_server
+from engines import bundle, flower
+from engines.processes import Family, terminated_by_signal
+from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
+    from engines.job import Job
+
+
+class Params(Settings):
+    """Nothing to set: the size of the federation is ``partition.clients``."""
+
+    name: str = "superlink"
+
+
+def run(job: Job) -> None:
+    """Run `job` on a SuperLink with one SuperNode per client."""
+    launch(job.app_folder, job.overrides, job.clients, job.output / "engine")
+
+
+def launch(
+    root: Path | None,
+    overrides: str,
+    clients: int,
+    work: Path,
+    *,
+    app: Path | None = None,
+    extra_environment: Mapping[str, str] | None = None,
+    sink: flower.LogSink = print,
+) -> None:
+    """Start a federation of `clients` SuperNodes, run one Flower app on it, wait for its end, and end everything.
+
+    Parameters
+    ----------
+    root : Path or None
+        Folder that holds our packages; None: where this module is.
+    overrides : str
+        The run's configuration, as it travels in Flower's run config.
+    clients : int
+        Number of SuperNodes; number i gets ``partition-id=i num-partitions=clients``.
+    work : Path
+        Folder for the logs (kept) and, while the run lasts, for keys, database and app bundles (removed).
+    app : Path, optional
+        Folder of another Flower app to run instead of ours.
+    extra_environment : mapping, optional
+        Environment variables of all processes, besides those of this one.
+    sink : callable
+        Receives the log of the ServerApp line by line.
+
+    Raises
+    ------
+    FederationError
+        If a part does not start or the run does not complete; the message ends with the log that tells why.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(terminated_by_signal())
+        state = stack.enter_context(flower.scratch(work))
+        home = state / "flwr"
+        authority = make_authority(state / "ca")
+        server = make_server(authority, state / "server", [flower.LOOPBACK])
+        nodes = [make_node_key(state / "nodes", f"client-{i}") for i in range(clients)]
+        port, *node_ports = flower.free_ports(1 + clients)
+        flower.write_connection(home, port, authority.public)
+        app = app or bundle.make(state / "app", root)
+        config = flower.write_run_config(state / "run.toml", overrides)
+
+        family = stack.enter_context(Family(work, flower.environment(home, extra_environment), [state]))
+        family.start("superlink", superlink_command(port, server, authority.public, state / "state.db"))
+        flower.wait_for_superlink(family, port)
+        with contextlib.closing(flower.control_client(port, authority.public)) as client:
+            for i, node in enumerate(nodes):
+                register(client, node)
+                command = supernode_command(port, node_ports[i], authority.public, node, i, clients)
+                family.start(f"supernode-{i}", command)
+            flower.check_alive(family)
+            flower.submit(family, app, config, client, sink)
+
+
+def superlink_command(port: int, server: KeyPair, authority: Path, database: Path) -> list[str]:
+    """Return the command that starts the SuperLink."""
+    return [
+        flower.executable("flower-superlink"),
+        *("--host", flower.LOOPBACK, "--port", str(port)),
+        *("--ssl-certfile", str(server.public), "--ssl-keyfile", str(server.private)),
+        *("--ssl-ca-certfile", str(authority), "--enable-supernode-auth"),
+        *("--database", str(database), "--disable-runtime-dependency-installation"),
+    ]
+
+
+def supernode_command(
+    superlink_port: int, own_port: int, authority: Path, key: KeyPair, partition: int, partitions: int
+) -> list[str]:
+    """Return the command that starts the SuperNode of one partition."""
+    return [
+        flower.executable("flower-supernode"),
+        *("--superlink", f"{flower.LOOPBACK}:{superlink_port}", "--root-certificates", str(authority)),
+        *("--auth-supernode-private-key", str(key.private)),
+        *("--host", flower.LOOPBACK, "--port", str(own_port)),
+        *("--node-config", f"partition-id={partition} num-partitions={partitions}"),
+    ]
+
+
+def register(client: ControlHttpClient, node: KeyPair) -> int:
+    """Make a SuperNode's public key known to the SuperLink and return the node's id.
+
+    The same as ``flwr supernode register``, without two seconds of start-up per node.
+    """
+    from flwr.cli.supernode.register import try_load_public_key
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    key = try_load_public_key(node.public)
+    return int(client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id)

@@ -1,0 +1,127 @@
+"""The two engines that start processes, against a toy app: results, failures, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from engines import ray, superlink
+from tasks.errors import FederationError
+from tests.e2e import toy_app
+
+ENGINES = [
+    pytest.param(superlink, marks=[pytest.mark.superlink, pytest.mark.slow], id="superlink"),
+    pytest.param(ray, marks=[pytest.mark.ray, pytest.mark.slow], id="ray"),
+]
+ROOT = Path(ray.__file__).parent.parent
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    return toy_app.write(tmp_path / "app")
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A variable that all processes of this test inherit."""
+    value = secrets.token_hex(8)
+    monkeypatch.setenv("FEDCROSS_TEST", value)
+    return value
+
+
+def left_behind(token: str) -> list[str]:
+    """Return the command lines of the living processes, other than this one, that inherited `token`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if f"FEDCROSS_TEST={token}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+    return found
+
+
+def kept(work: Path) -> set[str]:
+    """Return the suffixes of what an engine left in its work folder."""
+    return {path.suffix for path in work.iterdir()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_client_takes_part_and_nothing_is_left_behind(
+    engine: ModuleType, app: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDCROSS_PATH", "mine")
+    output, lines = tmp_path / "replies.json", []
+    overrides = shlex.join([str(output), "ask", "3", 'x="it\'s [1, 2]"', "y={a: b}"])
+    engine.launch(None, overrides, 3, tmp_path / "work", app=app, sink=lines.append)
+    replies = sorted(json.loads(output.read_text()), key=lambda reply: int(reply["partition"]))
+    expected = {"partitions": 3, "overrides": overrides, "path": str(tmp_path / "mine")}
+    assert replies == [{"partition": i, **expected} for i in range(3)]
+    assert "the server is done" in lines
+    assert left_behind(token) == []
+    assert kept(tmp_path / "work") == {".log"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_that_fails_is_an_error_that_says_why(
+    engine: ModuleType, app: Path, tmp_path: Path, token: str
+) -> None:
+    overrides = shlex.join([str(tmp_path / "out"), "fail", "2"])
+    with pytest.raises(FederationError, match=r"finished:failed \(.*the server fails on purpose\)"):
+        engine.launch(None, overrides, 2, tmp_path / "work", app=app, sink=lambda line: None)
+    assert left_behind(token) == []
+    assert kept(tmp_path / "work") == {".log"}
+
+
+ENDS = [
+    pytest.param(superlink, signal.SIGINT, marks=ENGINES[0].marks, id="superlink-SIGINT"),
+    pytest.param(superlink, signal.SIGKILL, marks=ENGINES[0].marks, id="superlink-SIGKILL"),
+    pytest.param(ray, signal.SIGTERM, marks=ENGINES[1].marks, id="ray-SIGTERM"),
+    pytest.param(ray, signal.SIGKILL, marks=ENGINES[1].marks, id="ray-SIGKILL"),
+]
+
+
+@pytest.mark.parametrize(("engine", "number"), ENDS)
+def test_nothing_is_left_behind_when_the_user_or_the_system_ends_a_run(
+    engine: ModuleType, number: signal.Signals, app: Path, tmp_path: Path, token: str
+) -> None:
+    output = tmp_path / "out"
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # even if ignored where pytest runs
+        "from pathlib import Path; from engines import ray, superlink\n"
+        f"{engine.__name__.split('.')[-1]}.launch(None, {shlex.join([str(output), 'hang', '2'])!r}, 2, "
+        f"Path({str(tmp_path / 'work')!r}), app=Path({str(app)!r}))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not output.exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stdout and process.stdout.read()
+            time.sleep(0.1)
+        assert len(left_behind(token)) > 2
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    codes = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    assert process.returncode == codes[number]
+    deadline = time.monotonic() + 15
+    while left_behind(token) or kept(tmp_path / "work") != {".log"}:
+        assert time.monotonic() < deadline, left_behind(token)
+        time.sleep(0.1)

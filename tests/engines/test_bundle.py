@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import io
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+
+from engines import bundle
+from tasks.errors import FederationError
+
+# Flower names pathspec's patterns by their old name.
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+
+ROOT = Path(bundle.__file__).parent.parent
+
+
+def contents(app: Path) -> set[str]:
+    """Return the names of the files in the Flower app bundle built from `app`."""
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A checkout in which things lie around that must not travel."""
+    root = tmp_path / "house"
+    for package in bundle.PACKAGES:
+        (root / package / "__pycache__").mkdir(parents=True)
+        (root / package / "__init__.py").write_text('"""Package."""\n')
+        (root / package / "__pycache__" / "__init__.cpython-311.pyc").touch()
+    for component in ("server", "client"):
+        (root / component / "app.py").write_text("app = None\n")
+    (root / "conf" / "method").mkdir()
+    (root / "conf" / "method" / "fedcross.yaml").write_text("name: fedcross\n")
+    (root / "conf" / "config.yaml").write_text("seed: 1\n")
+    for stray in (".venv/lib/x.py", "outputs/a/metrics.jsonl", "multirun/b/x.yaml", "data/people.json", "state/x.json"):
+        (root / stray).parent.mkdir(parents=True, exist_ok=True)
+        (root / stray).write_text("{}\n")
+    for stray in ("notes.json", "deploy/pi-1.key", "deploy/ca.pem", "tests/test_x.py", "tests/helper.py"):
+        (root / stray).parent.mkdir(parents=True, exist_ok=True)
+        (root / stray).write_text("secret\n")
+    for name in ("pyproject.toml", ".gitignore"):
+        (root / name).write_bytes((ROOT / name).read_bytes())
+    return root
+
+
+WANTED = {f"{package}/__init__.py" for package in bundle.PACKAGES} | {
+    "server/app.py",
+    "client/app.py",
+    "conf/config.yaml",
+    "conf/method/fedcross.yaml",
+    "pyproject.toml",
+    ".info/CONTENT",
+}
+
+
+def test_bundle_holds_the_packages_and_nothing_else(house: Path, tmp_path: Path) -> None:
+    app = bundle.make(tmp_path / "app", house)
+    assert contents(app) == WANTED
+
+
+def test_flwr_run_from_a_checkout_takes_nothing_else_along(house: Path) -> None:
+    assert contents(house) == WANTED
+
+
+def test_flower_accepts_the_bundle_and_finds_both_apps(house: Path, tmp_path: Path) -> None:
+    load_and_validate(bundle.make(tmp_path / "app", house) / "pyproject.toml")
+
+
+def test_bundle_names_the_same_apps_as_the_checkout(house: Path, tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    app = tomllib.loads((bundle.make(tmp_path / "app", house) / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    ours = project["tool"]["flwr"]["app"]
+    assert app == {key: ours[key] for key in ("publisher", "components", "config")}
+    assert sorted(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == sorted(bundle.PACKAGES)
+
+
+def test_a_missing_package_is_named(house: Path, tmp_path: Path) -> None:
+    (house / "conf" / "__init__.py").unlink()
+    with pytest.raises(FederationError, match=r"conf: this part of fedcross is missing"):
+        bundle.make(tmp_path / "app", house)
+
+
+def test_our_own_bundle_is_far_from_flowers_limit(tmp_path: Path) -> None:
+    assert len(build_fab_from_disk(bundle.make(tmp_path / "app"))) < 2**20

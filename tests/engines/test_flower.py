@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+import tomllib
+from pathlib import Path
+
+import flwr
+import pytest
+from flwr.cli.flower_config import read_superlink_connection
+from flwr.common.config import parse_config_args
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import flower
+from engines.processes import Family
+from tasks.errors import FederationError, StorageError
+
+
+def test_flower_version_whose_private_control_client_is_used() -> None:
+    # engines.flower.control_client and engines.superlink.register were checked against the sources of this version.
+    assert flwr.__version__ == "1.41.0"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_toml_string_is_read_back(text: str) -> None:
+    assert tomllib.loads(f"x = {flower.toml_string(text)}")["x"] == text
+
+
+OVERRIDES = [
+    ["method=fedcross", "method.alpha=0.99"],
+    [
+        "model.layers=[1,2, 3]",
+        "task.names={a: 1, b: 'two'}",
+        '+note="it\'s \\"quoted\\""',
+        "x=a=b",
+        "y=",
+        "z=ä\ttab\nline",
+    ],
+    [f"+long=[{','.join(map(str, range(60_000)))}]"],  # longer than one argument of a command may be
+]
+
+
+@pytest.mark.parametrize("overrides", OVERRIDES)
+def test_overrides_survive_flowers_own_reader(tmp_path: Path, overrides: list[str]) -> None:
+    path = flower.write_run_config(tmp_path / "run.toml", shlex.join(overrides))
+    config = parse_config_args([str(path)])
+    assert shlex.split(config["overrides"]) == overrides
+
+
+def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDCROSS_PATH", os.pathsep.join(["mine", str(tmp_path / "x"), ""]))
+    monkeypatch.setenv("FEDCROSS_DATA", "data")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    result = flower.environment(tmp_path / "home", {"EXTRA": "1"})
+    assert result["FEDCROSS_PATH"] == f"{tmp_path}/mine{os.pathsep}{tmp_path}/x"
+    assert result["FEDCROSS_DATA"] == f"{tmp_path}/data"
+    assert result["FLWR_HOME"] == str(tmp_path / "home")
+    assert result["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert result["FLWR_DISABLE_UPDATE_CHECK"] == result["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert result["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert result["EXTRA"] == "1"
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_connection_is_read_by_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure: bool) -> None:
+    certificate = tmp_path / 'a "quoted" folder' / "ca.crt"
+    flower.write_connection(tmp_path / "home", 4711, certificate if secure else None)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    connection = read_superlink_connection(flower.CONNECTION)
+    assert connection.address == "127.0.0.1:4711"
+    assert connection.insecure is not secure
+    assert connection.root_certificates == (str(certificate) if secure else None)
+
+
+def test_free_ports_are_free_and_different() -> None:
+    ports = flower.free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_commands_beside_this_python_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flower.executable("flwr") == str(Path(sys.executable).parent / "flwr")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FederationError, match=r"flower-none: not found.*Install"):
+        flower.executable("flower-none")
+
+
+def test_waiting_for_a_superlink_that_ended_shows_its_log(tmp_path: Path) -> None:
+    with Family(tmp_path, dict(os.environ)) as family:
+        family.start("superlink", [sys.executable, "-c", "raise SystemExit('port is taken')"])
+        with pytest.raises(FederationError, match=r"superlink ended before the run began(?s:.*)port is taken"):
+            flower.wait_for_superlink(family, flower.free_ports(1)[0])
+
+
+def test_waiting_for_a_superlink_has_an_end(tmp_path: Path) -> None:
+    with Family(tmp_path, dict(os.environ)) as family, pytest.raises(FederationError, match="did not listen"):
+        flower.wait_for_superlink(family, flower.free_ports(1)[0], seconds=0.2)
+
+
+def test_scratch_is_private_and_goes(tmp_path: Path) -> None:
+    with flower.scratch(tmp_path / "work") as folder:
+        assert folder.parent == tmp_path / "work"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "key").touch()
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_scratch_in_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="Choose another output folder"), flower.scratch(tmp_path / "file" / "work"):
+        pass

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from engines import processes
+from engines.processes import Family, end_marked, marked, tail, terminated_by_signal
+from tasks.errors import FederationError
+
+# Writes its id, starts a child in a session of its own that ignores SIGTERM, and sleeps.
+STUBBORN = """
+import signal, subprocess, sys, time
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('child', flush=True); time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+time.sleep(60)
+"""
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 20
+    while not path.is_file() or text not in path.read_text():
+        assert time.monotonic() < deadline, f"{text!r} did not appear in {path}"
+        time.sleep(0.02)
+
+
+def test_no_process_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_GRACE_SECONDS", 0.3)
+    with Family(tmp_path, dict(os.environ)) as family:
+        family.start("parent", [sys.executable, "-c", STUBBORN])
+        wait_for(family.log("parent"), "child")
+        assert len(marked(family.mark)) == 2
+    assert marked(family.mark) == []
+
+
+def test_no_process_is_left_behind_after_an_error(tmp_path: Path) -> None:
+    family = Family(tmp_path, dict(os.environ))
+
+    def interrupted() -> None:
+        with family:
+            family.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert marked(family.mark) == []
+
+
+def test_the_watchdog_cleans_up_after_sigkill(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    code = (
+        "import os, sys, time; from pathlib import Path; from engines.processes import Family\n"
+        f"with Family(Path({str(tmp_path)!r}), dict(os.environ), [Path({str(tmp_path / 'keys')!r})]) as family:\n"
+        "    family.start('sleeper', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'])\n"
+        "    print(family.mark, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    root = str(Path(processes.__file__).parent.parent)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root) as victim:
+        assert victim.stdout is not None
+        mark = victim.stdout.readline().strip()
+        wait_for(tmp_path / "sleeper.log", "1")
+        assert len(marked(mark)) == 1
+        victim.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while marked(mark) or (tmp_path / "keys").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_only_marked_processes_end(tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        end_marked("0" * 32, grace=0.1)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_ended_processes_and_their_logs(tmp_path: Path) -> None:
+    with Family(tmp_path, dict(os.environ)) as family:
+        family.start("bad", [sys.executable, "-c", "import sys; print('\\033[91mreason\\033[0m'); sys.exit(3)"]).wait()
+        assert family.ended() == ["bad"]
+        assert family.exit_code("bad") == 3
+        message = str(family.failure("bad", "It ended."))
+    assert message == f"It ended.\nEnd of {tmp_path / 'bad.log'}:\nreason"
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    with Family(tmp_path, {}) as family, pytest.raises(FederationError, match="cannot be started"):
+        family.start("none", [str(tmp_path / "none")])
+
+
+def test_tail(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"{i}\n" for i in range(50)))
+    assert tail(tmp_path / "log", lines=2) == "48\n49"
+    assert tail(tmp_path / "none") == "(the log is empty)"
+
+
+def test_sigterm_leaves_by_way_of_clean_up() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught, terminated_by_signal():
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_signals_that_the_user_ignores_stay_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminated_by_signal():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_handlers_are_left_alone_outside_the_main_thread() -> None:
+    seen = []
+
+    def body() -> None:
+        with terminated_by_signal():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flwr.cli.run.run import _parse_federation_config_overrides
+from flwr.cli.typing import SuperLinkConnection
+from pydantic import ValidationError
+
+from engines import ray
+from engines.ray import Params
+
+
+def test_simulation_superlink_listens_on_loopback_only() -> None:
+    command = ray.superlink_command(8000)
+    assert Path(command[0]).name == "flower-superlink"
+    assert {"--simulation", "--disable-runtime-dependency-installation"} <= set(command)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--port") + 1] == "8000"
+
+
+def test_federation_config_is_read_by_flower() -> None:
+    text = ray.federation_config(20, Params(client_cpus=2, client_gpus=0.25, cpus=8, gpus=1))
+    config = _parse_federation_config_overrides([text], SuperLinkConnection(name="x", address="127.0.0.1:1"))
+    assert config is not None
+    assert config.num_supernodes == 20
+    assert config.client_resources_num_cpus == 2
+    assert config.client_resources_num_gpus == 0.25
+    assert config.init_args_num_cpus == 8
+    assert config.init_args_num_gpus == 1
+
+
+def test_what_is_not_set_is_left_to_ray() -> None:
+    text = "num-supernodes=5 client-resources-num-cpus=1 client-resources-num-gpus=0.0"
+    assert ray.federation_config(5, Params()) == text
+    assert ray.ray_environment(Params(), "/tmp/x") == {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": "/tmp/x"}
+
+
+def test_an_existing_cluster_is_joined() -> None:
+    assert ray.ray_environment(Params(address="10.0.0.1:6379"), "/tmp/x")["RAY_ADDRESS"] == "10.0.0.1:6379"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"client_cpus": 0}, "greater than or equal to 1"),
+        ({"client_gpus": -1}, "greater than or equal to 0"),
+        ({"client_cpus": 4, "cpus": 2}, "cpus=2 is less than client_cpus=4, so no client could run"),
+        ({"client_gpus": 0.5, "gpus": 0}, r"gpus=0 is less than client_gpus=0.5, so no client could run"),
+        ({"client_cpu": 1}, "Extra inputs"),
+    ],
+)
+def test_resources_that_let_no_client_run(settings: dict[str, float], fault: str) -> None:
+    with pytest.raises(ValidationError, match=fault):
+        Params.model_validate(settings)
+
+
+def test_run_hands_the_job_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(ray, "launch", lambda *arguments: seen.extend(arguments))
+    job = type(
+        "J",
+        (),
+        {
+            "app_folder": tmp_path,
+            "overrides": "a=1",
+            "clients": 3,
+            "output": tmp_path / "out",
+            "settings": Params(cpus=2),
+        },
+    )()
+    ray.run(job)
+    assert seen == [tmp_path, "a=1", 3, tmp_path / "out" / "engine", Params(cpus=2)]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from deploy.certificates import KeyPair, make_node_key
+from engines import superlink
+
+
+def test_superlink_is_closed_by_tls_and_node_keys_and_keeps_its_state(tmp_path: Path) -> None:
+    command = superlink.superlink_command(
+        8443, KeyPair(tmp_path / "s.crt", tmp_path / "s.key"), tmp_path / "ca.crt", tmp_path / "state.db"
+    )
+    assert Path(command[0]).name == "flower-superlink"
+    options = dict(itertools.pairwise(command))
+    assert options["--host"] == "127.0.0.1"
+    assert options["--port"] == "8443"
+    assert options["--ssl-certfile"] == f"{tmp_path}/s.crt"
+    assert options["--ssl-keyfile"] == f"{tmp_path}/s.key"
+    assert options["--ssl-ca-certfile"] == f"{tmp_path}/ca.crt"
+    assert options["--database"] == f"{tmp_path}/state.db"
+    assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(command)
+    assert "--insecure" not in command
+
+
+def test_supernode_knows_its_partition(tmp_path: Path) -> None:
+    key = KeyPair(tmp_path / "n.pub", tmp_path / "n.key")
+    command = superlink.supernode_command(8443, 9001, tmp_path / "ca.crt", key, 2, 5)
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert options == {
+        "--superlink": "127.0.0.1:8443",
+        "--root-certificates": f"{tmp_path}/ca.crt",
+        "--auth-supernode-private-key": f"{tmp_path}/n.key",
+        "--host": "127.0.0.1",
+        "--port": "9001",
+        "--node-config": "partition-id=2 num-partitions=5",
+    }
+
+
+def test_registration_sends_the_key_in_the_form_the_superlink_stores(tmp_path: Path) -> None:
+    requests = []
+
+    class Control:
+        def RegisterNode(self, request: object) -> object:
+            requests.append(request)
+            return type("Reply", (), {"node_id": 7})()
+
+    node = make_node_key(tmp_path / "nodes", "pi-1")
+    assert superlink.register(Control(), node) == 7  # type: ignore[arg-type]
+    assert requests[0].public_key.startswith(b"-----BEGIN PUBLIC KEY-----")  # type: ignore[attr-defined]
+
+
+def test_run_hands_the_job_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(superlink, "launch", lambda *arguments: seen.extend(arguments))
+    job = type("J", (), {"app_folder": tmp_path, "overrides": "a=1", "clients": 3, "output": tmp_path / "out"})()
+    superlink.run(job)
+    assert seen == [tmp_path, "a=1", 3, tmp_path / "out" / "engine"]
+
+
+def test_params_have_no_settings() -> None:
+    assert superlink.Params().model_dump() == {"name": "superlink"}
+    with pytest.raises(ValueError, match="Extra inputs"):
+        superlink.Params.model_validate({"port": 1})
