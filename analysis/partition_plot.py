@@ -63,7 +63,8 @@ def setup(overrides: Sequence[str]) -> Setup:
         raise ConfigError(faults)
     task = find(PACKAGES["task"], found["task"][0], "task").load(found["task"][1])
     module, params = found["partition"]
-    settings = ", ".join(f"{key} {value}" for key, value in params.model_dump().items() if key in ("clients", "beta"))
+    shown = {key: value for key, value in params.model_dump().items() if key in ("clients", "beta")}
+    settings = ", ".join(f"{key} {value}" for key, value in shown.items() if value is not None)
     title = f"{task.name}, {module}" + (f" ({settings})" if settings else "")
     return Setup(task, params, module, title, int(raw["seed"]))
 
