@@ -32,6 +32,7 @@ def is_disjoint_cover(partition: Partition, n: int) -> bool:
     return sorted(np.concatenate(partition.train).tolist()) == list(range(n))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(0, 40), st.integers(0, 2**31))
 def test_iid_deals_equal_sets(clients, more, seed):
     n = clients + more
@@ -121,6 +122,7 @@ def test_dirichlet_settings_are_checked(wrong):
         dirichlet.Params(**{"clients": 3, **wrong})
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 99))
 def test_shards_cover_with_equal_sizes(clients, per, seed):
     # clients * per shards of 10 * clients * per examples: 10 examples each
