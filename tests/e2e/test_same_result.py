@@ -1,0 +1,56 @@
+"""One configuration, one model: the same bytes on every engine."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from conf.compose import join, main_folder
+from engines import ray
+from server.run import launch
+
+#: Digits, a pool of five models, three clients a round, three rounds, seed 1.
+CONFIGURATION = [
+    "task=digits",
+    "partition.clients=3",
+    "clients_per_round=3",
+    "method.k=5",
+    "rounds=3",
+    "seed=1",
+    "train.epochs=2",
+    "logger=none",
+]
+
+
+def sha(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> str:
+    return sha(launch(CONFIGURATION, tmp_path / "local"))
+
+
+@pytest.mark.slow
+@pytest.mark.superlink
+def test_three_authenticated_supernodes_give_the_local_model(tmp_path: Path, local: str) -> None:
+    folder = launch([*CONFIGURATION, "engine=superlink"], tmp_path / "superlink")
+    assert sha(folder) == local
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_gives_the_local_model(tmp_path: Path, local: str) -> None:
+    folder = launch([*CONFIGURATION, "engine=ray"], tmp_path / "ray")
+    assert sha(folder) == local
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: str) -> None:
+    output = tmp_path / "flwr-run"
+    overrides = join([*CONFIGURATION, f"output={output}"])
+    ray.launch(None, overrides, 3, tmp_path / "work", app=main_folder())
+    assert sha(output) == local
