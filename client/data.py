@@ -60,13 +60,22 @@ class FederatedData:
             Draws which; the order is by client.
         device : torch.device
             Where to.
+
+        Raises
+        ------
+        DataError
+            If this process knows its own data only.
         """
+        if self.partition.own:
+            raise DataError("This device has its own data only, the method needs everybody's. Run it as a simulation.")
         sizes = [len(part) for part in self.partition.train]
         count = max(1, round(share * sum(sizes)))
         chosen = np.sort(generator.permutation(sum(sizes))[:count])
         pieces, labels = [], []
         for client, start in enumerate(np.cumsum([0, *sizes[:-1]])):
             inside = chosen[(chosen >= start) & (chosen < start + sizes[client])] - start
+            if len(inside) == 0:
+                continue
             indices = self.partition.train[client][inside]
             raw = self.task.train.x[indices]
             pieces.append(raw if self.partition.transform is None else self.partition.transform(client, raw))

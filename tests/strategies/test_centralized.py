@@ -10,6 +10,7 @@ from conf.schema import load
 from strategies.centralized import Centralized
 from strategies.protocol import Round
 from tasks.base import Examples, Partition, Task
+from tasks.errors import DataError
 from tests.federation import SMALL, run, same
 from tests.strategies.bench import check_batched, check_resume, play, two_layers
 
@@ -41,6 +42,12 @@ def test_a_share_is_drawn_without_replacement_and_depends_on_the_generator_only(
 def test_each_client_sees_its_own_transform():
     x, _ = data(lambda client, raw: raw + 10 * client).union(1.0, np.random.default_rng(0), CPU)
     assert x[:, 0].tolist() == [4, 0, 11, 22, 23, 25]
+
+
+def test_a_device_with_its_own_data_refuses():
+    own = FederatedData(data().task, Partition([np.arange(6)], own=True))
+    with pytest.raises(DataError, match="simulation"):
+        own.union(1.0, np.random.default_rng(0), CPU)
 
 
 def test_two_steps_on_both_clients_data_by_hand():

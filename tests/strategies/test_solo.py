@@ -48,7 +48,7 @@ def test_the_score_is_the_participants_mean(tmp_path):
     done = run(tmp_path, "method=solo", "rounds=2")
     config = load([*SMALL, "method=solo"])
     shop = Workshop(config)
-    evaluator = Evaluator(shop.net.module, shop.data.task, shop.device)
+    evaluator = Evaluator(shop.net.module, shop.data, shop.device)
     alone = [evaluator.score(states(done, client, 2)) for client, visit in done.method.accepted.items() if visit == 2]
     line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
     assert len(alone) == 3
