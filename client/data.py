@@ -49,6 +49,40 @@ class FederatedData:
         labels = torch.from_numpy(self.task.train.y[indices])
         return self.task.prepare(raw).to(device), labels.to(device)
 
+    def union(self, share: float, generator: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels drawn without replacement from what all clients own together, for references only.
+
+        Parameters
+        ----------
+        share : float
+            How much of it, in (0, 1]; at least one example.
+        generator : numpy.random.Generator
+            Draws which; the order is by client.
+        device : torch.device
+            Where to.
+
+        Raises
+        ------
+        DataError
+            If this process knows its own data only.
+        """
+        if self.partition.own:
+            raise DataError("This device has its own data only, the method needs everybody's. Run it as a simulation.")
+        sizes = [len(part) for part in self.partition.train]
+        count = max(1, round(share * sum(sizes)))
+        chosen = np.sort(generator.permutation(sum(sizes))[:count])
+        pieces, labels = [], []
+        for client, start in enumerate(np.cumsum([0, *sizes[:-1]])):
+            inside = chosen[(chosen >= start) & (chosen < start + sizes[client])] - start
+            if len(inside) == 0:
+                continue
+            indices = self.partition.train[client][inside]
+            raw = self.task.train.x[indices]
+            pieces.append(raw if self.partition.transform is None else self.partition.transform(client, raw))
+            labels.append(self.task.train.y[indices])
+        inputs = self.task.prepare(np.concatenate(pieces))
+        return inputs.to(device), torch.from_numpy(np.concatenate(labels)).to(device)
+
 
 _loaded: dict[str, FederatedData] = {}
 

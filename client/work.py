@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from flwr.app import Message
+from torch import Tensor
 
 from client.data import FederatedData, load
 from client.net import ModuleNet
@@ -22,7 +23,7 @@ from strategies.registry import method_class
 from strategies.wire import Arrays
 from tasks.models import create
 from tasks.models.dropout import seed_dropout
-from tasks.randomness import key
+from tasks.randomness import key, stream
 
 
 class Workshop:
@@ -40,7 +41,7 @@ class Workshop:
         self.data: FederatedData = load(config)
         method = method_class(config.modules["method"])
         model = create(config.modules["model"], config.model, self.data.task, config.seed)
-        self.net = ModuleNet(method.build_model(model, config.method), self.device)
+        self.net = ModuleNet(method.network(model, config.method, config.seed), self.device)
         self.objective: Objective = method.Objective(config.method)
 
     def train(self, message: Message) -> Message:
@@ -57,15 +58,16 @@ class Workshop:
 
     def _visit(self, message: Message, asked: dict[str, Any], arrays: Arrays, extras: dict[str, Arrays]) -> Message:
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
-        self.net.load(arrays)
-        x, y = self.data.client(int(asked["client"]), self.device)
+        kept = store.load(int(asked["state"]))
+        self.net.load(self.objective.start(arrays, kept))
+        x, y = self._examples(asked)
         visit = Visit(
             net=self.net,
             params={name: p.detach().clone() for name, p in self.net.params.items()},
             buffers={name: b.clone() for name, b in self.net.buffers.items()},
             extras=extras,
             config=asked,
-            state=store.load(int(asked["state"])),
+            state=kept,
             x=x,
             y=y,
             client=int(asked["client"]),
@@ -83,6 +85,14 @@ class Workshop:
             store.save(int(asked["visit"]), outcome.state, int(asked["state"]))
         metrics = {"train-loss": trained.loss, **outcome.metrics}
         return reply(message, self.net.read(), outcome.extras, len(y), metrics)
+
+    def _examples(self, asked: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the inputs and labels of this visit: the client's own, or a draw from everybody's (``pooled``)."""
+        client = int(asked["client"])
+        if not self.objective.pooled:
+            return self.data.client(client, self.device)
+        generator = stream(self.config.seed, "pooled", int(asked["round"]), client)
+        return self.data.union(float(asked["pooled-share"]), generator, self.device)
 
 
 def pick_device(name: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,3 +64,20 @@ class Evaluator:
     def _logits(self, inputs: Tensor) -> Tensor:
         pieces = [self.model(inputs[i : i + self.batch]).float().cpu() for i in range(0, len(inputs), self.batch)]
         return torch.cat(pieces)
+
+
+def mean_score(scores: Sequence[Score]) -> Score | None:
+    """Return the uniform mean of `scores`, entry by entry; None if there are none.
+
+    For methods without one global model. All scores are of the same test set, so each class is NaN in all or in none.
+    """
+    if not scores:
+        return None
+    if len(scores) == 1:
+        return scores[0]
+    per_class = np.mean([score.per_class for score in scores], axis=0)
+    return Score(
+        float(np.mean([score.accuracy for score in scores])),
+        float(np.mean([score.loss for score in scores])),
+        tuple(float(share) for share in per_class),
+    )

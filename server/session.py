@@ -17,7 +17,7 @@ from client.work import pick_device
 from conf.schema import RunConfig
 from server import accounting
 from server.checkpoint import Checkpoints
-from server.evaluation import Evaluator, Score
+from server.evaluation import Evaluator, Score, mean_score
 from server.loggers import open_logger
 from server.progress import Progress
 from strategies.base import Federation, Method
@@ -52,7 +52,8 @@ class Session:
         self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
         data = load(config)
-        model = kind.build_model(create(config.modules["model"], config.model, data.task, config.seed), config.method)
+        configured = create(config.modules["model"], config.model, data.task, config.seed)
+        model = kind.network(configured, config.method, config.seed)
         self.evaluator = Evaluator(model, data, self.device)
         self.done, self.run = 0, secrets.token_hex(8)
         state = None
@@ -91,7 +92,7 @@ class Session:
         report = self.method.run_round(number, self.grid)
         score: Score | None = None
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
-            score = self.evaluator.score(self.method.global_model())
+            score = mean_score([self.evaluator.score(arrays) for arrays in self.method.evaluation_models()])
         return accounting.line(report, score, time.perf_counter() - started)
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -26,7 +27,7 @@ from strategies.protocol import Payload, Round, Ticket, Upload, request
 from strategies.roster import Roster, receive
 from strategies.wire import Arrays, Spec, encode, spec_of
 from tasks.errors import FederationError, UploadError
-from tasks.randomness import stream
+from tasks.randomness import key, stream
 from tasks.settings import Settings
 
 
@@ -125,6 +126,13 @@ class Method(Strategy):
     def global_model(self) -> Arrays:
         """Return the model to evaluate and to deploy."""
 
+    def evaluation_models(self) -> list[Arrays]:
+        """Return the models whose mean score on the test set is the method's score of this round.
+
+        The global model, where there is one; nothing is scored if the list is empty.
+        """
+        return [self.global_model()]
+
     @abstractmethod
     def state(self) -> State:
         """Return all that :meth:`restore` needs to continue exactly here."""
@@ -151,6 +159,16 @@ class Method(Strategy):
     def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
         """Return the network that this method trains, given the configured `model` (a head added, say)."""
         return model
+
+    @classmethod
+    def network(cls, model: nn.Module, params: Settings, seed: int) -> nn.Module:
+        """Return :meth:`build_model`'s network; the weights that it adds to `model` depend on `seed` and nothing else.
+
+        The CPU's global generator is borrowed for them and put back as it was, as in :func:`tasks.models.create`.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key(seed, "method model"))
+            return cls.build_model(model, params)
 
     # ---- the round ------------------------------------------------------------------------------------------
 

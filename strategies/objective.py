@@ -130,9 +130,24 @@ class Objective:
 
     #: Whether the batched trainer may run this objective under vmap.
     batchable: bool = True
+    #: Whether a visit draws its examples from all clients' data together, as much as the server's ``pooled-share``
+    #: says. For an upper bound only: it needs a process that holds everybody's data, which only a simulation has.
+    pooled: bool = False
 
     def __init__(self, params: Settings) -> None:
         self.params = params
+
+    def start(self, received: Arrays, state: Arrays) -> Arrays:
+        """Return the model that training starts from, and that ``visit.params`` and ``visit.buffers`` then hold.
+
+        Parameters
+        ----------
+        received : Arrays
+            The model that the server sent.
+        state : Arrays
+            What this client kept from its last accepted visit; empty the first time.
+        """
+        return received
 
     def prepare(self, visit: Visit) -> Extras:
         """Return the tensors that `loss` and `gradient` need, computed once before training."""

@@ -1,0 +1,51 @@
+"""Centralized: one model trained on everybody's data; the upper reference, what federation could reach at best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from strategies.fedavg import SingleModel
+from strategies.objective import Objective
+from strategies.protocol import Payload, Round
+from strategies.wire import Arrays
+
+
+class Pooled(Objective):
+    """Cross-entropy on examples drawn from all clients' data together."""
+
+    pooled = True
+
+
+class Centralized(SingleModel):
+    """One model trained on the union of all clients' data, a reference rather than a federated method.
+
+    A round is one visit to one client process, which draws the share K / N of all examples afresh without replacement
+    and trains on them for the usual epochs: on average as many steps as the K drawn clients of any other method take
+    together. With K = N it is an ordinary run over the whole set. Optimiser and learning rate are those of the clients,
+    and momentum starts anew each round.
+
+    It needs a process that holds all data, so it runs in simulation only.
+
+    State: the global model. Wire: one model down and one up per round, which stands for nothing.
+    """
+
+    Objective: ClassVar[type[Objective]] = Pooled
+
+    def setup(self, arrays: Arrays) -> None:
+        """Keep the initial model."""
+        super().setup(arrays)
+        self._share = 1.0
+
+    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
+        """Return the first client of the usual draw, who does the work of all drawn ones."""
+        drawn = super().sample(number, available)
+        self._share = len(drawn) / len(available)
+        return drawn[:1]
+
+    def dispatch(self, current: Round) -> list[Payload]:
+        """Send the model to that client, and how much of all data it is to draw."""
+        payloads = super().dispatch(current)
+        for payload in payloads:
+            payload.config = {"pooled-share": self._share}
+        return payloads

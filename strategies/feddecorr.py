@@ -1,0 +1,71 @@
+"""FedDecorr: FedAvg with a penalty on correlated dimensions of the embedding."""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from strategies.fedavg import SingleModel
+from strategies.objective import Batch, Extras, Net, Objective, Tensors
+from tasks.settings import Settings
+
+#: Keeps the standardisation finite where a dimension is constant over the batch.
+EPSILON = 1e-8
+
+
+def decorrelation(z: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the mean over pairs of different dimensions of ``((X^T X)_ij)^2 / n``, a scalar.
+
+    X is `z`, shape (batch, e), with each dimension standardised over the n real rows (variance over n - 1), so the
+    value is about n times the mean squared correlation. 0 for one row or one dimension. `mask`, shape (batch,), is 1
+    for real rows and 0 for padding; None means that all are real.
+    """
+    real = torch.ones_like(z[:, 0]) if mask is None else mask.to(z.dtype)
+    n = real.sum().clamp(min=1)
+    row = real[:, None]
+    centred = (z - (z * row).sum(0) / n) * row
+    variance = centred.pow(2).sum(0) / (n - 1).clamp(min=1)
+    x = centred / torch.sqrt(variance + EPSILON)
+    products = x.T @ x
+    others = products * (1 - torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
+    pairs = max(z.shape[1] * (z.shape[1] - 1), 1)
+    return others.pow(2).sum() / pairs / n
+
+
+class Decorrelated(Objective):
+    """Cross-entropy + beta times :func:`decorrelation` of the batch's embeddings."""
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+        """Return the scalar loss of one batch."""
+        z = net.features(params, buffers, batch.x)
+        scores = net.classify(params, buffers, z)
+        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        beta = cast("FedDecorr.Params", self.params).beta
+        return loss + beta * decorrelation(z, batch.mask) if beta else loss
+
+
+class FedDecorr(SingleModel):
+    """Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning.
+
+    ICLR 2023.
+
+    Client k minimises ``CE + beta D``, D the :func:`decorrelation` of penultimate features. The server averages as
+    FedAvg does, by examples.
+
+    State: the global model; clients keep none. Wire: one model down, one up.
+
+    Deviations: D is scaled as in the authors' code, the mean off-diagonal ``(X^T X)^2 / batch``; the paper's
+    ``||K||_F^2 / d^2`` has correlations in place of products and counts the constant diagonal. beta is published for
+    the code's scale. A batch of one example has no correlations: D is 0 there.
+    """
+
+    class Params(Settings):
+        """``beta``: weight of the penalty, 0 or more; 0 is FedAvg."""
+
+        beta: float = Field(0.1, ge=0)
+
+    Objective: ClassVar[type[Objective]] = Decorrelated

@@ -1,0 +1,75 @@
+"""FedNTD: FedAvg whose clients keep the global model's view of the labels that an example does not have."""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from strategies.fedavg import SingleModel
+from strategies.objective import Batch, Extras, Net, Objective, Tensors, Visit
+from tasks.settings import Settings
+
+
+def other_labels(classes: int, device: torch.device) -> Tensor:
+    """Return for each label all others in order, int64, shape (classes, classes - 1)."""
+    columns = torch.arange(classes - 1, device=device)[None, :]
+    return columns + (columns >= torch.arange(classes, device=device)[:, None])
+
+
+def not_true(scores: Tensor, teacher: Tensor, others: Tensor, tau: float) -> Tensor:
+    """Return ``KL(teacher || student)`` over the columns `others`, per example, shape (batch,).
+
+    `scores` and `teacher` have shape (batch, classes), `others` (batch, classes - 1); both softmaxes have temperature
+    `tau`.
+    """
+    student = functional.log_softmax(scores.gather(1, others) / tau, dim=1)
+    target = functional.log_softmax(teacher.gather(1, others) / tau, dim=1)
+    return (target.exp() * (target - student)).sum(1)
+
+
+class NotTrue(Objective):
+    """Cross-entropy + beta tau^2 KL(teacher || student) over the labels that are not the true one."""
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Keep the received model as the teacher."""
+        return {
+            "params": visit.params,
+            "buffers": visit.buffers,
+            "others": other_labels(visit.classes, visit.y.device),
+        }
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+        """Return the scalar loss of one batch."""
+        scores = net.logits(params, buffers, batch.x)
+        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        own = cast("FedNTD.Params", self.params)
+        if not own.beta:
+            return loss
+        teacher = net.logits(extras["params"], extras["buffers"], batch.x, train=False)
+        gap = not_true(scores, teacher, extras["others"][batch.y], own.tau)
+        return loss + own.beta * own.tau**2 * batch.mean(gap)
+
+
+class FedNTD(SingleModel):
+    """Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, NeurIPS 2022.
+
+    Client k minimises ``CE + beta tau^2 KL(q_G || q_w)``; q is the softmax with temperature tau over the logits of all
+    labels but the true one, G the received model. The server averages as FedAvg does, by examples.
+
+    State: the global model; clients keep none. Wire: one model down, one up.
+
+    Deviations: the teacher runs in evaluation behaviour (its own batch-normalisation statistics, no dropout), so that
+    it is one fixed function during a visit.
+    """
+
+    class Params(Settings):
+        """``beta``: weight of the distillation, 0 or more (0 is FedAvg); ``tau``: its temperature."""
+
+        beta: float = Field(1.0, ge=0)
+        tau: float = Field(1.0, gt=0)
+
+    Objective: ClassVar[type[Objective]] = NotTrue

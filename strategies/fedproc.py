@@ -1,0 +1,129 @@
+"""FedProc: clients pull embeddings towards global class prototypes, first mostly by contrast, then by cross-entropy."""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strategies.base import State
+from strategies.fedavg import SingleModel
+from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_tensors
+from strategies.projection import Projected, project
+from strategies.protocol import Payload, Round, Upload
+from strategies.wire import Arrays, Spec
+from tasks.settings import Settings
+
+#: Examples at a time when embeddings are summed after training.
+CHUNK = 500
+
+
+class Prototypical(Objective):
+    """``share CE + (1 - share) contrast`` against the global prototypes."""
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Return the prototypes with unit length, (classes, e), and the share of cross-entropy at this round."""
+        like = next(iter(visit.params.values()))
+        prototypes = as_tensors(visit.extras["prototypes"], like=like)["mean"]
+        share = (visit.round - 1) / visit.rounds if bool(prototypes.any()) else 1.0
+        return {
+            "prototypes": functional.normalize(prototypes, dim=1),
+            "share": torch.tensor(share, dtype=like.dtype, device=like.device),
+        }
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+        """Return the scalar loss of one batch."""
+        z = net.features(params, buffers, batch.x)
+        scores = net.classify(params, buffers, z)
+        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        alike = functional.normalize(z, dim=1) @ extras["prototypes"].T
+        contrast = batch.mean(functional.cross_entropy(alike, batch.y, reduction="none"))
+        share: Tensor = extras["share"]
+        return share * loss + (1 - share) * contrast
+
+    @torch.no_grad()
+    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+        """Return the sum of the trained model's embeddings for each class, and how many went into it."""
+        sums = torch.zeros_like(extras["prototypes"])
+        for start in range(0, len(visit.y), CHUNK):
+            rows = slice(start, start + CHUNK)
+            z = visit.net.features(trained.params, trained.buffers, visit.x[rows], train=False)
+            sums += functional.one_hot(visit.y[rows], visit.classes).to(z.dtype).T @ z
+        counts = torch.bincount(visit.y, minlength=visit.classes)
+        return Outcome({"prototypes": {"sum": sums.cpu().numpy(), "count": counts.cpu().numpy()}})
+
+
+class FedProc(SingleModel):
+    """Mu et al., FedProc: Prototypical contrastive federated learning on non-IID data, FGCS 2023.
+
+    Client k minimises ``(r/R) CE + (1 - r/R) contrast`` in round r = 0, 1, ... of R planned ones, with
+    ``contrast = -log softmax_y(z . c)``, z the projected embedding and c the class prototypes, all of unit length, no
+    temperature. After training it sums its embeddings per class (evaluation behaviour, no augmentation). The server
+    averages models as FedAvg does, by examples, and sets ``c_k = sum of sums / sum of counts``.
+
+    Network: a projection head as MOON's; ``projection=false`` uses the model's own embeddings.
+
+    State: the global model and the prototypes (classes x e); clients keep none. Wire: one model and the prototypes
+    down; one model, the sums and the int64 counts up.
+
+    Deviations: while the server has no prototypes (the first round) the loss is cross-entropy alone. A class that
+    nobody held this round keeps its old prototype, one that nobody ever held is zero (similarity 0). Sums and counts
+    travel in place of class means, so that clients count by their examples. A client whose counts do not add up to its
+    examples has no say in the prototypes. A resumed run with other planned rounds follows the new schedule.
+    """
+
+    class Params(Projected):
+        """The projection head; the method has no other parameter, its weights follow from the round."""
+
+    Objective: ClassVar[type[Objective]] = Prototypical
+
+    @classmethod
+    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+        """Return `model` with the projection head."""
+        return project(model, cast(Projected, params))
+
+    def setup(self, arrays: Arrays) -> None:
+        """Keep the initial model and start with prototypes of zero; their shape is the classifier's, (classes, e)."""
+        super().setup(arrays)
+        self.prototypes = np.zeros_like(arrays["classifier.weight"])
+
+    def dispatch(self, current: Round) -> list[Payload]:
+        """Send the global model and the prototypes to everyone."""
+        payloads = super().dispatch(current)
+        for payload in payloads:
+            payload.extras = {"prototypes": {"mean": self.prototypes}}
+        return payloads
+
+    def upload_extras(self, payload: Payload) -> dict[str, Spec]:
+        """Expect sums (classes, e) in the model's dtype and int64 counts (classes,)."""
+        shape = self.prototypes.shape
+        return {"prototypes": {"sum": (shape, str(self.prototypes.dtype)), "count": (shape[:1], "int64")}}
+
+    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Average the models and take over the prototypes of all classes that someone held."""
+        metrics = super().aggregate(current, uploads)
+        sums = np.zeros(self.prototypes.shape)
+        counts = np.zeros(len(self.prototypes))
+        for upload in uploads:
+            group = upload.extras["prototypes"]
+            if group["count"].min() >= 0 and group["count"].sum() == upload.num_examples:
+                sums += group["sum"].astype(np.float64)
+                counts += group["count"].astype(np.float64)
+        held = counts > 0
+        self.prototypes = self.prototypes.copy()  # the old array may still be on its way to a client
+        self.prototypes[held] = sums[held] / counts[held, None]
+        return metrics
+
+    def state(self) -> State:
+        """Return the global model and the prototypes."""
+        state = super().state()
+        state.arrays["prototypes"] = self.prototypes
+        return state
+
+    def restore(self, state: State) -> None:
+        """Take over the global model and the prototypes."""
+        super().restore(state)
+        self.prototypes = state.arrays["prototypes"]

@@ -1,0 +1,45 @@
+"""FedProx: FedAvg whose clients are held near the global model by a proximal term."""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+from pydantic import Field
+from torch import Tensor
+
+from strategies.fedavg import SingleModel
+from strategies.objective import Extras, Objective, Visit, flatten
+from tasks.settings import Settings
+
+
+class Proximal(Objective):
+    """Cross-entropy + (mu/2) ||w - G||^2, the second term through its gradient mu (w - G)."""
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Keep the received parameters, flat (p,)."""
+        return {"anchor": flatten(visit.params)}
+
+    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+        """Return ``mu (w - G)``, shape (p,)."""
+        mu = cast("FedProx.Params", self.params).mu
+        return mu * (flat - extras["anchor"]) if mu else None
+
+
+class FedProx(SingleModel):
+    """Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
+
+    Client k minimises ``F_k(w) + (mu/2) ||w - G||^2`` over parameters, not over batch-normalisation statistics. The
+    server averages as FedAvg does, by examples.
+
+    State: the global model; clients keep none. Wire: one model down, one up.
+
+    Deviations: every client does the same local work; the original also lets slow clients do less of it. The reported
+    training loss is the cross-entropy alone, for the term acts through its gradient.
+    """
+
+    class Params(Settings):
+        """``mu``: weight of the proximal term, 0 or more; 0 is FedAvg."""
+
+        mu: float = Field(0.01, ge=0)
+
+    Objective: ClassVar[type[Objective]] = Proximal

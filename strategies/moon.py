@@ -1,0 +1,94 @@
+"""MOON: clients pull their embeddings towards the global model's and away from their own previous model's."""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strategies.fedavg import SingleModel
+from strategies.objective import (
+    Batch,
+    Extras,
+    Net,
+    Objective,
+    Outcome,
+    Tensors,
+    Trained,
+    Visit,
+    as_arrays,
+    as_tensors,
+)
+from strategies.projection import Projected, project
+from tasks.settings import Settings
+
+
+class Contrast(Objective):
+    """Cross-entropy + mu times the model-contrastive term."""
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Keep the received model and the one this client trained last; ``met`` is 0 where there is none yet."""
+        kept = as_tensors(visit.state, like=visit.y)
+        params = {name: kept.get(name, received) for name, received in visit.params.items()}
+        buffers = {name: kept.get(name, received) for name, received in visit.buffers.items()}
+        like = next(iter(visit.params.values()))
+        return {
+            "global": (visit.params, visit.buffers),
+            "previous": (params, buffers),
+            "met": torch.tensor(1.0 if kept else 0.0, dtype=like.dtype, device=like.device),
+        }
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+        """Return the scalar loss of one batch."""
+        own = cast("Moon.Params", self.params)
+        z = net.features(params, buffers, batch.x)
+        scores = net.classify(params, buffers, z)
+        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        if not own.mu:
+            return loss
+        near, far = (
+            functional.cosine_similarity(z, net.features(params, buffers, batch.x, train=False), dim=1)
+            for params, buffers in (extras["global"], extras["previous"])
+        )
+        contrast = functional.softplus((far - near) / own.tau)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
+        met: Tensor = extras["met"]
+        return loss + own.mu * met * batch.mean(contrast)
+
+    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+        """Keep the whole trained model for the next visit."""
+        return Outcome(state=as_arrays({**trained.params, **trained.buffers}))
+
+
+class Moon(SingleModel):
+    """Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021.
+
+    Client k minimises ``CE - mu log(e^(s_G/tau) / (e^(s_G/tau) + e^(s_P/tau)))``; s_G and s_P are the cosines between
+    the projected embedding of the model in training and those of the received model G and of the model P that the
+    client trained at its last visit. The server averages as FedAvg does, by examples.
+
+    Network: a projection head before the classifier, ``embedding -> 512 -> 256`` as published, so the model is larger
+    than FedAvg's; ``projection=false`` contrasts the model's own embeddings and leaves the network as it is.
+
+    State: the global model; each client keeps its last local model (one model on its disk, from its last accepted
+    visit). Wire: one model down, one up.
+
+    Deviations: G and P run in evaluation behaviour (their own batch-normalisation statistics). A client without a
+    previous model has no negative, so the term is 0 at its first visit. A client that was not drawn for long keeps its
+    old P, as in the authors' code.
+    """
+
+    class Params(Projected):
+        """``mu``: weight of the contrast, 0 or more (0 is FedAvg on the same network); ``tau``: its temperature."""
+
+        mu: float = Field(1.0, ge=0)
+        tau: float = Field(0.5, gt=0)
+
+    Objective: ClassVar[type[Objective]] = Contrast
+
+    @classmethod
+    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+        """Return `model` with the projection head."""
+        return project(model, cast(Projected, params))

@@ -1,0 +1,182 @@
+"""SCAFFOLD: local gradients corrected by control variates, one on the server and one kept by every client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from strategies.averaging import weighted_mean
+from strategies.base import State
+from strategies.fedavg import SingleModel
+from strategies.objective import Extras, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors, flatten
+from strategies.protocol import Payload, Round, Upload
+from strategies.wire import Arrays, Spec
+from tasks.settings import Settings
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """Return how many plain steps `steps` steps with `momentum` are worth, for a constant gradient.
+
+    Step s moves the model by ``lr sum_{i<=s} momentum^(s-i) g_i``, so g_i enters the whole way with weight
+    ``(1 - momentum^(steps-i+1)) / (1 - momentum)``. The weights add up to
+    ``(steps - momentum (1 - momentum^steps) / (1 - momentum)) / (1 - momentum)``.
+    """
+    if momentum == 0:
+        return float(steps)
+    tail = momentum * (1 - momentum**steps) / (1 - momentum)
+    return (steps - tail) / (1 - momentum)
+
+
+def unflatten(flat: Tensor, like: Tensors) -> Tensors:
+    """Return the pieces of `flat` (p,) in the names and shapes of `like`."""
+    pieces = torch.split(flat, [tensor.numel() for tensor in like.values()])
+    return {name: piece.reshape(tensor.shape) for (name, tensor), piece in zip(like.items(), pieces)}
+
+
+class Controlled(Objective):
+    """Cross-entropy whose gradient is corrected by ``c - c_i``."""
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Return G, c, c_i and ``c - c_i``, each flat (p,)."""
+        start = flatten(visit.params)
+        control = _in_order(visit.extras["control"], visit.params)
+        own = _in_order(visit.state, visit.params) if visit.state else torch.zeros_like(start)
+        return {"start": start, "control": control, "own": own, "correction": control - own}
+
+    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+        """Return ``c - c_i``."""
+        return cast(Tensor, extras["correction"])
+
+    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+        """Keep ``c_i+ = c_i - c + (G - w) / (steps lr)`` and send ``c_i+ - c_i``."""
+        own = cast("Scaffold.Params", self.params)
+        steps = effective_steps(trained.steps, own.momentum if own.steps == "momentum" else 0.0)
+        new = extras["own"] - extras["control"] + (extras["start"] - trained.flat.detach()) / (steps * visit.lr)
+        change = unflatten(new - extras["own"], visit.params)
+        return Outcome({"control": as_arrays(change)}, as_arrays(unflatten(new, visit.params)))
+
+
+def _in_order(arrays: Arrays, like: Tensors) -> Tensor:
+    """Return `arrays` as one flat tensor in the order of `like`, on its device."""
+    tensors = as_tensors(arrays, like=next(iter(like.values())))
+    return flatten({name: tensors[name] for name in like})
+
+
+class Scaffold(SingleModel):
+    """Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
+
+    Client i steps along ``g - c_i + c`` and then sets ``c_i+ = c_i - c + (G - w_i) / (tau lr)``, tau its steps. The
+    server sets ``G += server_lr (mean w_i - G)`` and ``c += sum_i (c_i+ - c_i) / N``. All variates start at zero.
+
+    State: the global model and ``sum_i c_i`` over all clients, from which ``c = sum / N``; every client keeps c_i (one
+    model of parameters on its disk). Wire: the model and c down, the model and ``c_i+ - c_i`` up: two models each way,
+    less the statistics of batch normalisation, which have no variates and are averaged as in FedAvg.
+
+    N is the largest number of clients that were ever connected at a draw, so a federation that is still growing keeps
+    the invariant ``c = mean c_i``.
+
+    Deviations: with momentum rho the drift is divided by the effective number of steps
+    ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``, for G - w is that many gradients long and c_i would otherwise
+    be up to 1 / (1 - rho) times too large (the paper has no momentum). Weight decay is part of what c_i measures, as in
+    all public code. A client that was lost keeps its c_i and the server its sum; one whose disk was lost starts
+    again at zero, and its old share stays in the sum.
+    """
+
+    class Params(Settings):
+        """Settings of SCAFFOLD.
+
+        Attributes
+        ----------
+        weighting : {"uniform", "examples"}
+            Weight of an upload in the model's mean; the paper's is uniform.
+        server_lr : float
+            Global step size: ``G += server_lr (mean - G)`` for parameters.
+        steps : {"momentum", "plain"}
+            What a client divides its drift by: the effective number of steps under momentum, or their plain number (the
+            paper, which has no momentum). The same without momentum.
+        momentum : float
+            The local optimiser's momentum, ``train.momentum``.
+        """
+
+        weighting: Literal["uniform", "examples"] = "uniform"
+        server_lr: float = Field(1.0, gt=0)
+        steps: Literal["momentum", "plain"] = "momentum"
+        momentum: float = Field(0.0, ge=0, lt=1)
+
+        def remarks(self) -> list[str]:
+            """Return what is allowed but unusual."""
+            if self.steps == "plain" and self.momentum:
+                return [
+                    f"method.steps=plain with train.momentum={self.momentum}: control variates come out up to "
+                    f"{1 / (1 - self.momentum):.1f} times too long."
+                ]
+            return []
+
+    Objective: ClassVar[type[Objective]] = Controlled
+    params: Params
+
+    def setup(self, arrays: Arrays) -> None:
+        """Keep the initial model; all control variates are zero."""
+        super().setup(arrays)
+        self.total: Arrays = {name: np.zeros_like(arrays[name]) for name in self.parameter_names}
+        self.population = 0
+
+    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
+        """Draw as every method does, and remember how many clients there are."""
+        self.population = max(self.population, len(available))
+        return super().sample(number, available)
+
+    def control(self) -> Arrays:
+        """Return c, the mean of all clients' control variates."""
+        count = max(self.population, 1)
+        return {name: np.divide(array, count, dtype=array.dtype) for name, array in self.total.items()}
+
+    def dispatch(self, current: Round) -> list[Payload]:
+        """Send the global model and c to everyone."""
+        payloads = super().dispatch(current)
+        control = self.control()
+        for payload in payloads:
+            payload.extras = {"control": control}
+        return payloads
+
+    def upload_extras(self, payload: Payload) -> dict[str, Spec]:
+        """Expect the change of the client's control variate, shaped as the parameters."""
+        return {"control": {name: self.spec[name] for name in self.parameter_names}}
+
+    def weights(self, uploads: list[Upload]) -> list[float]:
+        """Return 1 for each upload, or its number of examples."""
+        return super().weights(uploads) if self.params.weighting == "examples" else [1.0] * len(uploads)
+
+    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Move the global model towards the uploads' mean, and add the changes of their control variates."""
+        if not uploads:
+            return {}
+        mean = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
+        if self.params.server_lr != 1:
+            for name in self.parameter_names:
+                step = np.multiply(np.subtract(mean[name], self.model[name]), self.params.server_lr)
+                mean[name] = np.asarray(np.add(self.model[name], step), dtype=mean[name].dtype)
+        self.model = mean
+        self.total = {
+            name: np.asarray(np.sum([array, *(u.extras["control"][name] for u in uploads)], axis=0, dtype=array.dtype))
+            for name, array in self.total.items()
+        }
+        return {}
+
+    def state(self) -> State:
+        """Return the global model, the sum of all control variates and the number of clients."""
+        state = super().state()
+        state.arrays |= {f"control.{name}": array for name, array in self.total.items()}
+        state.values["population"] = self.population
+        return state
+
+    def restore(self, state: State) -> None:
+        """Take over what :meth:`state` returned."""
+        super().restore(state)
+        self.total = {name: state.arrays[f"control.{name}"] for name in self.parameter_names}
+        self.population = int(state.values["population"])

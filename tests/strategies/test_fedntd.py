@@ -1,0 +1,67 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from strategies.fedntd import FedNTD, NotTrue, not_true, other_labels
+from tests.federation import run, same
+from tests.strategies.bench import check_batched, check_resume, play, two_layers
+
+
+def test_two_steps_by_hand():
+    """Three classes, x = 1, so the logits are the weights w; both clients start at w = G = (0, 0, ln 2).
+
+    Cross-entropy: gradient p - e_y. Distillation over the other labels, with q = softmax(w / tau) there: the derivative
+    of KL(q_G || q) is (q - q_G) / tau, so beta tau^2 KL adds beta tau (q - q_G), and nothing for y.
+    Step 1: q = q_G, so only p - e_y with p = (1/4, 1/4, 1/2). Step 2: both terms.
+    """
+    lr, beta, tau = 0.5, 0.8, 2.0
+    start = np.array([0.0, 0.0, math.log(2)])
+    expected = []
+    for y, others in ((0, [1, 2]), (2, [0, 1])):
+        w1 = start - lr * (np.array([0.25, 0.25, 0.5]) - np.eye(3)[y])
+        p = np.exp(w1) / np.exp(w1).sum()
+        gradient = p - np.eye(3)[y]
+        q = np.exp(w1[others] / tau) / np.exp(w1[others] / tau).sum()
+        teacher = np.exp(start[others] / tau) / np.exp(start[others] / tau).sum()
+        gradient[others] += beta * tau * (q - teacher)
+        expected.append(w1 - lr * gradient)
+    data = [([[1.0]], [0]), ([[1.0]], [2])]
+    method, _, uploads = play("fedntd", two_layers(None, start[:, None]), data, beta=beta, tau=tau)
+    assert [u["classifier.weight"][:, 0] for u in uploads] == [pytest.approx(w, abs=1e-15) for w in expected]
+    assert method.global_model()["classifier.weight"][:, 0] == pytest.approx((expected[0] + expected[1]) / 2)
+
+
+def test_divergence_by_hand():
+    """Label 1 of 3: teacher (0, 9, ln 3) gives (1/4, 3/4), student (ln 2, -9, 0) gives (2/3, 1/3) to the others.
+
+    KL = 1/4 ln(3/8) + 3/4 ln(9/4); what label 1 has itself does not count.
+    """
+    scores = torch.tensor([[math.log(2), -9.0, 0.0]], dtype=torch.float64)
+    teacher = torch.tensor([[0.0, 9.0, math.log(3)]], dtype=torch.float64)
+    others = other_labels(3, torch.device("cpu"))[torch.tensor([1])]
+    expected = 0.25 * math.log(3 / 8) + 0.75 * math.log(9 / 4)
+    assert not_true(scores, teacher, others, 1.0).item() == pytest.approx(expected, abs=1e-15)
+
+
+def test_other_labels():
+    assert other_labels(3, torch.device("cpu")).tolist() == [[1, 2], [0, 2], [0, 1]]
+
+
+def test_beta_0_is_fedavg_to_the_bit(tmp_path):
+    a = run(tmp_path / "a", "method=fedntd", "method.beta=0")
+    b = run(tmp_path / "b", "method=fedavg")
+    c = run(tmp_path / "c", "method=fedntd")
+    assert same(a.method.global_model(), b.method.global_model())
+    assert not same(c.method.global_model(), b.method.global_model())
+
+
+def test_clients_batch():
+    check_batched(NotTrue(FedNTD.Params(beta=0.7, tau=2.0)), [{}, {}])
+
+
+def test_resume_and_wire(tmp_path):
+    check_resume(tmp_path, "method=fedntd")
+    report = run(tmp_path / "wire", "method=fedntd", "rounds=1").method._report
+    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)

@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+
+from strategies.fedavg import SingleModel
+from strategies.fedproc import FedProc, Prototypical
+from strategies.protocol import Round, Upload
+from tests.federation import run, same
+from tests.strategies.bench import check_batched, check_resume, descent, play, two_layers
+
+F0, V0 = np.array([[1.0, 0.5], [0.2, 1.0]]), np.array([[0.5, -0.3], [0.1, 0.4], [-0.2, 0.3]])
+#: One example per client: x, y. Label 2 is nobody's.
+DATA = [([[1.0, 0.5]], [0]), ([[-0.3, 2.0]], [1])]
+
+
+def unit(a):
+    return a / np.linalg.norm(a)
+
+
+def visit(f, v, x, y, prototypes, share):
+    """Return F and V after two steps of .5 on share CE + (1 - share) contrast, z = F x.
+
+    With q the softmax over the labels of z/|z| . c_k, the contrast's derivative with respect to z/|z| is
+    d = sum_k q_k c_k - c_y, and with respect to z the part of d across z, over |z|. It reaches F only.
+    """
+    for _ in range(2):
+        z = f @ x
+        dv, dz = descent(v, z, y)
+        _, d = descent(prototypes, unit(z), y)
+        across = (d - (d @ unit(z)) * unit(z)) / np.linalg.norm(z)
+        f, v = f - 0.5 * np.outer(share * dz + (1 - share) * across, x), v - 0.5 * share * dv
+    return f, v
+
+
+def test_two_rounds_of_two_steps_by_hand():
+    """Of R = 2 rounds the first has no prototypes: cross-entropy alone; the second (r = 1) has a share of 1/2.
+
+    Each class has one example in one client, so its prototype is that client's embedding after training; label 2 has
+    none and keeps zero, similarity 0.
+    """
+    zero = np.zeros((3, 2))
+    xs = [np.array(x[0]) for x, _ in DATA]
+    first = [visit(F0, V0, xs[i], i, zero, 1.0) for i in (0, 1)]
+    f, v = (first[0][0] + first[1][0]) / 2, (first[0][1] + first[1][1]) / 2
+    prototypes = np.stack([unit(first[0][0] @ xs[0]), unit(first[1][0] @ xs[1]), np.zeros(2)])
+    second = [visit(f, v, xs[i], i, prototypes, 0.5) for i in (0, 1)]
+    method, kept, uploads = play("fedproc", two_layers(F0, V0), DATA, rounds=2, projection=False)
+    for i in (0, 1):
+        assert uploads[i]["features.weight"] == pytest.approx(second[i][0], abs=1e-13)
+        assert uploads[i]["classifier.weight"] == pytest.approx(second[i][1], abs=1e-13)
+        assert method.prototypes[i] == pytest.approx(second[i][0] @ xs[i], abs=1e-13)
+    assert method.prototypes[2].tolist() == [0, 0]
+    assert kept == {}
+
+
+def upload(sums, counts, examples):
+    group = {"sum": np.array(sums, np.float32), "count": np.array(counts, np.int64)}
+    return Upload(0, 0, {"classifier.weight": np.zeros((3, 2), np.float32)}, {"prototypes": group}, examples, {})
+
+
+def begun():
+    method = FedProc(clients_per_round=2)
+    method.begin({"classifier.weight": np.zeros((3, 2), np.float32)}, {"classifier.weight"})
+    return method
+
+
+def test_prototypes_are_weighted_by_counts_and_missing_classes_keep_theirs():
+    """Class 0: ((2, 4) + (10, 2)) / (1 + 3) = (3, 1.5). Class 1 is held in round 1 only: (6, 8) / 2. Class 2 never."""
+    method = begun()
+    current = Round(1, 0, (0, 1), 0)
+    method.aggregate(current, [upload([[1, 1], [6, 8], [0, 0]], [1, 2, 0], 3)])
+    method.aggregate(
+        current, [upload([[2, 4], [0, 0], [0, 0]], [1, 0, 0], 1), upload([[10, 2], [0, 0], [0, 0]], [3, 0, 0], 3)]
+    )
+    assert method.prototypes.tolist() == [[3, 1.5], [3, 4], [0, 0]]
+    assert method.prototypes.dtype == np.float32
+
+
+@pytest.mark.parametrize("counts", [[-1, 2, 0], [5, 0, 0]])
+def test_counts_that_do_not_add_up_have_no_say(counts):
+    method = begun()
+    method.aggregate(Round(1, 0, (0,), 0), [upload([[9, 9], [9, 9], [0, 0]], counts, 1)])
+    assert not method.prototypes.any()
+
+
+def test_without_prototypes_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
+    true = run(tmp_path / "c", "method=fedproc", "method.projection=false")
+    monkeypatch.setattr(FedProc, "aggregate", SingleModel.aggregate)
+    a = run(tmp_path / "a", "method=fedproc", "method.projection=false")
+    b = run(tmp_path / "b", "method=fedavg")
+    assert same(a.method.global_model(), b.method.global_model())
+    assert not same(true.method.global_model(), b.method.global_model())
+
+
+def test_resume(tmp_path):
+    check_resume(tmp_path, "method=fedproc", "method.hidden=8", "method.width=4")
+
+
+def test_wire_is_one_model_and_the_prototypes(tmp_path):
+    """Down 10 prototypes of 64 float32; up as many sums and 10 int64 counts."""
+    report = run(tmp_path, "method=fedproc", "method.projection=false", "rounds=1").method._report
+    assert report.bytes_down == 3 * (4 * 4810 + 4 * 640)
+    assert report.bytes_up == 3 * (4 * 4810 + 4 * 640 + 8 * 10)
+
+
+def test_clients_batch():
+    prototypes = np.random.default_rng(1).normal(size=(3, 6))
+    fields = {"round": 3, "rounds": 4, "extras": {"prototypes": {"mean": prototypes}}}
+    fresh = {"extras": {"prototypes": {"mean": np.zeros((3, 6))}}}
+    check_batched(Prototypical(FedProc.Params()), [fields, fresh])

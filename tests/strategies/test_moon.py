@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+import torch
+
+from strategies.moon import Contrast, Moon
+from tasks.models._split import weights
+from tests.federation import run, same, session
+from tests.strategies.bench import check_batched, check_resume, descent, forgetful, play, states, two_layers
+
+F0, V0 = np.array([[1.0, 0.5], [0.2, 1.0]]), np.array([[0.5, -0.3], [0.1, 0.4]])
+#: One example per client: x, y.
+DATA = [([[1.0, 0.5]], [0]), ([[-0.3, 2.0]], [1])]
+
+
+def cosine(a, b):
+    """Return cos(a, b) and its derivative with respect to a, (b/|b| - cos a/|a|) / |a|."""
+    length = np.linalg.norm(a)
+    value = a @ b / (length * np.linalg.norm(b))
+    return value, (b / np.linalg.norm(b) - value * a / length) / length
+
+
+def visit(f, v, x, y, previous, mu, tau, lr):
+    """Return F and V after two steps on CE + mu log(1 + exp((s_P - s_G) / tau)), z = F x.
+
+    The contrast's derivative is mu sigmoid((s_P - s_G) / tau) (ds_P/dz - ds_G/dz) / tau; it reaches F only.
+    """
+    anchor = f @ x
+    for _ in range(2):
+        z = f @ x
+        dv, dz = descent(v, z, y)
+        if previous is not None:
+            (near, dnear), (far, dfar) = cosine(z, anchor), cosine(z, previous @ x)
+            dz = dz + mu / (1 + np.exp((near - far) / tau)) * (dfar - dnear) / tau
+        f, v = f - lr * np.outer(dz, x), v - lr * dv
+    return f, v
+
+
+def test_two_rounds_of_two_steps_by_hand():
+    """Round 1 has no previous models: cross-entropy alone. In round 2 each client's own model of round 1 repels."""
+    mu, tau, f, v = 2.0, 0.5, F0, V0
+    kept = [None, None]
+    for _ in range(2):
+        moved = [visit(f, v, np.array(x[0]), y[0], previous, mu, tau, 0.5) for (x, y), previous in zip(DATA, kept)]
+        kept = [own for own, _ in moved]
+        f, v = (moved[0][0] + moved[1][0]) / 2, (moved[0][1] + moved[1][1]) / 2
+    method, states_, uploads = play("moon", two_layers(F0, V0), DATA, rounds=2, mu=mu, tau=tau, projection=False)
+    for i in (0, 1):
+        assert uploads[i]["features.weight"] == pytest.approx(moved[i][0], abs=1e-13)
+        assert uploads[i]["classifier.weight"] == pytest.approx(moved[i][1], abs=1e-13)
+        assert same(states_[i], uploads[i])
+    assert method.global_model()["features.weight"] == pytest.approx(f, abs=1e-13)
+
+
+def test_mu_0_is_fedavg_to_the_bit(tmp_path):
+    own = ("method=moon", "method.projection=false")
+    a = run(tmp_path / "a", *own, "method.mu=0")
+    b = run(tmp_path / "b", "method=fedavg")
+    c = run(tmp_path / "c", *own, "method.mu=5", "clients_per_round=6")
+    d = run(tmp_path / "d", "method=fedavg", "clients_per_round=6")
+    assert same(a.method.global_model(), b.method.global_model())
+    assert not same(c.method.global_model(), d.method.global_model())
+
+
+def test_the_first_visit_is_fedavgs_to_the_bit(tmp_path):
+    a = run(tmp_path / "a", "method=moon", "method.projection=false", "method.mu=5", "rounds=1")
+    b = run(tmp_path / "b", "method=fedavg", "rounds=1")
+    assert same(a.method.global_model(), b.method.global_model())
+
+
+def test_the_head(tmp_path):
+    """Digits MLP: features 64*64+64; head 64*512+512 + 512*256+256; classifier 256*10+10."""
+    ready = session(tmp_path, "method=moon")
+    model = ready.evaluator.model
+    assert weights(model) == 4160 + 33280 + 131328 + 2570
+    assert model.embedding == 256
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    again = session(tmp_path, "method=moon")
+    other = session(tmp_path, "method=moon", "seed=2")
+    assert same(ready.method.global_model(), again.method.global_model())
+    assert not same(ready.method.global_model(), other.method.global_model())
+
+
+def test_a_lost_client_keeps_its_previous_model(tmp_path):
+    def lost(client, number):
+        return client == 2 and number == 2
+
+    all_six = ("method=moon", "method.hidden=8", "method.width=4", "clients_per_round=6")
+    whole = run(tmp_path / "a", *all_six, "rounds=1")
+    done = run(tmp_path / "b", *all_six, "rounds=2", app=forgetful(lost))
+    assert done.method.accepted[2] == 1
+    assert same(states(done, 2, 1), states(whole, 2, 1))
+    assert not same(states(done, 2, 2), states(done, 2, 1))
+
+
+def test_resume(tmp_path):
+    check_resume(tmp_path, "method=moon", "method.hidden=8", "method.width=4", "clients_per_round=5")
+
+
+def test_wire_is_one_model_each_way(tmp_path):
+    """With the head of 8 and 4: 4160 + 64*8+8 + 8*4+4 + 4*10+10 weights."""
+    report = run(tmp_path, "method=moon", "method.hidden=8", "method.width=4", "rounds=1").method._report
+    model = 4 * (4160 + 520 + 36 + 50)
+    assert (report.bytes_down, report.bytes_up) == (3 * model, 3 * model)
+
+
+def test_clients_batch():
+    generator = np.random.default_rng(1)
+    names = {"features.0.weight": (6, 4), "features.0.bias": (6,), "classifier.weight": (3, 6), "classifier.bias": (3,)}
+    previous = {name: generator.normal(size=shape) for name, shape in names.items()}
+    check_batched(Contrast(Moon.Params(mu=3.0)), [{}, {"state": previous}])

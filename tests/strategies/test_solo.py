@@ -1,0 +1,98 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from client.work import Workshop
+from conf.schema import load
+from server.evaluation import Evaluator, Score, mean_score
+from strategies.protocol import Round
+from strategies.solo import Solo
+from tests.federation import SMALL, run, same, session
+from tests.strategies.bench import check_resume, forgetful, play, states, two_layers
+
+
+def test_two_rounds_of_two_steps_by_hand():
+    """One weight u, logits (u x, -u x); the row of u goes up by lr s x sigmoid(-2 s u x), s = 1 for label 0, else -1.
+
+    Two rounds of two steps are four steps of one client's own; nobody sees the other, the server's model stays 0.
+    """
+    expected = []
+    for s, x in ((1, 1.0), (-1, 2.0)):
+        u = 0.0
+        for _ in range(4):
+            u += 0.5 * s * x / (1 + math.exp(2 * s * u * x))
+        expected.append(u)
+    data = [([[1.0]] * 3, [0] * 3), ([[2.0]], [1])]
+    method, kept, uploads = play("solo", two_layers(None, [[0.0], [0.0]]), data, rounds=2)
+    assert [u["classifier.weight"][0, 0] for u in uploads] == pytest.approx(expected, abs=1e-15)
+    assert [kept[i]["classifier.weight"][0, 0] for i in (0, 1)] == pytest.approx(expected, abs=1e-15)
+    assert [u["classifier.weight"][0, 0] for u in method.evaluation_models()] in (
+        pytest.approx(expected),
+        pytest.approx(expected[::-1]),
+    )
+    assert not method.global_model()["classifier.weight"].any()
+
+
+def test_a_single_client_is_fedavg_to_the_bit(tmp_path):
+    one = ("partition.clients=1", "clients_per_round=1")
+    a = run(tmp_path / "a", "method=solo", *one)
+    b = run(tmp_path / "b", "method=fedavg", *one)
+    assert same(a.method.evaluation_models()[0], b.method.global_model())
+    scores = [json.loads((tmp_path / name / "result.json").read_text())["final_accuracy"] for name in "ab"]
+    assert scores[0] == scores[1]
+
+
+def test_the_score_is_the_participants_mean(tmp_path):
+    done = run(tmp_path, "method=solo", "rounds=2")
+    config = load([*SMALL, "method=solo"])
+    shop = Workshop(config)
+    evaluator = Evaluator(shop.net.module, shop.data, shop.device)
+    alone = [evaluator.score(states(done, client, 2)) for client, visit in done.method.accepted.items() if visit == 2]
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
+    assert len(alone) == 3
+    assert line["test_accuracy"] == pytest.approx(sum(score.accuracy for score in alone) / 3)
+    assert line["test_loss"] == pytest.approx(sum(score.loss for score in alone) / 3)
+
+
+def test_mean_score_by_hand():
+    scores = [Score(0.5, 1.0, (0.0, 1.0, math.nan)), Score(1.0, 3.0, (1.0, 1.0, math.nan))]
+    mean = mean_score(scores)
+    assert mean is not None
+    assert (mean.accuracy, mean.loss, mean.per_class[:2]) == (0.75, 2.0, (0.5, 1.0))
+    assert math.isnan(mean.per_class[2])
+    assert mean_score([]) is None
+    assert mean_score(scores[:1]) is scores[0]
+
+
+def test_a_round_that_lost_everybody_has_no_score(tmp_path):
+    ready = session(tmp_path, "method=solo", "rounds=2", app=forgetful(lambda client, number: number == 1))
+    ready.execute()
+    first, second = (json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert first["test_accuracy"] is None
+    assert second["test_accuracy"] is not None
+
+
+def test_a_lost_client_goes_on_from_its_last_accepted_model(tmp_path):
+    """The work of client 2 is lost in round 2; what it made in round 1 is untouched and is what it starts from."""
+    six = ("method=solo", "clients_per_round=6")
+    done = run(tmp_path / "a", *six, "rounds=2", app=forgetful(lambda client, number: (client, number) == (2, 2)))
+    whole = run(tmp_path / "b", *six, "rounds=1")
+    assert done.method.accepted[2] == 1
+    assert same(states(done, 2, 1), states(whole, 2, 1))
+    own = states(done, 2, 1)
+    assert Solo.Objective(done.method.params).start(done.method.global_model(), own) is own
+
+
+def test_resume_and_wire(tmp_path):
+    check_resume(tmp_path, "method=solo", "clients_per_round=5")
+    report = run(tmp_path / "wire", "method=solo", "rounds=1").method._report
+    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
+
+
+def test_the_server_learns_nothing():
+    method = Solo(clients_per_round=1)
+    method.begin({"w": np.ones(1, np.float32)})
+    assert method.aggregate(Round(1, 0, (0,), 0), []) == {}
+    assert method.evaluation_models() == []
