@@ -145,9 +145,9 @@ class FedGen(SingleModel):
             The k uploads; only their heads are used.
         """
         p = self.params
-        heads = [torch.stack([torch.from_numpy(np.array(m[name])) for m in models]) for name in HEAD]
+        heads = [torch.from_numpy(np.stack([m[name] for m in models]).astype(np.float32)) for name in HEAD]
         total = counts.sum(0)
-        weights = torch.from_numpy(counts / np.maximum(total, 1)).to(heads[0].dtype).T  # (classes, k)
+        weights = torch.from_numpy((counts / np.maximum(total, 1)).astype(np.float32)).T  # (classes, k)
         held = torch.from_numpy((total > 0).astype(np.float64))
         visit = torch.tensor(key(self.federation.seed, "fedgen generator", number))
         lr = p.generator_lr * p.generator_lr_decay ** (number - 1)
@@ -159,7 +159,7 @@ class FedGen(SingleModel):
         try:
             for step in range(p.generator_steps):
                 y = categorical(visit, step, LABELS, p.generator_batch, held)
-                noise = draw_noise(p, visit, step, NOISE_DRAWN, p.generator_batch, self.generator["latent.bias"].dtype)
+                noise = draw_noise(p, visit, step, NOISE_DRAWN, p.generator_batch, torch.float32)
                 leaves = {name: self.generator[name].requires_grad_() for name in TRAINED}
                 z = generate(self.generator, noise, one_hot(y, self.classes, noise), train=True)
                 loss = teacher_loss(z, y, heads[0], heads[1], weights) + p.diversity * diversity_loss(noise, z)

@@ -26,10 +26,17 @@ from tasks.settings import Settings
 
 #: Arguments of Flower's strategies that say how clients are found and messages are read; that is done here.
 OURS = {
-    *(f"{what}_{kind}" for what in ("fraction", "min") for kind in ("train", "evaluate")),
-    *("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"),
-    *("weighted_by_key", "arrayrecord_key", "configrecord_key"),
-    *("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn", "selection_rule"),
+    "fraction_train",
+    "fraction_evaluate",
+    "min_train_nodes",
+    "min_evaluate_nodes",
+    "min_available_nodes",
+    "weighted_by_key",
+    "arrayrecord_key",
+    "configrecord_key",
+    "train_metrics_aggr_fn",
+    "evaluate_metrics_aggr_fn",
+    "selection_rule",
 }
 #: Strategies with an optimiser on the server, and what they remember between rounds.
 OPTIMISERS = (flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
