@@ -40,8 +40,8 @@ class CluSamp(SingleModel):
     4. One client is drawn from each urn in proportion to its mass in it, so client i is drawn ``K n_i / M`` times in
        expectation.
 
-    The new global model is ``(1/K) sum over the draws``. A client that is drawn twice is asked once and its upload counts
-    twice; a round then has fewer than K requests, and ``distinct_clients`` in the metrics says how many.
+    The new global model is ``(1/K) sum over the draws``. A client that is drawn twice is asked once and its upload
+    counts twice; a round then has fewer than K requests, and ``distinct_clients`` in the metrics says how many.
 
     State: the global model, and for each client seen the last update and number of examples; clients keep none.
     Wire: one model down, one up.
@@ -54,8 +54,8 @@ class CluSamp(SingleModel):
     Deviations: the paper knows all n_i beforehand; here they are learned from uploads, and a client not seen yet counts
     as the mean of those seen. A client with ``K n_i >= M`` fits into no urn: it gets urns of its own while it fills
     them, and only the rest of its mass is clustered. Groups are poured from the heaviest down and clients in the
-    order of their ids, where the official code goes from the lightest up in random order. Lost clients: the mean is over
-    the draws that arrived. `weighting=examples` weights by n_k once more, as the FedCross lab's code does.
+    order of their ids, where the official code goes from the lightest up in random order. Lost clients: the mean is
+    over the draws that arrived. `weighting=examples` weights by n_k once more, as the FedCross lab's code does.
     """
 
     class Params(Settings):
@@ -247,9 +247,9 @@ def distributions(merges: NDArray[np.int64], sizes: Matrix, count: int) -> Matri
 
 
 def cut(merges: NDArray[np.int64], mass: Matrix, room: float) -> list[list[int]]:
-    """Return the largest subtrees whose mass is at most `room`, as sorted lists of clients; massless clients are left out.
+    """Return the largest subtrees whose mass is at most `room`, as sorted lists of clients.
 
-    Subtrees come in the order of their first client.
+    Clients without mass are left out. Subtrees come in the order of their first client.
     """
     members: list[list[int]] = [[i] if mass[i] > 0 else [] for i in range(len(mass))]
     whole = [True] * len(mass)  # whether the node is a group so far

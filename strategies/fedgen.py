@@ -14,24 +14,80 @@ from torch.nn import functional
 from strategies.base import State
 from strategies.draws import categorical, normal, uniform
 from strategies.fedavg import SingleModel
+from strategies.generator import TRAINED, create, diversity_loss, generate, one_hot, teacher_loss
 from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec
 from tasks.errors import ConfigError
-from tasks.randomness import key, stream
+from tasks.randomness import key
 from tasks.settings import Settings
 
 HEAD = ("classifier.weight", "classifier.bias")
-#: What Adam changes; the running statistics of the batch normalisation travel with it.
-TRAINED = ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "latent.weight", "latent.bias")
-STATISTICS = ("norm.mean", "norm.variance")
-EPSILON = 1e-5  # of the batch normalisation, PyTorch's default
-FORGET = 0.1  # weight of a new batch in the running statistics, PyTorch's default
 MOMENTS = ("first", "second")
 RATES = (0.9, 0.999)  # of Adam's moments
 ADAM_EPSILON = 1e-8
 # Purposes of the draws in one step.
 NOISE_OWN, LABELS, NOISE_DRAWN = range(3)
+
+
+class Regularised(Objective):
+    """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
+
+    params: FedGen.Params
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Return the generator, the known labels, both coefficients and the key of the draws."""
+        if "generator" not in visit.extras:
+            return {}
+        like = next(iter(visit.params.values()))
+        factor = self.params.decay ** (visit.round - 1)
+
+        def coefficient(value: float) -> Tensor:
+            faded = max(value * factor, min(value, 1e-4))
+            return torch.tensor(faded, dtype=like.dtype, device=like.device)
+
+        generator = as_tensors(visit.extras["generator"], like)
+        return {
+            "generator": {name: tensor.to(like.dtype) for name, tensor in generator.items()},
+            "known": as_tensors(visit.extras["known"], like)["labels"].to(like.dtype),
+            "alpha": coefficient(self.params.alpha),
+            "beta": coefficient(self.params.beta),
+            "key": torch.tensor(key(visit.seed, "fedgen client", visit.round, visit.client), device=like.device),
+        }
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+        """Return the loss of one batch."""
+        scores = net.logits(params, buffers, batch.x)
+        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        if not extras:
+            return loss
+        if self.params.beta:
+            loss = loss + extras["beta"] * self._divergence(net, params, buffers, batch, scores, extras)
+        if self.params.alpha:
+            y = categorical(extras["key"], batch.step, LABELS, self.params.batch, extras["known"])
+            drawn = net.classify(params, buffers, self._embed(y, NOISE_DRAWN, batch.step, extras))
+            loss = loss + extras["alpha"] * functional.cross_entropy(drawn, y)
+        return loss
+
+    def _divergence(
+        self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, scores: Tensor, extras: Extras
+    ) -> Tensor:
+        """Return the mean KL over the batch; examples of unknown labels count as 0."""
+        z = self._embed(batch.y, NOISE_OWN, batch.step, extras)
+        target = functional.log_softmax(net.classify(params, buffers, z), 1).detach()
+        each = (target.exp() * (target - functional.log_softmax(scores, 1))).sum(1)
+        return batch.mean(each * extras["known"][batch.y])
+
+    def _embed(self, y: Tensor, purpose: int, step: int, extras: Extras) -> Tensor:
+        """Return generated embeddings of labels `y`, shape (len(y), embedding)."""
+        known = extras["known"]
+        noise = draw_noise(self.params, extras["key"], step, purpose, y.shape[0], known.dtype)
+        return generate(extras["generator"], noise, one_hot(y, known.shape[0], noise), train=False)
+
+    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+        """Send how many examples of each label there are."""
+        counts = torch.bincount(visit.y, minlength=visit.classes).cpu().numpy().astype(np.int64)
+        return Outcome(extras={"labels": {"counts": counts}})
 
 
 class FedGen(SingleModel):
@@ -41,7 +97,8 @@ class FedGen(SingleModel):
     weights for 10 classes and LeNet-5's embedding of 84. With heads h_k of this round's uploads, counts n_k^y and
     weights ``a_k^y = n_k^y / sum_j n_j^y``, the server takes `generator_steps` Adam steps on ::
 
-        mean_b sum_k a_k^{y_b} CE(h_k(z_b), y_b) + diversity * exp(-mean_{b,c} (|e_b - e_c|^2 / dim e) (|z_b - z_c|_1 / dim z))
+        mean_b sum_k a_k^{y_b} CE(h_k(z_b), y_b)
+        + diversity * exp(-mean_{b,c} (|e_b - e_c|^2 / dim e) (|z_b - z_c|_1 / dim z))
 
     with labels y_b drawn uniformly from those that a participant holds, and noise e. A client minimises ::
 
@@ -87,6 +144,7 @@ class FedGen(SingleModel):
         fresh_adam: bool = Field(False, description="forget Adam's moments each round")
 
     params: Params
+    Objective = Regularised
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the model and create the generator.
@@ -202,137 +260,11 @@ class FedGen(SingleModel):
         self.known = state.arrays["known"].astype(np.uint8)
         self.adam_steps = int(state.values["adam_steps"])
 
-    class Objective(Objective):
-        """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
-
-        params: FedGen.Params
-
-        def prepare(self, visit: Visit) -> Extras:
-            """Return the generator, the known labels, both coefficients and the key of the draws."""
-            if "generator" not in visit.extras:
-                return {}
-            like = next(iter(visit.params.values()))
-            factor = self.params.decay ** (visit.round - 1)
-
-            def coefficient(value: float) -> Tensor:
-                faded = max(value * factor, min(value, 1e-4))
-                return torch.tensor(faded, dtype=like.dtype, device=like.device)
-
-            generator = as_tensors(visit.extras["generator"], like)
-            return {
-                "generator": {name: tensor.to(like.dtype) for name, tensor in generator.items()},
-                "known": as_tensors(visit.extras["known"], like)["labels"].to(like.dtype),
-                "alpha": coefficient(self.params.alpha),
-                "beta": coefficient(self.params.beta),
-                "key": torch.tensor(key(visit.seed, "fedgen client", visit.round, visit.client), device=like.device),
-            }
-
-        def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
-            """Return the loss of one batch."""
-            scores = net.logits(params, buffers, batch.x)
-            loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-            if not extras:
-                return loss
-            if self.params.beta:
-                loss = loss + extras["beta"] * self._divergence(net, params, buffers, batch, scores, extras)
-            if self.params.alpha:
-                y = categorical(extras["key"], batch.step, LABELS, self.params.batch, extras["known"])
-                drawn = net.classify(params, buffers, self._embed(y, NOISE_DRAWN, batch.step, extras))
-                loss = loss + extras["alpha"] * functional.cross_entropy(drawn, y)
-            return loss
-
-        def _divergence(
-            self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, scores: Tensor, extras: Extras
-        ) -> Tensor:
-            """Return the mean KL over the batch; examples of unknown labels count as 0."""
-            z = self._embed(batch.y, NOISE_OWN, batch.step, extras)
-            target = functional.log_softmax(net.classify(params, buffers, z), 1).detach()
-            each = (target.exp() * (target - functional.log_softmax(scores, 1))).sum(1)
-            return batch.mean(each * extras["known"][batch.y])
-
-        def _embed(self, y: Tensor, purpose: int, step: int, extras: Extras) -> Tensor:
-            """Return generated embeddings of labels `y`, shape (len(y), embedding)."""
-            known = extras["known"]
-            noise = draw_noise(self.params, extras["key"], step, purpose, y.shape[0], known.dtype)
-            return generate(extras["generator"], noise, one_hot(y, known.shape[0], noise), train=False)
-
-        def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
-            """Send how many examples of each label there are."""
-            counts = torch.bincount(visit.y, minlength=visit.classes).cpu().numpy().astype(np.int64)
-            return Outcome(extras={"labels": {"counts": counts}})
-
-
-def create(noise: int, classes: int, hidden: int, embedding: int, seed: int) -> Tensors:
-    """Return a new generator: linear layers uniform in +-1/sqrt(inputs), as PyTorch's, and an identity normalisation."""
-
-    def linear(name: str, outputs: int, inputs: int) -> Arrays:
-        draws = stream(seed, f"fedgen {name}")
-        bound = 1 / np.sqrt(inputs)
-        return {
-            f"{name}.weight": draws.uniform(-bound, bound, (outputs, inputs)).astype(np.float32),
-            f"{name}.bias": draws.uniform(-bound, bound, outputs).astype(np.float32),
-        }
-
-    norm = {"norm.weight": 1.0, "norm.bias": 0.0, "norm.mean": 0.0, "norm.variance": 1.0}
-    arrays = {
-        **linear("hidden", hidden, noise + classes),
-        **{name: np.full(hidden, value, np.float32) for name, value in norm.items()},
-        **linear("latent", embedding, hidden),
-    }
-    return as_tensors(arrays)
-
-
-def generate(generator: Tensors, noise: Tensor, labels: Tensor, train: bool) -> Tensor:
-    """Return embeddings (b, embedding) of `noise` (b, noise) and one-hot `labels` (b, classes).
-
-    In training mode the batch's own statistics normalise, and the running ones are replaced in the dictionary (biased
-    variance for normalising, unbiased for running, as PyTorch).
-    """
-    hidden = functional.linear(torch.cat([noise, labels], 1), generator["hidden.weight"], generator["hidden.bias"])
-    if train:
-        mean, variance = hidden.mean(0), hidden.var(0, unbiased=False)
-        unbiased = variance.detach() * (len(hidden) / (len(hidden) - 1))
-        generator["norm.mean"] = torch.lerp(generator["norm.mean"], mean.detach(), FORGET)
-        generator["norm.variance"] = torch.lerp(generator["norm.variance"], unbiased, FORGET)
-    else:
-        mean, variance = generator["norm.mean"], generator["norm.variance"]
-    scaled = (hidden - mean) * torch.rsqrt(variance + EPSILON) * generator["norm.weight"] + generator["norm.bias"]
-    return functional.linear(torch.relu(scaled), generator["latent.weight"], generator["latent.bias"])
-
-
-def teacher_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor, shares: Tensor) -> Tensor:
-    """Return ``mean_b sum_k shares[y_b, k] CE(weight_k z_b + bias_k, y_b)``.
-
-    Parameters
-    ----------
-    z : Tensor, shape (b, embedding)
-    y : Tensor of int64, shape (b,)
-    weight, bias : Tensor, shapes (k, classes, embedding) and (k, classes)
-        The clients' heads.
-    shares : Tensor, shape (classes, k)
-    """
-    scores = torch.einsum("be,kce->bkc", z, weight) + bias
-    logs = functional.log_softmax(scores, 2)
-    own = logs.gather(2, y[:, None, None].expand(-1, logs.shape[1], 1))[:, :, 0]
-    return -(shares[y] * own).sum(1).mean()
-
-
-def diversity_loss(noise: Tensor, z: Tensor) -> Tensor:
-    """Return ``exp(-mean_{b,c} mse(noise_b, noise_c) * mae(z_b, z_c))``, in (0, 1]; small if unlike noise differs."""
-    apart = (noise[:, None] - noise[None]).square().mean(2)
-    spread = (z[:, None] - z[None]).abs().mean(2)
-    return torch.exp(-(apart * spread).mean())
-
 
 def draw_noise(params: FedGen.Params, visit: Tensor, step: int, purpose: int, rows: int, dtype: torch.dtype) -> Tensor:
     """Return the generator's noise (rows, noise)."""
     law = normal if params.noise_law == "normal" else uniform
     return law(visit, step, purpose, (rows, params.noise), dtype)
-
-
-def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
-    """Return one-hot rows (b, classes) of `y` (b,), also under vmap, in the dtype of `like`."""
-    return (y[:, None] == torch.arange(classes, device=y.device)).to(like.dtype)
 
 
 def _part(arrays: Mapping[str, Any], prefix: str) -> Tensors:

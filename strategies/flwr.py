@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -46,21 +46,38 @@ MU = "proximal-mu"  # Flower's own name for it in the configuration that clients
 NODE = 1
 
 
+class Proximal(Objective):
+    """Cross-entropy, and ``mu/2 |w - G|^2`` over the parameters if the server says so."""
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Return mu and the received parameters."""
+        mu = float(visit.config.get(MU, 0.0))
+        if not mu:
+            return {}
+        start = flatten(visit.params)
+        return {"mu": torch.tensor(mu, dtype=start.dtype, device=start.device), "start": start}
+
+    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+        """Return ``mu (w - G)``."""
+        return extras["mu"] * (flat - extras["start"]) if extras else None
+
+
 class Flwr(SingleModel):
     """A strategy of Flower 1.41, chosen by ``method.name``, with its own arguments in ``method.options``.
 
     ``FedAvg``, ``FedProx`` (Li et al. 2020; ``proximal_mu``), ``FedAvgM`` (Hsu et al. 2019; ``server_learning_rate``,
-    ``server_momentum``), ``FedAdam``, ``FedYogi``, ``FedAdagrad`` (Reddi et al. 2021; ``eta``, ``tau``, and for the first
-    two ``beta_1``, ``beta_2``; ``eta_l`` is ignored by Flower), ``FedMedian``, ``FedTrimmedAvg`` (Yin et al. 2018;
-    ``beta``), ``Krum``, ``MultiKrum`` (Blanchard et al. 2017; ``num_malicious_nodes``, ``num_nodes_to_select``),
-    ``Bulyan`` (El Mhamdi et al. 2018; ``num_malicious_nodes``). The equations are Flower's, and so are the defaults.
+    ``server_momentum``), ``FedAdam``, ``FedYogi``, ``FedAdagrad`` (Reddi et al. 2021; ``eta``, ``tau``, and for the
+    first two ``beta_1``, ``beta_2``; ``eta_l`` is ignored by Flower), ``FedMedian``, ``FedTrimmedAvg`` (Yin et al.
+    2018; ``beta``), ``Krum``, ``MultiKrum`` (Blanchard et al. 2017; ``num_malicious_nodes``, and the second
+    ``num_nodes_to_select``), ``Bulyan`` (El Mhamdi et al. 2018; ``num_malicious_nodes``). Equations and defaults are
+    Flower's.
 
     Clients are sampled, uploads guarded and bytes counted as for every other method; the accepted uploads are handed to
     Flower's ``aggregate_train`` as messages with number of examples and model, and what it returns is the new global
     model. ``proximal_mu`` travels in the message as Flower sends it and adds ``mu (w - G)`` to the client's gradient.
 
-    State: the global model, and momenta (``m_t``, ``v_t``, ``momentum_vector``) where the strategy has some; clients keep
-    none. Wire: one model down, one up.
+    State: the global model, and momenta (``m_t``, ``v_t``, ``momentum_vector``) where the strategy has some; clients
+    keep none. Wire: one model down, one up.
 
     Deviations from Flower: integer entries (batch counters) never reach the strategy. Flower would make them float64,
     and in Krum's distances a counter outweighs all weights; they are averaged by examples and stay integers. Strategies
@@ -92,6 +109,7 @@ class Flwr(SingleModel):
             return self
 
     params: Params
+    Objective = Proximal
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the model and create Flower's strategy."""
@@ -119,7 +137,9 @@ class Flwr(SingleModel):
         if arrays is None:
             return {"flower_skipped": 1.0}
         rest = [n for n in self.model if n not in self.handed]
-        kept = weighted_mean([{n: u.arrays[n] for n in rest} for u in uploads], [float(u.num_examples) for u in uploads])
+        kept = weighted_mean(
+            [{n: u.arrays[n] for n in rest} for u in uploads], [float(u.num_examples) for u in uploads]
+        )
         made = {n: np.asarray(arrays[n].numpy()).astype(self.model[n].dtype) for n in self.handed}
         self.model = {name: made[name] if name in made else kept[name] for name in self.model}
         return {}
@@ -134,7 +154,7 @@ class Flwr(SingleModel):
 
     def _message(self, upload: Upload) -> Message:
         """Return `upload` as the reply that Flower's strategies read."""
-        content: dict[str, ArrayRecord | MetricRecord] = {
+        content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
             "arrays": encode({name: upload.arrays[name] for name in self.handed}),
             "metrics": MetricRecord({"num-examples": upload.num_examples}),
         }
@@ -158,21 +178,6 @@ class Flwr(SingleModel):
             found = {n: a for n in self.handed if (a := state.arrays.get(f"{moment}.{n}")) is not None}
             if found:
                 setattr(self.strategy, moment, list(found.values()) if moment == VELOCITY else found)
-
-    class Objective(Objective):
-        """Cross-entropy, and ``mu/2 |w - G|^2`` over the parameters if the server says so."""
-
-        def prepare(self, visit: Visit) -> Extras:
-            """Return mu and the received parameters."""
-            mu = float(visit.config.get(MU, 0.0))
-            if not mu:
-                return {}
-            start = flatten(visit.params)
-            return {"mu": torch.tensor(mu, dtype=start.dtype, device=start.device), "start": start}
-
-        def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
-            """Return ``mu (w - G)``."""
-            return extras["mu"] * (flat - extras["start"]) if extras else None
 
 
 def build(params: Flwr.Params) -> flower.FedAvg:
