@@ -52,7 +52,7 @@ def train(
     for x, y in batches(visit, settings.epochs, settings.batch):
         inputs = augment(x, generator) if augment is not None else x
         net.gradient.zero_()
-        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y), extras)
+        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, step=steps), extras)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             step(net, objective, extras, momentum, visit.lr, settings)

@@ -42,11 +42,16 @@ class Net(Protocol):
 
 
 class Batch(NamedTuple):
-    """One mini-batch: inputs, labels, and in the batched trainer which rows are real (else None)."""
+    """One mini-batch: inputs, labels, in the batched trainer which rows are real (else None), and the step's number.
+
+    `step` counts a visit's steps from 0. It is the counter of the counter-based draws that a loss makes
+    (:mod:`strategies.draws`).
+    """
 
     x: Tensor
     y: Tensor
     mask: Tensor | None = None
+    step: int = 0
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of per-example `values`, shape (batch,), over the real rows."""

@@ -1,0 +1,75 @@
+"""Random numbers inside a loss: pure functions of a key, a step and a position, also under ``torch.func.vmap``.
+
+A generator object would be hidden state, which neither ``vmap`` nor a resumed run can carry. The key is a tensor that
+an objective makes once per visit, ``torch.tensor(tasks.randomness.key(...))``; the step is ``Batch.step``. The mixing
+function is SplitMix64 (Steele, Lea and Flood 2014), as for the dropout masks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# SplitMix64's constants as signed numbers: torch computes modulo 2^64 on int64 only.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+_BITS = 24  # a float32 holds every multiple of 2^-24 in [0, 1)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Shift int64 right, filling with zeros."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    """Return `number` modulo 2^64 as a signed 64-bit integer."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """Return SplitMix64's mixing of int64 `z`, any shape."""
+    z = (z ^ _shift(z, 30)) * _FIRST
+    z = (z ^ _shift(z, 27)) * _SECOND
+    return z ^ _shift(z, 31)
+
+
+def uniform(key: Tensor, step: int, purpose: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return independent uniform numbers in [0, 1).
+
+    Parameters
+    ----------
+    key : Tensor of int64, shape ()
+        Identity of the visit.
+    step : int
+        The step within the visit, from 0.
+    purpose : int
+        Tells several draws of one step apart.
+    shape : tuple of int
+        Of the result. Leading rows do not depend on how many rows follow.
+    dtype : torch.dtype
+        Floating point type of the result; the values are multiples of 2^-24 in all of them.
+    """
+    start = _mix(_mix(key + _signed((step + 1) * _GOLDEN)) + _signed((purpose + 1) * _GOLDEN))
+    index = torch.arange(1, math.prod(shape) + 1, device=key.device)
+    bits = _shift(_mix(start + index * _GOLDEN), 64 - _BITS)
+    return (bits.to(dtype) * 2.0**-_BITS).reshape(shape)
+
+
+def normal(key: Tensor, step: int, purpose: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return independent standard normal numbers (Box and Muller 1958); parameters as for :func:`uniform`."""
+    pairs = uniform(key, step, purpose, (*shape, 2), dtype)
+    radius = torch.sqrt(-2.0 * torch.log(1.0 - pairs[..., 0]))
+    return radius * torch.cos(2.0 * math.pi * pairs[..., 1])
+
+
+def categorical(key: Tensor, step: int, purpose: int, count: int, weights: Tensor) -> Tensor:
+    """Return `count` indices, int64 (count,), drawn in proportion to `weights` (classes,), not all of them 0.
+
+    An index of weight 0 is never drawn.
+    """
+    bounds = torch.cumsum(weights, 0)
+    points = uniform(key, step, purpose, (count,), weights.dtype) * bounds[-1]
+    return (points[:, None] >= bounds[None, :]).sum(1)

@@ -1,0 +1,211 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from strategies.clusamp import CluSamp, angles, choose_memory, cut, distributions, ward
+from strategies.fedavg import FedAvg
+from strategies.protocol import Round, Upload
+from tests.federation import run, same
+from tests.strategies.rivals import begin, check_resume, linear, losing, softmax, work
+
+MODEL = 4 * 4810  # bytes of the digits MLP
+#: 33 examples for each of 6 clients
+EQUAL = ("method=clusamp", "task.limit=198")
+
+
+def begun(width=2, **own):
+    method = CluSamp(**{"clients_per_round": 2, **own})
+    method.begin({"w": np.zeros(width, np.float32), "steps": np.array(0, np.int64)}, {"w"})
+    method.kind, method.times = choose_memory(method.params, 4, width), Counter(range(4))
+    return method
+
+
+def upload(client, w, examples=10):
+    arrays = {"w": np.array(w, np.float32), "steps": np.array(1, np.int64)}
+    return Upload(client, client, arrays, {}, examples, {})
+
+
+def test_angles_by_hand():
+    rows = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0], [-1.0, 0.0], [0.0, 0.0]], np.float32)
+    quarter = math.pi / 4
+    expected = np.array(
+        [
+            [0, 2 * quarter, quarter, 4 * quarter, 0],
+            [2 * quarter, 0, quarter, 2 * quarter, 0],
+            [quarter, quarter, 0, 3 * quarter, 0],
+            [4 * quarter, 2 * quarter, 3 * quarter, 0, 0],
+            [0, 0, 0, 0, 0],
+        ]
+    )
+    np.testing.assert_allclose(angles(rows), expected, atol=1e-7)
+
+
+def test_l1_distances_by_hand_count_from_0_for_clients_not_seen():
+    """Updates (1, -2) and (0.5, 0) and two clients that were never there."""
+    method = begun(distance="L1")
+    method.aggregate(Round(1, 0, (0, 2), 0), [upload(0, [1, -2]), upload(2, [0.5, 0])])
+    expected = [[0, 3, 2.5, 3], [3, 0, 0.5, 0], [2.5, 0.5, 0, 0.5], [3, 0, 0.5, 0]]
+    np.testing.assert_allclose(method.distances([0, 1, 2, 3]), expected, atol=1e-6)
+
+
+def test_a_row_is_the_update_from_the_model_that_was_sent():
+    method = begun()
+    method.model["w"][:] = [1, 1]
+    method.aggregate(Round(1, 0, (0,), 0), [upload(0, [3, 0])])
+    assert method.rows[0].tolist() == [2, -1]
+
+
+def test_two_pairs_of_alike_clients_make_two_urns():
+    """Equal sizes, K = 2, an urn holds two clients; updates 0 and 2 agree, 1 and 3 agree: urns {0, 2} and {1, 3}."""
+    rows = np.array([[1.0, 0.1], [-1.0, 0.0], [1.0, 0.0], [-1.0, 0.1]])
+    urns = distributions(ward(angles(rows)), np.ones(4), 2)
+    assert sorted(urns.tolist()) == [[0.0, 0.5, 0.0, 0.5], [0.5, 0.0, 0.5, 0.0]]
+
+
+def test_groups_are_poured_into_the_room_that_is_left():
+    """Sizes 3, 1, 2, 2; K = 2: masses 6, 2, 4, 4, an urn holds 8. The tree joins 0 with 1 (8) and 2 with 3 (8).
+
+    Had it joined 0 with 2 first (10, too much), all would be single: 0 and 2 open urns (6 and 4), 3 is poured: 2 into
+    the first, 2 into the second, then 1: its 2 into the second.
+    """
+    sizes = np.array([3.0, 1.0, 2.0, 2.0])
+    fits = distributions(np.array([[0, 1], [2, 3], [4, 5]]), sizes, 2)
+    np.testing.assert_allclose(fits, [[6 / 8, 2 / 8, 0, 0], [0, 0, 1 / 2, 1 / 2]])
+    split = distributions(np.array([[0, 2], [4, 3], [5, 1]]), sizes, 2)
+    np.testing.assert_allclose(split, [[6 / 8, 0, 0, 2 / 8], [0, 2 / 8, 4 / 8, 2 / 8]])
+
+
+def test_a_client_too_large_for_an_urn_gets_urns_of_its_own():
+    """Sizes 7, 1, 1, 1; K = 3: masses 21, 3, 3, 3, an urn holds 10. Two urns for 0, its last 1 joins the others."""
+    merges = np.array([[1, 2], [3, 4], [0, 5]])
+    urns = distributions(merges, np.array([7.0, 1.0, 1.0, 1.0]), 3)
+    np.testing.assert_allclose(urns, [[1, 0, 0, 0], [1, 0, 0, 0], [0.1, 0.3, 0.3, 0.3]], atol=1e-12)
+
+
+def test_cut_takes_the_largest_subtrees_that_fit():
+    merges = np.array([[0, 1], [2, 3], [4, 5]])
+    assert cut(merges, np.array([1.0, 1.0, 1.0, 1.0]), 4.0) == [[0, 1, 2, 3]]
+    assert cut(merges, np.array([1.0, 1.0, 1.0, 2.0]), 4.0) == [[0, 1], [2, 3]]
+    assert cut(merges, np.array([1.0, 1.0, 3.0, 2.0]), 4.0) == [[0, 1], [2], [3]]
+    assert cut(merges, np.array([1.0, 0.0, 3.0, 2.0]), 4.0) == [[0], [2], [3]]
+
+
+@given(st.data(), st.integers(1, 12))
+def test_every_client_is_drawn_in_proportion_to_its_size(data, n):
+    """Rows are distributions, column i sums to K n_i / sum n: the sampling is unbiased whatever the tree."""
+    sizes = np.array(data.draw(st.lists(st.integers(1, 400), min_size=n, max_size=n)), np.float64)
+    count = data.draw(st.integers(1, n))
+    rows = np.array(data.draw(st.lists(st.lists(st.integers(-3, 3), min_size=3, max_size=3), min_size=n, max_size=n)))
+    urns = distributions(ward(angles(rows.astype(np.float64))), sizes, count)
+    assert (urns >= 0).all()
+    np.testing.assert_allclose(urns.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(urns.sum(0), count * sizes / sizes.sum(), rtol=1e-9)
+
+
+def test_two_clients_two_steps_by_hand():
+    """Linear model V [x; 1], plain cross-entropy: V <- V - .5 mean (p - e_y) [x; 1], twice.
+
+    Client 0 was drawn twice, client 1 once: G = (2 V_0 + V_1) / 3, whatever the numbers of examples.
+    """
+    method = CluSamp(clients_per_round=3)
+    net = begin(method, linear([[0.2], [-0.1]], [0.0, 0.3]))
+    method.kind, method.times = "float32", Counter({0: 2, 1: 1})
+    data = [([[1.0], [-1.0]], [0, 1]), ([[3.0]], [0])]
+
+    def by_hand(x, y):
+        v = np.array([[0.2, 0.0], [-0.1, 0.3]])
+        for _ in range(2):
+            points = [np.array([row[0], 1.0]) for row in x]
+            g = sum(np.outer(softmax(v @ p) - np.eye(2)[label], p) for p, label in zip(points, y)) / len(x)
+            v = v - 0.5 * g
+        return v
+
+    current = Round(1, 0, (0, 1), 0)
+    uploads = [work(method, net, payload, *data[payload.client]) for payload in method.dispatch(current)]
+    method.aggregate(current, uploads)
+    expected = (2 * by_hand(*data[0]) + by_hand(*data[1])) / 3
+    np.testing.assert_allclose(method.global_model()["classifier.weight"][:, 0], expected[:, 0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(method.global_model()["classifier.bias"], expected[:, 1], rtol=0, atol=1e-12)
+
+
+def test_examples_weight_a_draw_once_more():
+    """Client 0 twice with 10, client 1 once with 40: (20 * 1 + 40 * 4) / 60 = 3."""
+    method = begun(weighting="examples", width=1)
+    method.times = Counter({0: 2, 1: 1})
+    method.aggregate(Round(1, 0, (0, 1), 0), [upload(0, [1], 10), upload(1, [4], 40)])
+    assert method.global_model()["w"] == np.float32(3)
+
+
+def test_one_urn_per_client_is_a_uniform_mean_to_the_bit(tmp_path, monkeypatch):
+    """All six clients, equal sizes: everyone fills one urn and is drawn once a round."""
+    ours = run(tmp_path / "a", *EQUAL, "clients_per_round=6")
+    monkeypatch.setattr(FedAvg, "sample", lambda self, number, available: tuple(available))
+    plain = run(tmp_path / "b", "task.limit=198", "clients_per_round=6", "method=fedavg", "method.weighting=uniform")
+    assert same(ours.method.global_model(), plain.method.global_model())
+
+
+def test_a_client_drawn_twice_is_asked_once():
+    """Client 0 claims nearly all examples, so it owns two of three urns."""
+    ready = begun(clients_per_round=3)
+    ready.sizes = {0: 900, 1: 50, 2: 50}
+    drawn = ready.sample(1, [0, 1, 2])
+    assert ready.times[0] >= 2
+    assert sum(ready.times.values()) == 3
+    assert len(drawn) == len(set(drawn)) <= 2
+
+
+def test_a_resumed_run_ends_as_one_that_was_left_in_peace(tmp_path):
+    check_resume(tmp_path, *EQUAL)
+
+
+def test_a_resumed_run_with_half_precision_memory_too(tmp_path):
+    check_resume(tmp_path, *EQUAL, "method.memory=float16", "partition=dirichlet", "method.distance=L1")
+
+
+def test_a_lost_client_keeps_its_row_and_leaves_the_mean(tmp_path):
+    method = begun(width=1)
+    method.aggregate(Round(1, 0, (0, 1), 0), [upload(0, [1]), upload(1, [3])])
+    method.aggregate(Round(2, 0, (0, 1), 0), [upload(1, [5])])
+    assert method.global_model()["w"] == np.float32(5)
+    assert method.rows[0].tolist() == [1]  # 1 - 0, from round 1
+    assert method.rows[1].tolist() == [3]  # 5 - 2
+    lossy = run(tmp_path / "a", *EQUAL, app=losing(lambda client, number: number == 3))
+    short = run(tmp_path / "b", *EQUAL, "rounds=2")
+    assert same(lossy.method.state().arrays, short.method.state().arrays)
+
+
+@pytest.mark.parametrize(("memory", "tolerance"), [("float16", 2e-3), ("sketch", 0.12)])
+def test_small_memory_keeps_the_angles(memory, tolerance):
+    """Updates of 20,000 numbers of size 1e-6, angles about 90, 60 and 45 degrees."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 20_000)) * 1e-6
+    method = begun(width=20_000, memory=memory)
+    updates = [a, b, a + 3**0.5 * b, a + b]
+    method.aggregate(Round(1, 0, (0, 1, 2, 3), 0), [upload(i, u) for i, u in enumerate(updates)])
+    exact = angles(np.stack(updates))
+    np.testing.assert_allclose(method.distances([0, 1, 2, 3]), exact, atol=tolerance)
+    assert method.rows[0].nbytes == {"float16": 40_000, "sketch": 4 * 4096}[memory]
+
+
+def test_memory_shrinks_when_the_federation_is_large():
+    params = CluSamp.Params(memory_mb=1)
+    assert choose_memory(params, 100, 2_000) == "float32"
+    assert choose_memory(params, 100, 5_000) == "float16"
+    assert choose_memory(params, 100, 50_000) == "sketch"
+    assert choose_memory(CluSamp.Params(memory_mb=1, distance="L1"), 100, 50_000) == "float16"
+
+
+def test_a_sketch_of_l1_distances_is_refused():
+    with pytest.raises(ValidationError, match="L1"):
+        CluSamp.Params(distance="L1", memory="sketch")
+
+
+def test_wire_is_one_model_each_way_per_distinct_client(tmp_path):
+    report = run(tmp_path, *EQUAL, "rounds=1").method._report
+    assert report.clients == report.metrics["distinct_clients"]
+    assert report.bytes_down == report.bytes_up == report.clients * MODEL
