@@ -69,6 +69,7 @@ class RunConfig(Settings):
     rounds: int = Field(ge=1)
     clients_per_round: int = Field(ge=1)
     evaluate_every: int = Field(ge=1)
+    evaluate_local: bool = False
     device: str = Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
     data_root: str
     output: str | None

@@ -52,8 +52,9 @@ class Session:
         self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
         data = load(config)
-        model = kind.build_model(create(config.modules["model"], config.model, data.task, config.seed), config.method)
-        self.evaluator = Evaluator(model, data, self.device)
+        model = create(config.modules["model"], config.model, data.task, config.seed)
+        model = kind.network(model, config.method, config.seed)
+        self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
         self.done, self.run = 0, secrets.token_hex(8)
         state = None
         if config.resume is not None:
@@ -91,7 +92,7 @@ class Session:
         report = self.method.run_round(number, self.grid)
         score: Score | None = None
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
-            score = self.evaluator.score(self.method.global_model())
+            score = self.evaluator.score(self.method.evaluation_arrays())
         return accounting.line(report, score, time.perf_counter() - started)
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class Session:
                 "machine": f"{platform.machine()} {platform.system()}",
             },
         )
-        write_model(self.folder / "model.safetensors", self.method.global_model())
+        write_model(self.folder / "model.safetensors", self.method.evaluation_arrays())
         accounting.write_atomically(self.folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
         return result
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -26,7 +27,7 @@ from strategies.protocol import Payload, Round, Ticket, Upload, request
 from strategies.roster import Roster, receive
 from strategies.wire import Arrays, Spec, encode, spec_of
 from tasks.errors import FederationError, UploadError
-from tasks.randomness import stream
+from tasks.randomness import key, stream
 from tasks.settings import Settings
 
 
@@ -152,6 +153,28 @@ class Method(Strategy):
         """Return the network that this method trains, given the configured `model` (a head added, say)."""
         return model
 
+    @classmethod
+    def network(cls, model: nn.Module, params: Settings, seed: int) -> nn.Module:
+        """Return :meth:`build_model`'s network; the weights that it adds to `model` depend on `seed` and nothing else.
+
+        The CPU's global generator is borrowed for them and put back as it was, as in :func:`tasks.models.create`.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key(seed, "method model"))
+            return cls.build_model(model, params)
+
+    @classmethod
+    def evaluation_network(cls, network: nn.Module, params: Settings) -> nn.Module:
+        """Return the network that :meth:`evaluation_arrays` belongs to, given the one that is trained.
+
+        Only where inference needs more than what travels (FedFusion: the extractor of the round before).
+        """
+        return network
+
+    def evaluation_arrays(self) -> Arrays:
+        """Return the weights to evaluate, for :meth:`evaluation_network`."""
+        return self.global_model()
+
     # ---- the round ------------------------------------------------------------------------------------------
 
     def begin(self, arrays: Arrays, parameters: Collection[str] | None = None) -> None:
@@ -254,6 +277,9 @@ class Method(Strategy):
         losses = [u.metrics["train-loss"] * u.num_examples for u in uploads if "train-loss" in u.metrics]
         if losses:
             report.train_loss = float(np.sum(losses)) / examples
+        local = [u.metrics["local-accuracy"] for u in uploads if "local-accuracy" in u.metrics]
+        if local:
+            report.metrics["local_accuracy"] = float(np.mean(local))
         report.metrics.update(self.aggregate(current, uploads))
         for upload in uploads:
             self.accepted[upload.client] = self._visit(current)
