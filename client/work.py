@@ -17,13 +17,13 @@ from client.trainer import one_thread, train
 from conf.compose import split
 from conf.schema import RunConfig
 from conf.schema import load as load_config
+from strategies.arrays import Arrays
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
 from strategies.protocol import EXTRA, reply
 from strategies.registry import method_class
-from strategies.wire import Arrays
 from tasks.models import create
 from tasks.models.dropout import seed_dropout
-from tasks.randomness import key
+from tasks.randomness import key, stream
 
 
 class Workshop:
@@ -59,7 +59,7 @@ class Workshop:
     def _visit(self, message: Message, asked: dict[str, Any], arrays: Arrays, extras: dict[str, Arrays]) -> Message:
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
         self.net.load(arrays)
-        x, y = self.data.client(int(asked["client"]), self.device)
+        x, y = self._examples(int(asked["client"]), int(asked["round"]))
         visit = Visit(
             net=self.net,
             params={name: p.detach().clone() for name, p in self.net.params.items()},
@@ -85,6 +85,16 @@ class Workshop:
             store.save(int(asked["visit"]), outcome.state, int(asked["state"]))
         metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}
         return reply(message, self.net.read(), outcome.extras, len(y), metrics)
+
+    def _examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
+        """Return what `client` trains on in round `number`: all it has, or ``train.examples`` drawn for that round."""
+        x, y = self.data.client(client, self.device)
+        most = self.config.train.examples
+        if most is None or most >= len(y):
+            return x, y
+        drawn = stream(self.config.seed, "examples", number, client).choice(len(y), most, replace=False)
+        chosen = torch.from_numpy(drawn).to(y.device)
+        return x[chosen], y[chosen]
 
     def _local_accuracy(self, visit: Visit, trained: Trained, prepared: Extras) -> dict[str, float]:
         """Return the trained model's accuracy on the client's own test part, where it is asked for and there is one."""

@@ -22,7 +22,7 @@ from server.loggers import open_logger
 from server.progress import Progress
 from strategies.base import Federation, Method
 from strategies.registry import method_class
-from strategies.wire import Arrays
+from strategies.arrays import Arrays
 from tasks.errors import ConfigError, StorageError
 from tasks.models import create
 

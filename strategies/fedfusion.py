@@ -12,12 +12,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strategies.arrays import Arrays
 from strategies.averaging import weighted_mean
 from strategies.base import State
 from strategies.fedavg import SingleModel
 from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors
 from strategies.protocol import Round, Upload
-from strategies.wire import Arrays
 from tasks.errors import ConfigError
 from tasks.settings import Settings
 
