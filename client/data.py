@@ -51,6 +51,7 @@ class FederatedData:
 
     def client_test(self, index: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Return the test inputs and labels that client `index` owns, in its own view; None if it has none."""
+        index = 0 if self.partition.own else index
         if self.partition.test is None or len(self.partition.test[index]) == 0:
             return None
         indices = self.partition.test[index]

@@ -59,7 +59,7 @@ class Workshop:
     def _visit(self, message: Message, asked: dict[str, Any], arrays: Arrays, extras: dict[str, Arrays]) -> Message:
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
         self.net.load(arrays)
-        x, y = self._examples(int(asked["client"]), int(asked["round"]))
+        x, y = self.examples(int(asked["client"]), int(asked["round"]))
         visit = Visit(
             net=self.net,
             params={name: p.detach().clone() for name, p in self.net.params.items()},
@@ -86,7 +86,7 @@ class Workshop:
         metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}
         return reply(message, self.net.read(), outcome.extras, len(y), metrics)
 
-    def _examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
+    def examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
         """Return what `client` trains on in round `number`: all it has, or ``train.examples`` drawn for that round."""
         x, y = self.data.client(client, self.device)
         most = self.config.train.examples

@@ -20,9 +20,9 @@ from server.checkpoint import Checkpoints
 from server.evaluation import Evaluator, Score
 from server.loggers import open_logger
 from server.progress import Progress
+from strategies.arrays import Arrays
 from strategies.base import Federation, Method
 from strategies.registry import method_class
-from strategies.arrays import Arrays
 from tasks.errors import ConfigError, StorageError
 from tasks.models import create
 
@@ -52,8 +52,8 @@ class Session:
         self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
         data = load(config)
-        model = create(config.modules["model"], config.model, data.task, config.seed)
-        model = kind.network(model, config.method, config.seed)
+        plain = create(config.modules["model"], config.model, data.task, config.seed)
+        model = kind.network(plain, config.method, config.seed)
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
         self.done, self.run = 0, secrets.token_hex(8)
         state = None

@@ -56,10 +56,10 @@ def visit_of(net: ModuleNet, client: int = 0, **changes: object) -> Visit:
     return Visit(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def visited(objective: Objective, module: nn.Module, epochs: int, batch: int, **changes: object) -> dict[str, np.ndarray]:
+def visited(objective: Objective, module: nn.Module, epochs: int, batch: int) -> dict[str, np.ndarray]:
     """Train `module` through one visit and return its weights."""
     net = ModuleNet(module, torch.device("cpu"))
-    visit = visit_of(net, **changes)
+    visit = visit_of(net)
     seed_dropout(net.module, 11)
     extras = objective.prepare(visit)
     train(net, objective, visit, extras, Train(lr=1, momentum=0.9, weight_decay=0.01, epochs=epochs, batch=batch))
@@ -276,7 +276,8 @@ def test_lambdas_average_by_hand(weighting: str, decay: float, expected: float):
     method = begun(operator="multi", weighting=weighting, decay=decay)
     method.model[SHARE][...] = 0.2
     name = "features__fusion__share"
-    metrics = method.aggregate(Round(1, 0, (0, 1), 0), [upload(method, 0, 1, **{name: 1}), upload(method, 1, 3, **{name: 0})])
+    uploads = [upload(method, 0, 1, **{name: 1}), upload(method, 1, 3, **{name: 0})]
+    metrics = method.aggregate(Round(1, 0, (0, 1), 0), uploads)
     assert method.model[SHARE].dtype == np.float32
     np.testing.assert_allclose(method.model[SHARE], [expected, expected], rtol=1e-6)
     assert metrics["lambda_mean"] == pytest.approx(expected)
