@@ -83,6 +83,17 @@ class FederatedData:
         inputs = self.task.prepare(np.concatenate(pieces))
         return inputs.to(device), torch.from_numpy(np.concatenate(labels)).to(device)
 
+    def client_test(self, index: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Return the test inputs and labels that client `index` owns, in its own view; None if it has none."""
+        index = 0 if self.partition.own else index
+        if self.partition.test is None or len(self.partition.test[index]) == 0:
+            return None
+        indices = self.partition.test[index]
+        raw = self.task.test.x[indices]
+        if self.partition.transform is not None:
+            raw = self.partition.transform(index, raw)
+        return self.task.prepare(raw).to(device), torch.from_numpy(self.task.test.y[indices]).to(device)
+
 
 _loaded: dict[str, FederatedData] = {}
 

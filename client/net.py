@@ -75,20 +75,21 @@ class ModuleNet:
 
     def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
         """Return class scores, shape (batch, classes)."""
-        return self._call("", params, buffers, x, train)
+        return self.call("", params, buffers, x, train=train)
 
     def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
         """Return embeddings, shape (batch, embedding)."""
-        return self._call("features", params, buffers, x, train)
+        return self.call("features", params, buffers, x, train=train)
 
     def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
         """Return class scores of embeddings `z`, shape (batch, classes)."""
-        return self._call("classifier", params, buffers, z, train)
+        return self.call("classifier", params, buffers, z, train=train)
 
-    def _call(self, part: str, params: Tensors, buffers: Tensors, x: Tensor, train: bool) -> Tensor:
+    def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
+        """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
         if train and params is self.params and buffers is self.buffers:
             module = self.module.get_submodule(part)
-            return module(x)  # type: ignore[no-any-return]
+            return module(*inputs)  # type: ignore[no-any-return]
         module = (self.module if train else self._still).get_submodule(part)
         prefix = f"{part}." if part else ""
         values = {
@@ -96,7 +97,7 @@ class ModuleNet:
             for name, value in (*params.items(), *buffers.items())
             if name.startswith(prefix)
         }
-        return functional_call(module, values, (x,))  # type: ignore[no-any-return]
+        return functional_call(module, values, inputs)  # type: ignore[no-any-return]
 
 
 def _tensor(array: np.ndarray) -> Tensor:

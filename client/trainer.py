@@ -49,10 +49,10 @@ def train(
     generator = torch_stream(visit.seed, "augment", visit.round, visit.client, device=net.device.type)
     total = torch.zeros((), device=net.device)
     steps = seen = 0
-    for x, y in batches(visit, settings.epochs, settings.batch):
+    for x, y, rows in batches(visit, settings.epochs, settings.batch):
         inputs = augment(x, generator) if augment is not None else x
         net.gradient.zero_()
-        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, step=steps), extras)
+        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), extras)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             step(net, objective, extras, momentum, visit.lr, settings)
@@ -75,15 +75,16 @@ def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor,
     net.flat.add_(gradient, alpha=-lr)
 
 
-def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield mini-batches of the client's data for all epochs, in the order that (seed, round, client) gives."""
+def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield inputs, labels and row numbers of all epochs' batches, in the order that (seed, round, client) gives."""
     n = len(visit.y)
     for epoch in range(epochs):
         order = torch.from_numpy(stream(visit.seed, "shuffle", visit.round, visit.client, epoch).permutation(n))
         order = order.to(visit.y.device)
         x, y = visit.x[order], visit.y[order]
         for start in range(0, n, size):
-            yield x[start : start + size], y[start : start + size]
+            part = slice(start, start + size)
+            yield x[part], y[part], order[part]
 
 
 @contextmanager

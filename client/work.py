@@ -17,10 +17,10 @@ from client.trainer import one_thread, train
 from conf.compose import split
 from conf.schema import RunConfig
 from conf.schema import load as load_config
-from strategies.objective import Objective, Visit
+from strategies.arrays import Arrays
+from strategies.objective import Extras, Objective, Tensors, Trained, Visit
 from strategies.protocol import EXTRA, reply
 from strategies.registry import method_class
-from strategies.wire import Arrays
 from tasks.models import create
 from tasks.models.dropout import seed_dropout
 from tasks.randomness import key, stream
@@ -76,6 +76,7 @@ class Workshop:
             seed=self.config.seed,
             classes=self.data.task.classes,
             lr=self.config.train.rate(int(asked["round"])),
+            augmented=self.data.task.augment is not None,
         )
         seed_dropout(self.net.module, key(visit.seed, "dropout", visit.round, visit.client, int(asked["exchange"])))
         prepared = self.objective.prepare(visit)
@@ -83,16 +84,53 @@ class Workshop:
         outcome = self.objective.finish(visit, trained, prepared)
         if outcome.state is not None:
             store.save(int(asked["visit"]), outcome.state, int(asked["state"]))
-        metrics = {"train-loss": trained.loss, **outcome.metrics}
+        metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}
         return reply(message, self.net.read(), outcome.extras, len(y), metrics)
 
     def _examples(self, asked: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the inputs and labels of this visit: the client's own, or a draw from everybody's (``pooled``)."""
         client = int(asked["client"])
         if not self.objective.pooled:
-            return self.data.client(client, self.device)
+            return self.examples(client, int(asked["round"]))
         generator = stream(self.config.seed, "pooled", int(asked["round"]), client)
         return self.data.union(float(asked["pooled-share"]), generator, self.device)
+
+    def examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
+        """Return what `client` trains on in round `number`: all it has, or ``train.examples`` drawn for that round."""
+        x, y = self.data.client(client, self.device)
+        most = self.config.train.examples
+        if most is None or most >= len(y):
+            return x, y
+        drawn = stream(self.config.seed, "examples", number, client).choice(len(y), most, replace=False)
+        chosen = torch.from_numpy(drawn).to(y.device)
+        return x[chosen], y[chosen]
+
+    def _local_accuracy(self, visit: Visit, trained: Trained, prepared: Extras) -> dict[str, float]:
+        """Return the trained model's accuracy on the client's own test part, where it is asked for and there is one."""
+        due = visit.round % self.config.evaluate_every == 0 or visit.round == visit.rounds
+        own = self.data.client_test(visit.client, self.device) if self.config.evaluate_local and due else None
+        if own is None:
+            return {}
+        return {"local-accuracy": accuracy(self.objective, self.net, trained.params, trained.buffers, prepared, own)}
+
+
+@torch.no_grad()
+def accuracy(
+    objective: Objective,
+    net: ModuleNet,
+    params: Tensors,
+    buffers: Tensors,
+    prepared: Extras,
+    data: tuple[Tensor, Tensor],
+    batch: int = 1000,
+) -> float:
+    """Return the share of `data` (inputs, labels) that a client's model gets right, in [0, 1]."""
+    x, y = data
+    right = 0
+    for start in range(0, len(y), batch):
+        scores = objective.predict(net, params, buffers, x[start : start + batch], prepared)
+        right += int((scores.argmax(1) == y[start : start + batch]).sum())
+    return right / len(y)
 
 
 def pick_device(name: str) -> torch.device:

@@ -24,7 +24,10 @@ PACKAGES = {
 
 
 class Train(Settings):
-    """The client's optimiser: SGD with momentum. Units: `lr` per step, `epochs` passes, `batch` examples."""
+    """The client's optimiser: SGD with momentum. Units: `lr` per step, `epochs` passes, `batch` examples.
+
+    With `examples` a visit uses at most so many of the client's own, drawn anew for every round.
+    """
 
     lr: float = Field(gt=0)
     lr_decay: float = Field(1.0, gt=0, le=1)
@@ -33,6 +36,7 @@ class Train(Settings):
     weight_decay: float = Field(0.0, ge=0)
     epochs: int = Field(ge=1)
     batch: int = Field(ge=1)
+    examples: int | None = Field(None, ge=1)
 
     def rate(self, number: int) -> float:
         """Return the learning rate of round `number` (from 1)."""
@@ -69,6 +73,7 @@ class RunConfig(Settings):
     rounds: int = Field(ge=1)
     clients_per_round: int = Field(ge=1)
     evaluate_every: int = Field(ge=1)
+    evaluate_local: bool = False
     device: str = Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
     data_root: str
     output: str | None

@@ -20,9 +20,9 @@ from server.checkpoint import Checkpoints
 from server.evaluation import Evaluator, Score, mean_score
 from server.loggers import open_logger
 from server.progress import Progress
+from strategies.arrays import Arrays
 from strategies.base import Federation, Method
 from strategies.registry import method_class
-from strategies.wire import Arrays
 from tasks.errors import ConfigError, StorageError
 from tasks.models import create
 
@@ -52,9 +52,9 @@ class Session:
         self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
         data = load(config)
-        configured = create(config.modules["model"], config.model, data.task, config.seed)
-        model = kind.network(configured, config.method, config.seed)
-        self.evaluator = Evaluator(model, data, self.device)
+        plain = create(config.modules["model"], config.model, data.task, config.seed)
+        model = kind.network(plain, config.method, config.seed)
+        self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
         self.done, self.run = 0, secrets.token_hex(8)
         state = None
         if config.resume is not None:
@@ -106,7 +106,7 @@ class Session:
                 "machine": f"{platform.machine()} {platform.system()}",
             },
         )
-        write_model(self.folder / "model.safetensors", self.method.global_model())
+        write_model(self.folder / "model.safetensors", self.method.evaluation_arrays())
         accounting.write_atomically(self.folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
         return result
 

@@ -131,7 +131,11 @@ class Method(Strategy):
 
         The global model, where there is one; nothing is scored if the list is empty.
         """
-        return [self.global_model()]
+        return [self.evaluation_arrays()]
+
+    def evaluation_arrays(self) -> Arrays:
+        """Return what to deploy: weights for :meth:`evaluation_network`."""
+        return self.global_model()
 
     @abstractmethod
     def state(self) -> State:
@@ -169,6 +173,14 @@ class Method(Strategy):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(seed, "method model"))
             return cls.build_model(model, params)
+
+    @classmethod
+    def evaluation_network(cls, network: nn.Module, params: Settings) -> nn.Module:
+        """Return the network that :meth:`evaluation_arrays` belongs to, given the one that is trained.
+
+        Only where inference needs more than what travels (FedFusion: the extractor of the round before).
+        """
+        return network
 
     # ---- the round ------------------------------------------------------------------------------------------
 
@@ -272,6 +284,9 @@ class Method(Strategy):
         losses = [u.metrics["train-loss"] * u.num_examples for u in uploads if "train-loss" in u.metrics]
         if losses:
             report.train_loss = float(np.sum(losses)) / examples
+        local = [u.metrics["local-accuracy"] for u in uploads if "local-accuracy" in u.metrics]
+        if local:
+            report.metrics["local_accuracy"] = float(np.mean(local))
         report.metrics.update(self.aggregate(current, uploads))
         for upload in uploads:
             self.accepted[upload.client] = self._visit(current)

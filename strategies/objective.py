@@ -40,17 +40,31 @@ class Net(Protocol):
         """Return class scores of embeddings `z`, shape (batch, classes)."""
         ...
 
+    def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
+        """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
+        ...
+
 
 class Batch(NamedTuple):
-    """One mini-batch: inputs, labels, in the batched trainer which rows are real (else None), and the step's number.
+    """One mini-batch.
 
-    `step` counts a visit's steps from 0. It is the counter of the counter-based draws that a loss makes
-    (:mod:`strategies.draws`).
+    Attributes
+    ----------
+    x, y : Tensor
+        Inputs, augmented where the task says so, and labels.
+    mask : Tensor or None
+        In the batched trainer which rows are real, float (batch,).
+    rows : Tensor or None
+        Which rows of ``visit.x`` these are, int64 (batch,); None where a caller has no visit.
+    step : int
+        Number of the visit's step, from 0: the counter of the counter-based draws that a loss makes
+        (:mod:`strategies.draws`).
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor | None = None
+    rows: Tensor | None = None
     step: int = 0
 
     def mean(self, values: Tensor) -> Tensor:
@@ -83,7 +97,9 @@ class Visit:
     lr : float
         This round's learning rate.
     momentum : Tensor or None
-        Initial momentum buffer, flat (p,); None starts from zero.
+        Initial momentum buffer, flat (p,); None starts from zero. ``Objective.prepare`` may set it.
+    augmented : bool
+        Whether the trainer changes the inputs of every batch: nothing computed from `x` beforehand holds then.
     """
 
     net: Net
@@ -101,6 +117,7 @@ class Visit:
     classes: int
     lr: float
     momentum: Tensor | None = None
+    augmented: bool = False
 
 
 @dataclass
@@ -170,6 +187,10 @@ class Objective:
         parameters, shape (p,). Added before weight decay and momentum.
         """
         return None
+
+    def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, extras: Extras) -> Tensor:
+        """Return the trained client's class scores of `x`, evaluation behaviour, shape (batch, classes)."""
+        return net.logits(params, buffers, x, train=False)
 
     def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
         """Return what goes back beside the model, and what the client keeps."""

@@ -1,0 +1,309 @@
+"""FedFusion: every client fuses the features of the model it trains with those of the model it received."""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strategies.arrays import Arrays
+from strategies.averaging import weighted_mean
+from strategies.base import State
+from strategies.fedavg import SingleModel
+from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors
+from strategies.protocol import Round, Upload
+from tasks.errors import ConfigError
+from tasks.settings import Settings
+
+Doubles = npt.NDArray[np.float64]
+
+EXTRACTOR = "features.extractor."
+REFERENCE = "features.reference."
+SHARE = "features.fusion.share"
+MIB = 2.0**20
+#: Examples at a time when global features are computed beforehand.
+CHUNK = 500
+
+
+class Concatenate(nn.Conv2d):
+    """Operator ``conv``: ``W [E_l(x) ; E_g(x)] + b``, a 1x1 convolution from 2C to C channels (Eq. 3 of the paper).
+
+    Weights: 2C * C + C, 8,256 for C = 64. PyTorch's default initial values. The code joins (local, global), the paper's
+    figure (global, local): the same family of functions.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(2 * channels, channels, 1)
+
+    def forward(self, local: Tensor, reference: Tensor) -> Tensor:  # type: ignore[override]
+        """Return fused features; all three are (batch, C, height, width)."""
+        return super().forward(torch.cat((local, reference), dim=1))
+
+
+class Blend(nn.Module):
+    """Operators ``multi`` and ``single``: ``lambda E_g(x) + (1 - lambda) E_l(x)`` (Eq. 4 and 5).
+
+    lambda starts at 0, has no bounds and is decayed as any weight. At 0 the result is E_l(x) to the bit.
+
+    Parameters
+    ----------
+    shares : int
+        C, one lambda per channel (``multi``), or 1 (``single``).
+    """
+
+    def __init__(self, shares: int) -> None:
+        super().__init__()
+        self.share = nn.Parameter(torch.zeros(shares))
+
+    def forward(self, local: Tensor, reference: Tensor) -> Tensor:
+        """Return fused features; all three are (batch, C, height, width)."""
+        return torch.lerp(local, reference, self.share.view(-1, 1, 1))
+
+
+def operator(name: str, channels: int) -> nn.Module:
+    """Return the fusion operator `name` (``conv``, ``multi`` or ``single``) for features of `channels` channels."""
+    return Concatenate(channels) if name == "conv" else Blend(channels if name == "multi" else 1)
+
+
+class FusedFeatures(nn.Module):
+    """A model's features with a fusion operator behind the extractor; the other parts keep their names.
+
+    Parameters
+    ----------
+    features : Module
+        Children in order, the first called ``extractor``.
+    fusion : Module
+        ``(local, reference) -> fused``.
+
+    Notes
+    -----
+    The frozen extractor E_g is a part (``reference``) only in the network that the server evaluates. A client has it
+    as a copy of the extractor it received, so it neither travels nor is trained.
+    """
+
+    def __init__(self, features: nn.Module, fusion: nn.Module) -> None:
+        super().__init__()
+        for name, part in features.named_children():
+            self.add_module(name, part)
+            if name == "extractor":
+                self.fusion = fusion
+        self.reference: nn.Module | None = None
+
+    def forward(self, x: Tensor, reference: Tensor | None = None) -> Tensor:
+        """Return embeddings, shape (batch, embedding).
+
+        Parameters
+        ----------
+        x : Tensor, shape (batch, channels, height, width)
+            Inputs.
+        reference : Tensor, optional
+            E_g(x), shape (batch, C, height, width). Without it E_g is ``reference`` where this network has one, else
+            the extractor itself: a new client's first step.
+        """
+        local = self.get_submodule("extractor")(x)
+        if reference is None:
+            reference = local if self.reference is None else self.reference(x)
+        z = self.fusion(local, reference)
+        for name, part in self.named_children():
+            if name not in ("extractor", "fusion", "reference"):
+                z = part(z)
+        return cast("Tensor", z)
+
+
+class FusedModel(nn.Module):
+    """``classifier(features(x, reference))`` with the halves, names and attributes of the configured model."""
+
+    def __init__(self, model: nn.Module, fusion: nn.Module) -> None:
+        super().__init__()
+        self.features = FusedFeatures(model.get_submodule("features"), fusion)
+        self.classifier = model.get_submodule("classifier")
+        self.embedding = int(getattr(model, "embedding", 0))
+        self.extractor_channels = int(getattr(model, "extractor_channels", 0))
+
+    def forward(self, x: Tensor, reference: Tensor | None = None) -> Tensor:
+        """Return class scores, shape (batch, classes); `reference` as in :class:`FusedFeatures`."""
+        return cast("Tensor", self.classifier(self.features(x, reference)))
+
+
+class Fusion(Objective):
+    """Cross-entropy of ``C(F(E_l(x), E_g(x)))``; E_g is the received extractor, frozen, in evaluation behaviour.
+
+    Without augmentation E_g(x) is computed once per visit for all of the client's examples and looked up afterwards.
+    Memory: n * C * height * width * 4 bytes, 12.25 KiB an example on MNIST and 16 KiB on CIFAR (30,000 MNIST examples:
+    359 MiB), only while the client trains. Above ``cache_mib``, or with augmentation, it is computed batch by batch.
+    """
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Freeze the received extractor, compute global features where that is allowed, and take up kept momentum."""
+        params = cast("FedFusion.Params", self.params)
+        if params.momentum == "keep" and "momentum" in visit.state:
+            kept = as_tensors({"momentum": visit.state["momentum"]}, like=visit.x)
+            visit.momentum = kept["momentum"]
+        extras: Extras = {
+            "params": {n: p for n, p in visit.params.items() if n.startswith(EXTRACTOR)},
+            "buffers": {n: b for n, b in visit.buffers.items() if n.startswith(EXTRACTOR)},
+        }
+        if not visit.augmented and cache_bytes(visit, extras) <= params.cache_mib * MIB:
+            extras["cache"] = global_features(visit, extras)
+        return extras
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+        """Return the cross-entropy of the fused network."""
+        if "cache" in extras and batch.rows is not None:
+            reference = extras["cache"][batch.rows]
+        else:
+            reference = frozen(net, extras, batch.x)
+        scores = net.call("", params, buffers, batch.x, reference)
+        return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+
+    def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, extras: Extras) -> Tensor:
+        """Return the client's scores with the E_g it trained with."""
+        return net.call("", params, buffers, x, frozen(net, extras, x), train=False)
+
+    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+        """Keep the momentum buffer where asked; tell the size of the cache."""
+        cached = extras["cache"].nbytes / MIB if "cache" in extras else 0.0
+        keep = cast("FedFusion.Params", self.params).momentum == "keep" and trained.momentum is not None
+        state = as_arrays({"momentum": cast("Tensor", trained.momentum)}) if keep else None
+        return Outcome(state=state, metrics={"cache-mib": cached})
+
+
+def frozen(net: Net, extras: Extras, x: Tensor) -> Tensor:
+    """Return E_g(x) of inputs `x`, shape (batch, C, height, width), without gradient."""
+    return net.call(EXTRACTOR.rstrip("."), extras["params"], extras["buffers"], x, train=False)
+
+
+def cache_bytes(visit: Visit, extras: Extras) -> float:
+    """Return the memory that global features of all examples would take."""
+    one = frozen(visit.net, extras, visit.x[:1])
+    return float(one.nbytes * len(visit.x))
+
+
+def global_features(visit: Visit, extras: Extras) -> Tensor:
+    """Return E_g of all of the client's examples, shape (n, C, height, width)."""
+    first = frozen(visit.net, extras, visit.x[:CHUNK])
+    features = first.new_empty((len(visit.x), *first.shape[1:]))
+    features[: len(first)] = first
+    for start in range(CHUNK, len(visit.x), CHUNK):
+        features[start : start + CHUNK] = frozen(visit.net, extras, visit.x[start : start + CHUNK])
+    return features
+
+
+def smoothed(before: npt.NDArray[np.generic], averaged: npt.NDArray[np.generic], decay: float) -> Doubles:
+    """Return ``decay * before + (1 - decay) * averaged``, in float64."""
+    return decay * before.astype(np.float64) + (1.0 - decay) * averaged.astype(np.float64)
+
+
+class FedFusion(SingleModel):
+    """Yao et al., Towards Faster and Better Federated Learning: A Feature Fusion Approach, ICIP 2019.
+
+    A client gets G = (E, F, C), keeps a frozen copy E_g of E, and trains E_l, F and C on
+    ``CE(C(F(E_l(x), E_g(x))), y)``. E is everything up to the second convolution block's pool. The server averages all
+    three; then ``lambda <- decay * lambda_before + (1 - decay) * lambda_averaged`` for ``multi`` and ``single``.
+
+    State: G and the extractor of the round before. Clients keep none, or their momentum buffer. Wire: M + |F| each
+    way, |F| = 8,256 (conv, 64 channels), 64 (multi), 1 (single) weights: E_g is G's own E and is not sent (the authors'
+    released state_dict holds it twice).
+
+    Readings and deviations:
+
+    - The paper weights clients by examples, the code averages uniformly: ``weighting``, the paper's by default.
+    - lambda's moving average is in the code only. It starts at 0, and lambda does, so the lambda sent last is the
+      average so far: no shadow copy is needed.
+    - The code infers with the new E and the *previous* round's E_g, since it evaluates the averaged copy of what the
+      clients held frozen: ``inference=previous`` (default). ``current`` uses the new E for both. The previous extractor
+      lives on the server; ``model.safetensors`` holds it as ``features.reference``.
+    - The code keeps each client's momentum from visit to visit; the paper is silent: ``momentum``, reset by default, as
+      for the methods it is compared with.
+    - The paper caches global features, the code cannot, for its random crops: ``cache_mib``.
+    - Batch normalisation in E_g (the authors' networks have none) uses the received statistics, unchanged.
+    """
+
+    Objective = Fusion
+
+    class Params(Settings):
+        """``operator``, server average, inference, momentum and cache; lambda's ``decay`` in [0, 1)."""
+
+        operator: Literal["conv", "multi", "single"] = Field("conv", description="how features are fused")
+        weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
+        decay: float = Field(0.9, ge=0, lt=1, description="what lambda keeps of itself in a round; 0 for no average")
+        inference: Literal["previous", "current"] = Field("previous", description="E_g of the evaluated model")
+        momentum: Literal["reset", "keep"] = Field("reset", description="a client's momentum buffer between visits")
+        cache_mib: float = Field(1024.0, ge=0, description="most memory of one client's global features, MiB; 0: none")
+
+    params: Params
+
+    @classmethod
+    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+        """Return `model` with the fusion operator behind its extractor.
+
+        Raises
+        ------
+        ConfigError
+            If the model has no convolution part that ends after its second block.
+        """
+        channels = int(getattr(model, "extractor_channels", 0))
+        if channels < 1:
+            raise ConfigError(
+                "method=fedfusion fuses feature maps after the second convolution block, and this model marks none "
+                "(extractor_channels=0). Choose model=fedfusion_cifar, fedfusion_mnist, lenet5 or cnn_femnist."
+            )
+        return FusedModel(model, operator(cast("FedFusion.Params", params).operator, channels))
+
+    @classmethod
+    def evaluation_network(cls, network: nn.Module, params: Settings) -> nn.Module:
+        """Return a copy of `network` with room for the extractor of the round before."""
+        if cast("FedFusion.Params", params).inference == "current":
+            return network
+        with_reference = copy.deepcopy(cast("FusedModel", network))
+        with_reference.features.reference = copy.deepcopy(with_reference.features.get_submodule("extractor"))
+        return with_reference
+
+    def setup(self, arrays: Arrays) -> None:
+        """Keep the initial model; before the first round both extractors are its own."""
+        super().setup(arrays)
+        self.previous = self._extractor()
+
+    def weights(self, uploads: list[Upload]) -> list[float]:
+        """Return n_k, or 1 for a uniform mean."""
+        return [1.0] * len(uploads) if self.params.weighting == "uniform" else super().weights(uploads)
+
+    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Average, then smooth lambda; the extractor that the clients held frozen becomes the previous one."""
+        if not uploads:
+            return {}
+        held, before = self._extractor(), self.model.get(SHARE)
+        self.model = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
+        self.previous = held
+        metrics = {"cache_mib": max(upload.metrics.get("cache-mib", 0.0) for upload in uploads)}
+        if before is not None:
+            share = smoothed(before, self.model[SHARE], self.params.decay)
+            self.model[SHARE] = share.astype(before.dtype)
+            metrics |= {"lambda_mean": float(share.mean()), "lambda_spread": float(share.std())}
+        return metrics
+
+    def evaluation_arrays(self) -> Arrays:
+        """Return the global model, with the extractor of the round before where inference uses that."""
+        if self.params.inference == "current":
+            return self.model
+        return self.model | {REFERENCE + name.removeprefix(EXTRACTOR): a for name, a in self.previous.items()}
+
+    def state(self) -> State:
+        """Return the global model and the previous extractor."""
+        state = super().state()
+        return State(state.arrays | {f"previous.{name}": a for name, a in self.previous.items()}, state.values)
+
+    def restore(self, state: State) -> None:
+        """Take over both."""
+        super().restore(state)
+        self.previous = {name: state.arrays[f"previous.{name}"] for name in self._extractor()}
+
+    def _extractor(self) -> Arrays:
+        """Return the global model's extractor, by full name."""
+        return {name: array for name, array in self.model.items() if name.startswith(EXTRACTOR)}

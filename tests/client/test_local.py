@@ -1,0 +1,89 @@
+"""Local accuracy, a client's own test part, and examples drawn anew for every round."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client.data import load as load_data
+from client.net import ModuleNet
+from client.work import Workshop, accuracy
+from conf.schema import load
+from strategies.fedavg import FedAvg
+from strategies.objective import Objective
+from tests.federation import SMALL, run
+
+
+class Sign(nn.Module):
+    """Class 1 for positive inputs, class 0 for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([[-1.0], [1.0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.scale)
+
+
+def test_accuracy_by_hand():
+    # Inputs -1, 2, 3 are classes 0, 1, 1; labels 0, 1, 0: two of three, in whatever batches.
+    net = ModuleNet(Sign(), torch.device("cpu"))
+    data = torch.tensor([[-1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0])
+    for batch in (1, 2, 10):
+        right = accuracy(Objective(FedAvg.Params()), net, net.params, net.buffers, {}, data, batch)
+        assert right == pytest.approx(2 / 3)
+
+
+def test_own_test_part_goes_through_the_clients_permutation():
+    data = load_data(load([*SMALL, "partition=permuted", "partition.clients=6"]))
+    x, y = data.client_test(2, torch.device("cpu"))
+    indices = data.partition.test[2]
+    raw = data.partition.transform(2, data.task.test.x[indices])
+    assert torch.equal(x, data.task.prepare(raw))
+    assert not torch.equal(x, data.task.prepare(data.task.test.x[indices]))
+    assert np.array_equal(y.numpy(), data.task.test.y[indices])
+
+
+def test_classes_are_the_clients_own():
+    groups = "partition.groups=[[0,1],[2,3,4],[5,6,7,8,9]]"
+    overrides = [o for o in SMALL if not o.startswith("partition")]
+    data = load_data(load([*overrides, "partition=classes", groups]))
+    _, y = data.client_test(1, torch.device("cpu"))
+    assert set(y.tolist()) == {2, 3, 4}
+
+
+def test_no_test_part_where_the_partition_defines_none():
+    data = load_data(load([*SMALL, "partition=dirichlet", "partition.clients=6", "partition.min_size=2"]))
+    assert data.client_test(0, torch.device("cpu")) is None
+
+
+def test_round_reports_the_participants_mean(tmp_path: Path):
+    session = run(tmp_path, "evaluate_local=true", "evaluate_every=2", "rounds=3", "train.epochs=3", "train.lr=0.1")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    # Measured where the global model is: in round 2, and in the last.
+    assert ["local_accuracy" in line for line in lines] == [False, True, True]
+    assert 0.3 < lines[2]["local_accuracy"] <= 1
+    assert session.method._report.metrics["local_accuracy"] == lines[2]["local_accuracy"]
+    plain = run(tmp_path / "plain", "train.epochs=3", "train.lr=0.1")
+    assert "local_accuracy" not in plain.method._report.metrics
+    # Measuring changes nothing.
+    ours, theirs = session.method.global_model(), plain.method.global_model()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_examples_are_drawn_anew_for_every_round():
+    shop = Workshop(load([*SMALL, "train.examples=5"]))
+    whole, labels = shop.data.client(1, shop.device)
+    chosen = {}
+    for number in (1, 2, 1):
+        x, y = shop.examples(1, number)
+        assert len(x) == len(y) == 5
+        rows = [next(i for i in range(len(whole)) if torch.equal(whole[i], one)) for one in x]
+        assert torch.equal(labels[rows], y)
+        assert chosen.setdefault(number, rows) == rows  # the same round draws the same
+    assert set(chosen[1]) != set(chosen[2])
+    everything = Workshop(load([*SMALL, "train.examples=100000"])).examples(1, 1)[0]
+    assert torch.equal(everything, whole)

@@ -1,0 +1,407 @@
+"""FedFusion: operators by hand, the first step, cache, lambda's average, wire, resume, vmap."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client.app import app as client_app
+from client.net import ModuleNet
+from client.trainer import train
+from conf.compose import join
+from conf.schema import Train, load
+from engines.local import LocalGrid
+from strategies.base import RoundReport
+from strategies.fedavg import FedAvg
+from strategies.fedfusion import REFERENCE, SHARE, Blend, Concatenate, FedFusion, Fusion, frozen, operator
+from strategies.objective import Batch, Objective, Visit
+from strategies.protocol import Round, Upload
+from strategies.registry import method_class
+from tasks.errors import ConfigError
+from tasks.models import create
+from tasks.models._split import Split
+from tasks.models.dropout import Dropout, seed_dropout
+
+EXAMPLES = 10
+
+
+def small(norm: bool = False) -> Split:
+    """A network with an extractor of 2 channels, seeded; with batch normalisation on request."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(3)
+        layers = [nn.Conv2d(1, 2, 3), *([nn.BatchNorm2d(2)] if norm else []), nn.MaxPool2d(2), nn.ReLU()]
+        features = nn.Sequential(
+            OrderedDict(
+                extractor=nn.Sequential(*layers), flatten=nn.Flatten(), fc1=nn.Linear(8, 6), dropout1=Dropout(0.3)
+            )
+        )
+        return Split(features, nn.Linear(6, 3), extractor_channels=2)
+
+
+def visit_of(net: ModuleNet, client: int = 0, **changes: object) -> Visit:
+    """A visit of `client` with 10 random examples of 6x6 pixels."""
+    generator = torch.Generator().manual_seed(5 + client)
+    values = {
+        "net": net,
+        "params": {n: p.detach().clone() for n, p in net.params.items()},
+        "buffers": {n: b.clone() for n, b in net.buffers.items()},
+        "extras": {}, "config": {}, "state": {},
+        "x": torch.randn(EXAMPLES, 1, 6, 6, generator=generator),
+        "y": torch.arange(EXAMPLES) % 3,
+        "client": client, "round": 1, "rounds": 9, "seed": 1, "classes": 3, "lr": 0.2,
+    }  # fmt: skip
+    return Visit(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def visited(objective: Objective, module: nn.Module, epochs: int, batch: int) -> dict[str, np.ndarray]:
+    """Train `module` through one visit and return its weights."""
+    net = ModuleNet(module, torch.device("cpu"))
+    visit = visit_of(net)
+    seed_dropout(net.module, 11)
+    extras = objective.prepare(visit)
+    train(net, objective, visit, extras, Train(lr=1, momentum=0.9, weight_decay=0.01, epochs=epochs, batch=batch))
+    return net.read()
+
+
+def fused(name: str, norm: bool = False, **values: object) -> tuple[Fusion, nn.Module]:
+    params = FedFusion.Params.model_validate({"operator": name, **values})
+    return Fusion(params), FedFusion.network(small(norm), params, seed=1)
+
+
+# ---- operators -----------------------------------------------------------------------------------------------------
+
+
+def test_blend_by_hand():
+    # One example, two channels of one pixel: E_l = (1, 2), E_g = (5, 10), lambda = (1/4, -1/2).
+    # Channel 1: 5/4 + 3/4 = 2. Channel 2: -5 + 3 = -2. d out / d lambda = E_g - E_l = (4, 8);
+    # d out / d E_l = 1 - lambda = (3/4, 3/2).
+    local = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1).requires_grad_()
+    reference = torch.tensor([5.0, 10.0]).view(1, 2, 1, 1)
+    blend = Blend(2)
+    with torch.no_grad():
+        blend.share.copy_(torch.tensor([0.25, -0.5]))
+    out = blend(local, reference)
+    assert out.flatten().tolist() == [2.0, -2.0]
+    out.sum().backward()
+    assert blend.share.grad.tolist() == [4.0, 8.0]
+    assert local.grad.flatten().tolist() == [0.75, 1.5]
+
+
+def test_single_by_hand():
+    # lambda = 1/4 for both channels: (5/4 + 3/4, 10/4 + 6/4) = (2, 4); its gradient is 4 + 8 = 12.
+    single = Blend(1)
+    with torch.no_grad():
+        single.share.fill_(0.25)
+    out = single(torch.tensor([1.0, 2.0]).view(1, 2, 1, 1), torch.tensor([5.0, 10.0]).view(1, 2, 1, 1))
+    assert out.flatten().tolist() == [2.0, 4.0]
+    out.sum().backward()
+    assert single.share.grad.tolist() == [12.0]
+
+
+def test_conv_by_hand():
+    # Joined (E_l; E_g) = (1, 2, 5, 10). Row 1 = (1, 0, 0, 1), bias 1/2: 1 + 10 + .5 = 11.5. Row 2 = (0, 2, -1, 0), bias
+    # -1: 4 - 5 - 1 = -2.
+    conv = Concatenate(2)
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([[1.0, 0, 0, 1], [0, 2, -1, 0]]).view(2, 4, 1, 1))
+        conv.bias.copy_(torch.tensor([0.5, -1.0]))
+    out = conv(torch.tensor([1.0, 2.0]).view(1, 2, 1, 1), torch.tensor([5.0, 10.0]).view(1, 2, 1, 1))
+    assert out.flatten().tolist() == [11.5, -2.0]
+
+
+@pytest.mark.parametrize(("name", "weights"), [("conv", 2 * 64 * 64 + 64), ("multi", 64), ("single", 1)])
+def test_weights_of_operators(name: str, weights: int):
+    assert sum(p.numel() for p in operator(name, 64).parameters()) == weights
+
+
+def test_network_keeps_names_and_attributes():
+    _, network = fused("multi")
+    plain = small().state_dict()
+    assert set(network.state_dict()) == {*plain, SHARE}
+    assert network.embedding == 6
+    assert all(torch.equal(network.state_dict()[name], value) for name, value in plain.items())
+
+
+def test_added_weights_depend_on_the_seed_only():
+    params = FedFusion.Params(operator="conv")
+    before = torch.get_rng_state()
+    first, again, other = (FedFusion.network(small(), params, seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    name = "features.fusion.weight"
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+
+
+def test_model_without_an_extractor_is_refused():
+    config = load(["task=digits", "model=mlp", "method=fedfusion"])
+    task = config.module("task").load(config.task)
+    with pytest.raises(ConfigError, match="extractor_channels=0"):
+        FedFusion.network(create("mlp", config.model, task, 1), config.method, 1)
+
+
+# ---- the client ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["multi", "single"])
+@pytest.mark.parametrize("cache_mib", [0.0, 1.0])
+def test_first_step_is_fedavgs_to_the_bit(name: str, cache_mib: float):
+    # E_g = E_l and lambda = 0: fused features are E_l, their gradient passes unchanged, lambda's is <g, E_g - E_l> = 0.
+    one = {"epochs": 1, "batch": EXAMPLES}
+    theirs = visited(Objective(FedAvg.Params()), small(), **one)
+    objective, network = fused(name, cache_mib=cache_mib)
+    ours = visited(objective, network, **one)
+    for key, value in theirs.items():
+        assert np.array_equal(ours[key], value), key
+    assert np.abs(ours[SHARE]).max() < 1e-6
+    # and it is no accident: after more steps lambda has moved and so has everything else
+    later = visited(*fused(name, cache_mib=cache_mib), epochs=3, batch=4)
+    assert np.abs(later[SHARE]).max() > 1e-4
+    plain = visited(Objective(FedAvg.Params()), small(), epochs=3, batch=4)
+    assert not np.array_equal(later["classifier.weight"], plain["classifier.weight"])
+
+
+@pytest.mark.parametrize("name", ["conv", "multi", "single"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_cached_and_uncached_training_agree(name: str, norm: bool):
+    cached = visited(*fused(name, norm, cache_mib=1.0), epochs=3, batch=4)
+    uncached = visited(*fused(name, norm, cache_mib=0.0), epochs=3, batch=4)
+    for key, value in cached.items():
+        np.testing.assert_allclose(value, uncached[key], rtol=1e-5, atol=1e-6)
+
+
+def test_when_features_are_cached():
+    # 10 examples x 2 channels x 2 x 2 pixels x 4 bytes = 320 bytes.
+    limit = 320 / 2**20
+    for values, augmented, expected in [
+        ({"cache_mib": limit}, False, True),
+        ({"cache_mib": limit * 0.99}, False, False),
+        ({"cache_mib": 100.0}, True, False),
+    ]:
+        objective, network = fused("multi", **values)
+        visit = visit_of(ModuleNet(network, torch.device("cpu")), augmented=augmented)
+        extras = objective.prepare(visit)
+        assert ("cache" in extras) == expected
+        if expected:
+            assert extras["cache"].nbytes == 320
+
+
+def test_frozen_extractor_is_the_received_one_in_evaluation_behaviour():
+    objective, network = fused("conv", norm=True)
+    net = ModuleNet(network, torch.device("cpu"))
+    visit = visit_of(net)
+    extras = objective.prepare(visit)
+    statistics = {name: b.clone() for name, b in net.buffers.items()}
+    # By hand: the extractor with running mean 0 and variance 1, whatever the batch holds.
+    conv = network.features.extractor[0]
+    plain = nn.functional.relu(nn.functional.max_pool2d(conv(visit.x) / np.sqrt(1 + 1e-5), 2)).detach()
+    torch.testing.assert_close(extras["cache"], plain)
+    with torch.no_grad():
+        net.flat.add_(1.0)  # training moves the live weights, not E_g
+    torch.testing.assert_close(frozen(net, extras, visit.x), plain)
+    objective.loss(net, net.params, net.buffers, Batch(visit.x, visit.y, rows=torch.arange(EXAMPLES)), extras)
+    assert all(torch.equal(extras["buffers"][n], statistics[n]) for n in extras["buffers"])
+    assert not torch.equal(net.buffers["features.extractor.1.running_mean"], torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["conv", "multi", "single"])
+def test_clients_at_once_equal_clients_one_by_one(name: str):
+    objective, network = fused(name)
+    net = ModuleNet(network, torch.device("cpu"))
+    rows = torch.tensor([[0, 3, 5], [9, 1, 2], [4, 4, 8]])
+    visits = [visit_of(net, client) for client in range(3)]
+    for client, visit in enumerate(visits):  # every client received another model
+        visit.params = {n: p + 0.1 * client for n, p in visit.params.items()}
+    extras = [objective.prepare(visit) for visit in visits]
+    now = [{n: p * 1.5 for n, p in visit.params.items()} for visit in visits]
+
+    def loss(params: dict, x: torch.Tensor, y: torch.Tensor, chosen: torch.Tensor, prepared: dict) -> torch.Tensor:
+        return objective.loss(net, params, {}, Batch(x[chosen], y[chosen], rows=chosen), prepared)
+
+    slope = torch.func.grad_and_value(loss)
+    network.eval()  # dropout's own vmap is tested with dropout
+    alone = [slope(p, v.x, v.y, r, e) for p, v, r, e in zip(now, visits, rows, extras)]
+    stacked = torch.utils._pytree.tree_map(lambda *leaves: torch.stack(leaves), *extras)
+    params = {n: torch.stack([p[n] for p in now]) for n in now[0]}
+    x, y = (torch.stack([getattr(v, part) for v in visits]) for part in ("x", "y"))
+    slopes, losses = torch.func.vmap(slope)(params, x, y, rows, stacked)
+    for client, (gradient, value) in enumerate(alone):
+        torch.testing.assert_close(losses[client], value)
+        for key, tensor in gradient.items():
+            torch.testing.assert_close(slopes[key][client], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_momentum_is_kept_only_where_asked():
+    for policy, kept in (("reset", False), ("keep", True)):
+        objective, network = fused("multi", momentum=policy)
+        net = ModuleNet(network, torch.device("cpu"))
+        visit = visit_of(net, state={"momentum": np.full(net.flat.numel(), 0.5, np.float32)})
+        extras = objective.prepare(visit)
+        assert (visit.momentum is not None) == kept
+        trained = train(net, objective, visit, extras, Train(lr=1, momentum=0.9, epochs=1, batch=EXAMPLES))
+        outcome = objective.finish(visit, trained, extras)
+        assert (outcome.state is not None) == kept
+        if kept:
+            np.testing.assert_array_equal(outcome.state["momentum"], trained.momentum.numpy())
+            assert float(visit.momentum.min()) == 0.5  # the loop did not write into the kept buffer
+
+
+# ---- the server ----------------------------------------------------------------------------------------------------
+
+
+def upload(method: FedFusion, slot: int, examples: int, **values: float) -> Upload:
+    """A model whose entries named in `values` (dots as __) are constant and the others as they are."""
+    arrays = {name: array.copy() for name, array in method.model.items()}
+    for name, value in values.items():
+        arrays[name.replace("__", ".")][...] = value
+    return Upload(slot, slot, arrays, {}, examples, {"cache-mib": 2.0 + slot})
+
+
+def begun(**values: object) -> FedFusion:
+    method = FedFusion(**values)
+    network = FedFusion.network(small(), method.params, 1)
+    method.begin({name: t.numpy().copy() for name, t in network.state_dict().items()})
+    return method
+
+
+@pytest.mark.parametrize(
+    ("weighting", "decay", "expected"),
+    # lambda was .2; uploads say 1 (1 example) and 0 (3 examples): weighted mean .25, uniform .5.
+    # .9 * .2 + .1 * .25 = .205; .9 * .2 + .1 * .5 = .23; without average .25.
+    [("examples", 0.9, 0.205), ("uniform", 0.9, 0.23), ("examples", 0.0, 0.25)],
+)
+def test_lambdas_average_by_hand(weighting: str, decay: float, expected: float):
+    method = begun(operator="multi", weighting=weighting, decay=decay)
+    method.model[SHARE][...] = 0.2
+    name = "features__fusion__share"
+    uploads = [upload(method, 0, 1, **{name: 1}), upload(method, 1, 3, **{name: 0})]
+    metrics = method.aggregate(Round(1, 0, (0, 1), 0), uploads)
+    assert method.model[SHARE].dtype == np.float32
+    np.testing.assert_allclose(method.model[SHARE], [expected, expected], rtol=1e-6)
+    assert metrics["lambda_mean"] == pytest.approx(expected)
+    assert metrics["cache_mib"] == 3.0
+
+
+def test_lambda_over_rounds_is_the_shadow_of_the_code():
+    # The code's shadow starts at 0 and takes .1 of each round's average; clients return lambda + 1 here, so
+    # shadow_r = .9 s + .1 (s + 1) = s + .1.
+    method = begun(operator="single")
+    for number in (1, 2, 3):
+        share = float(method.model[SHARE][0]) + 1
+        method.aggregate(Round(number, 0, (0,), 0), [upload(method, 0, 1, features__fusion__share=share)])
+        assert method.model[SHARE][0] == pytest.approx(0.1 * number)
+
+
+def test_evaluation_uses_the_extractor_that_clients_held():
+    method = begun(operator="conv")
+    initial = {n: a.copy() for n, a in method.model.items() if n.startswith("features.extractor.")}
+    assert np.array_equal(method.evaluation_arrays()[REFERENCE + "0.weight"], initial["features.extractor.0.weight"])
+    bias = "features.extractor.0.bias"
+    method.aggregate(Round(1, 0, (0,), 0), [upload(method, 0, 1, features__extractor__0__bias=7)])
+    method.aggregate(Round(2, 0, (0,), 0), [upload(method, 0, 1, features__extractor__0__bias=9)])
+    method.aggregate(Round(3, 0, (0,), 0), [])  # everyone was lost: nothing moves
+    arrays = method.evaluation_arrays()
+    assert arrays[bias].tolist() == [9, 9]
+    assert arrays[REFERENCE + "0.bias"].tolist() == [7, 7]
+    network = FedFusion.evaluation_network(FedFusion.network(small(), method.params, 1), method.params).eval()
+    network.load_state_dict({n: torch.from_numpy(a) for n, a in arrays.items()})
+    x = torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    held = network.features.extractor
+    with torch.no_grad():
+        held[0].bias.fill_(7)
+        reference = held(x)
+        held[0].bias.fill_(9)
+        torch.testing.assert_close(network(x), network(x, reference))
+        assert not torch.allclose(network(x), network(x, held(x)))
+
+
+def test_current_inference_uses_one_extractor():
+    method = begun(operator="conv", inference="current")
+    network = FedFusion.network(small(), method.params, 1).eval()
+    assert FedFusion.evaluation_network(network, method.params) is network
+    assert set(method.evaluation_arrays()) == set(network.state_dict())
+    x = torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), network(x, network.features.extractor(x)))
+
+
+# ---- the whole round -----------------------------------------------------------------------------------------------
+
+
+class Federation:
+    """Two clients on handwritten digits over the local grid."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        base = [
+            "task=digits", "task.limit=48", "task.limit_test=40", "model=fedfusion_mnist", "partition=iid",
+            "partition.clients=3", "clients_per_round=2", "train.epochs=2", "train.batch=16", "train.momentum=0.9",
+            "rounds=4", "seed=3", f"data_root={folder}",
+        ]  # fmt: skip
+        self.overrides = [*base, *overrides]
+        self.config = load(self.overrides)
+        self.grid = LocalGrid(client_app, 3, {"overrides": join(self.overrides)})
+
+    def method(self) -> FedAvg | FedFusion:
+        config = self.config
+        kind = method_class(config.modules["method"])
+        model = create(config.modules["model"], config.model, config.module("task").load(config.task), config.seed)
+        method = kind(config.method, seed=3, rounds=4, clients_per_round=2, run="test", nonce=True)
+        network = kind.network(model, config.method, config.seed)
+        method.begin({n: t.numpy().copy() for n, t in network.state_dict().items()})
+        return method
+
+    def rounds(self, method: FedAvg | FedFusion, first: int, last: int) -> list[RoundReport]:
+        return [method.run_round(number, self.grid) for number in range(first, last + 1)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDCROSS_STATE", str(tmp_path / "clients"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "extra"), [("conv", 8256), ("multi", 64), ("single", 1)])
+def test_wire_is_the_model_and_the_operator(here: Path, name: str, extra: int):
+    plain = Federation(here, "method=fedavg")
+    method = plain.method()
+    (bare,) = plain.rounds(method, 1, 1)
+    weights = sum(a.size for a in method.global_model().values())
+    assert bare.bytes_down == bare.bytes_up == 2 * 4 * weights
+    federation = Federation(here, "method=fedfusion", f"method.operator={name}")
+    (report,) = federation.rounds(federation.method(), 1, 1)
+    assert report.bytes_down == report.bytes_up == 2 * 4 * (weights + extra)
+    assert (report.dropped, dict(report.rejected)) == (0, {})
+
+
+@pytest.mark.parametrize("settings", [["method.operator=conv"], ["method.operator=multi", "method.momentum=keep"]])
+def test_resumed_run_is_bit_equal(here: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]):
+    def final(parts: list[tuple[int, int]], where: str) -> dict[str, np.ndarray]:
+        monkeypatch.setenv("FEDCROSS_STATE", str(here / where))
+        state, arrays = None, {}
+        for first, last in parts:
+            federation = Federation(here, "method=fedfusion", *settings)
+            method = federation.method()
+            if state is not None:
+                method.resume(state)
+            federation.rounds(method, first, last)
+            state, arrays = method.checkpoint(), method.evaluation_arrays()
+        return arrays
+
+    whole, pieces = final([(1, 4)], "whole"), final([(1, 2), (3, 4)], "pieces")
+    assert any(name.startswith(REFERENCE) for name in whole)
+    assert set(whole) == set(pieces)
+    assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
+
+
+def test_kept_momentum_changes_the_second_visit_only(here: Path):
+    runs = {}
+    for policy in ("reset", "keep"):
+        federation = Federation(here / policy, "method=fedfusion", "partition.clients=2", f"method.momentum={policy}")
+        method, runs[policy] = federation.method(), []
+        for number in (1, 2):
+            federation.rounds(method, number, number)
+            runs[policy].append(method.model["classifier.weight"].copy())
+    assert np.array_equal(runs["reset"][0], runs["keep"][0])
+    assert not np.array_equal(runs["reset"][1], runs["keep"][1])
