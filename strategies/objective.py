@@ -79,6 +79,8 @@ class Visit:
         This round's learning rate.
     momentum : Tensor or None
         Initial momentum buffer, flat (p,); None starts from zero.
+    exchange : int
+        The exchange within the round, from 0.
     """
 
     net: Net
@@ -96,6 +98,7 @@ class Visit:
     classes: int
     lr: float
     momentum: Tensor | None = None
+    exchange: int = 0
 
 
 @dataclass
