@@ -76,7 +76,7 @@ def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor,
 
 
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield mini-batches of the client's data for all epochs, in the order that seed, round, client and exchange give."""
+    """Yield the client's mini-batches of all epochs, in the order that seed, round, client and exchange give."""
     n = len(visit.y)
     for epoch in range(epochs):
         draw = stream(visit.seed, "shuffle", visit.round, visit.client, epoch, *later(visit))
