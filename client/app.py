@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -31,3 +33,29 @@ def train(message: Message, context: Context) -> Message:
     if own is not None and int(own) != asked["client"]:
         raise ProtocolError(f"A request for client {asked['client']!r} reached the node of client {own}.")
     return workshop(str(context.run_config["overrides"])).train(message)
+
+
+def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
+    """Return a function that makes this process ready to train clients of the run that `overrides` describe.
+
+    It returns whether forks of this process may train (not with a GPU: its driver does not survive a fork), and the
+    number of examples of each client.
+    """
+
+    def warm() -> tuple[bool, Sequence[int]]:
+        from client.work import pick_device, workshop
+        from conf.compose import split
+        from conf.schema import load
+
+        if pick_device(load(split(overrides)).device).type != "cpu":
+            return False, ()
+        return True, [len(part) for part in workshop(overrides).data.partition.train]
+
+    return warm
+
+
+def together(messages: list[Message], contexts: list[Context]) -> list[Message]:
+    """Train all models in `messages` as one computation and return the replies, in order."""
+    from client.work import workshop
+
+    return workshop(str(contexts[0].run_config["overrides"])).train_together(messages)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
@@ -28,6 +30,11 @@ class Job:
         Where the packages lie, for the engines that start processes.
     output : Path
         The run's folder.
+    warm : callable, optional
+        Loads into this process what clients need. Returns whether forks of this process may use it, and the number of
+        examples of each partition.
+    together : callable, optional
+        Answers many train messages at once, in order; for the engine that trains a round as one computation.
     """
 
     overrides: str
@@ -37,3 +44,5 @@ class Job:
     client_app: ClientApp
     app_folder: Path
     output: Path
+    warm: Callable[[], tuple[bool, Sequence[int]]] | None = None
+    together: Callable[[list[Message], list[Context]], list[Message]] | None = None

@@ -1,10 +1,16 @@
-"""The default engine: a Flower Grid inside this process. Clients run one after another; a debugger works in them."""
+"""The default engine: a Flower Grid on this machine.
+
+With ``workers=1`` clients run one after another in this process, where a debugger works. With more, they run in worker
+processes (:mod:`engines.workers`). The result is the same to the bit.
+"""
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
+from typing import Annotated, Literal
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -25,9 +31,13 @@ FIRST_NODE = 1_000_000
 
 
 class Params(Settings):
-    """``workers``: processes that train clients; 1 trains in this process."""
+    """``workers``: processes that train clients; 1 trains in this process, ``auto`` is one per core."""
 
-    workers: int = Field(1, ge=1)
+    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+
+    def count(self) -> int:
+        """Return the number of workers on this machine."""
+        return cores() if self.workers == "auto" else self.workers
 
 
 class LocalGrid(Grid):
@@ -44,12 +54,15 @@ class LocalGrid(Grid):
 
     Notes
     -----
-    ``Message`` reads its sender from Flower's private ``TaskIdentity``. It is set here and nowhere else; a test pins
-    the Flower version for which this holds.
+    ``Message`` reads its sender from Flower's private ``TaskIdentity``. It is set in :func:`identify` and nowhere else; a
+    test pins the Flower version for which this holds.
     """
 
+    #: Whether :meth:`pull_messages` itself waits for work to be done, so that nobody need wait between two calls.
+    blocking = True
+
     def __init__(self, client_app: ClientApp, clients: int, run_config: Mapping[str, str]) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, 1
+        identify()
         self._app = client_app
         self._clients = clients
         self._run_config = dict(run_config)
@@ -101,25 +114,65 @@ class LocalGrid(Grid):
         """Carry out `messages` one after another and return all replies."""
         return [self._carry_out(self._queue.pop(message_id)) for message_id in self.push_messages(messages)]
 
+    def close(self) -> None:
+        """Nothing to end here."""
+
     def _carry_out(self, message: Message) -> Message:
+        return answer(self._app, message, self._context(message))
+
+    def _context(self, message: Message) -> Context:
         node = message.metadata.dst_node_id
-        context = Context(
+        return Context(
             run_id=RUN_ID,
             node_id=node,
             node_config={"partition-id": self.partitions[node], "num-partitions": self._clients},
             state=self._states.setdefault(node, RecordDict()),
             run_config=dict(self._run_config),
         )
-        try:
-            return self._app(message, context)
-        except Exception as error:  # noqa: BLE001 - as Flower: a client's fault becomes an error reply
-            log(WARNING, "client %s: %s: %s", self.partitions[node], type(error).__name__, error)
-            return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def answer(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+    """Return the reply of `app` to `message`; its exception becomes an error reply, as Flower does it."""
+    try:
+        return app(message, context)
+    except Exception as error:  # noqa: BLE001 - a client's fault, whatever it is, must not end the federation
+        log(WARNING, "client %s: %s: %s", context.node_config["partition-id"], type(error).__name__, error)
+        return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def identify() -> None:
+    """Tell Flower who this process is; ``Message`` asks for it."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, 1
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(job: Job) -> None:
-    """Run `job` in this process."""
-    grid = LocalGrid(job.client_app, job.clients, {"overrides": job.overrides})
+    """Run `job` on this machine."""
+    settings: Params = job.settings
+    grid = open_grid(job, min(settings.count(), job.clients))
+    try:
+        serve(job, grid)
+    finally:
+        grid.close()
+
+
+def open_grid(job: Job, workers: int) -> LocalGrid:
+    """Return a grid of `workers` processes for `job`."""
+    config = {"overrides": job.overrides}
+    if workers == 1:
+        return LocalGrid(job.client_app, job.clients, config)
+    from engines.workers import WorkersGrid
+
+    fork, sizes = job.warm() if job.warm is not None else (True, ())
+    return WorkersGrid(job.client_app, job.clients, config, workers, sizes=sizes, fork=fork)
+
+
+def serve(job: Job, grid: Grid) -> None:
+    """Run the server's half of `job` over `grid`."""
     context = Context(
         run_id=RUN_ID,
         node_id=SERVER_NODE,

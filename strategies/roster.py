@@ -88,10 +88,14 @@ class Roster:
 
 
 def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
-    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed."""
+    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed.
+
+    A grid whose attribute ``blocking`` is true waits inside ``pull_messages``; others are asked again after a pause.
+    """
     waiting = {message_id for message_id in message_ids if message_id}
     deadline = time.monotonic() + timeout_s
     pause = 0.002
+    blocking = getattr(grid, "blocking", False)
     while waiting:
         replies = list(grid.pull_messages(waiting))
         for reply in replies:
@@ -100,5 +104,5 @@ def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterato
         if time.monotonic() >= deadline:
             return
         pause = 0.002 if replies else min(pause * 2, 0.5)
-        if waiting:
+        if waiting and not blocking:
             time.sleep(pause)

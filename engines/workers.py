@@ -1,0 +1,221 @@
+"""A Flower Grid over worker processes of this machine: a round's clients side by side, one thread each.
+
+Workers are forked after the data and all modules are loaded, so that they share those pages and import nothing. Where
+a fork is not safe (a GPU is in use, another system than Linux) they are started afresh and load for themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from engines.arena import Arena, pack, unpack
+from engines.local import LocalGrid, answer, identify
+
+#: Flower's code for a ClientApp whose process died.
+CLIENT_APP_CRASHED = 8
+_END_SECONDS = 5.0
+#: How long one pull waits for a reply before it returns without any.
+_PULL_SECONDS = 0.5
+
+
+class WorkersGrid(LocalGrid):
+    """Flower's Grid over a ClientApp in `workers` processes.
+
+    Messages are handed out as workers become free, those of the clients with the most examples first, so that no
+    worker ends a round on a large client alone. Which worker trains a client changes nothing in the result.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Called once per message, in a worker.
+    clients : int
+        Number of nodes.
+    run_config : mapping
+        What the nodes find in ``context.run_config``.
+    workers : int
+        Processes.
+    sizes : sequence of int
+        Work of each partition in any unit, for the order; empty if not known.
+    fork : bool
+        Whether workers are forked (all that is loaded is theirs) or started afresh.
+    app_path : str
+        Where a worker that is started afresh finds the ClientApp, ``module:attribute``.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        clients: int,
+        run_config: Mapping[str, str],
+        workers: int,
+        *,
+        sizes: Sequence[int] = (),
+        fork: bool = True,
+        app_path: str = "client.app:app",
+    ) -> None:
+        super().__init__(client_app, clients, run_config)
+        self._sizes = sizes
+        self._fork = fork and sys.platform == "linux"
+        self._app_path = app_path
+        self._waiting: list[tuple[int, int, Message]] = []
+        self._order = 0
+        self._pool: list[_Worker] = []
+        for _ in range(min(workers, clients)):
+            self._pool.append(self._start())
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue `messages` and give the idle workers their first."""
+        ids = list(super().push_messages(messages))
+        for message_id in ids:
+            message = self._queue.pop(message_id)
+            partition = self.partitions[message.metadata.dst_node_id]
+            size = self._sizes[partition] if partition < len(self._sizes) else 0
+            heapq.heappush(self._waiting, (-size, self._order, message))
+            self._order += 1
+        self._hand_out()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that have come; waits a moment for the first one."""
+        busy = {worker.pipe: worker for worker in self._pool if worker.message is not None}
+        replies = [self._take(busy[pipe]) for pipe in wait(list(busy), _PULL_SECONDS) if isinstance(pipe, Connection)]
+        self._hand_out()
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Carry out `messages` and return all replies."""
+        missing = set(self.push_messages(messages))
+        replies: list[Message] = []
+        while len(replies) < len(missing):
+            replies += self.pull_messages(missing)
+        return replies
+
+    def close(self) -> None:
+        """End all workers, whatever they are doing."""
+        for worker in self._pool:
+            worker.process.terminate()
+        for worker in self._pool:
+            worker.end()
+        self._pool = []
+
+    def _hand_out(self) -> None:
+        for place, worker in enumerate(self._pool):
+            if worker.message is None and self._waiting:
+                _, _, message = heapq.heappop(self._waiting)
+                if not worker.process.is_alive():
+                    worker.end()
+                    worker = self._pool[place] = self._start()
+                worker.give(message, self._context(message))
+
+    def _take(self, worker: _Worker) -> Message:
+        """Return the reply of a worker, or an error reply in its place if the worker died."""
+        message = worker.message
+        if message is None:
+            raise RuntimeError("This worker has nothing to do.")
+        worker.message = None
+        try:
+            reply, state = unpack(worker.pipe.recv_bytes(), worker.upload)
+        except (EOFError, OSError):
+            worker.process.join(_END_SECONDS)
+            reason = f"the worker process ended (exit code {worker.process.exitcode}) while it trained this client"
+            log(WARNING, "client %s: %s", self.partitions[message.metadata.dst_node_id], reason)
+            return Message(Error(CLIENT_APP_CRASHED, reason), reply_to=message)
+        self._states[message.metadata.dst_node_id] = state
+        if not isinstance(reply, Message):
+            raise TypeError(f"A worker replied with {type(reply).__name__}.")
+        return reply
+
+    def _start(self) -> _Worker:
+        context: Any = multiprocessing.get_context("fork" if self._fork else "spawn")
+        here, there = context.Pipe()
+        download, upload = Arena(), Arena()
+        inherited = [worker.pipe for worker in self._pool] + [here] if self._fork else []
+        app: ClientApp | str = self._app if self._fork else self._app_path
+        process = context.Process(
+            target=_serve, args=(there, inherited, download.path, upload.path, app), name="fedcross-worker", daemon=True
+        )
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any fork beside threads. Ours (progress display) hold nothing that a worker uses.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        there.close()
+        return _Worker(process, here, download, upload)
+
+
+@dataclass
+class _Worker:
+    """A worker process as the grid sees it."""
+
+    process: BaseProcess
+    pipe: Connection
+    download: Arena
+    upload: Arena
+    message: Message | None = None
+
+    def give(self, message: Message, context: Context) -> None:
+        """Send `message`; a worker that is dying is found out when its reply is taken."""
+        self.message = message
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send_bytes(pack((message, context), self.download))
+
+    def end(self) -> None:
+        """Wait until the process has ended, by force in the end, and give its memory back."""
+        self.process.join(_END_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+        self.download.close()
+        self.upload.close()
+
+
+def _serve(pipe: Connection, inherited: list[Connection], down: str, up: str, app: ClientApp | str) -> None:
+    """Answer messages until the pipe closes. Runs in the worker."""
+    # Ctrl-C reaches the whole group; the parent decides, and ends its workers by SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:
+        other.close()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    identify()
+    if isinstance(app, str):
+        module, _, attribute = app.partition(":")
+        app = getattr(importlib.import_module(module), attribute)
+    call: Callable[[Message, Context], Message] = app  # type: ignore[assignment]
+    download, upload = Arena(down), Arena(up)
+    while True:
+        try:
+            message, context = unpack(pipe.recv_bytes(), download)
+        except (EOFError, OSError):
+            return
+        reply = answer(call, message, context)
+        try:
+            pipe.send_bytes(pack((reply, context.state), upload))
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, even in the middle of a long training."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
