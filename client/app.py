@@ -28,11 +28,24 @@ def train(message: Message, context: Context) -> Message:
     """Train the received model on this node's data."""
     from client.work import workshop
 
+    _check_addressee(message, context)
+    return workshop(str(context.run_config["overrides"])).train(message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Score the received model on this node's own test data."""
+    from client.work import workshop
+
+    _check_addressee(message, context)
+    return workshop(str(context.run_config["overrides"])).evaluate(message)
+
+
+def _check_addressee(message: Message, context: Context) -> None:
     asked = message.content.config_records["config"]
     own = context.node_config.get("partition-id")
     if own is not None and int(own) != asked["client"]:
         raise ProtocolError(f"A request for client {asked['client']!r} reached the node of client {own}.")
-    return workshop(str(context.run_config["overrides"])).train(message)
 
 
 def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Message
-from torch import Tensor
+from flwr.app import Message, MetricRecord, RecordDict
+from torch import Tensor, nn
 
 from client.data import FederatedData, load
 from client.net import ModuleNet
+from client.scoring import load_weights, score
 from client.state import StateStore
 from client.trainer import one_thread, train
 from conf.compose import split
@@ -21,6 +22,7 @@ from strategies.arrays import Arrays
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
 from strategies.protocol import EXTRA, reply
 from strategies.registry import method_class
+from tasks.errors import DataError
 from tasks.models import create
 from tasks.models.dropout import seed_dropout
 from tasks.randomness import key, stream
@@ -39,7 +41,8 @@ class Workshop:
         self.config = config
         self.device = pick_device(config.device)
         self.data: FederatedData = load(config)
-        method = method_class(config.modules["method"])
+        self.method = method = method_class(config.modules["method"])
+        self._scored: nn.Module | None = None
         model = create(config.modules["model"], config.model, self.data.task, config.seed)
         self.net = ModuleNet(method.network(model, config.method, config.seed), self.device)
         self.objective: Objective = method.Objective(config.method)
@@ -55,6 +58,24 @@ class Workshop:
         }
         with one_thread(self.device):
             return self._visit(message, asked, arrays, extras)
+
+    def evaluate(self, message: Message) -> Message:
+        """Return the accuracy and loss of the received model on the client's own test part."""
+        client = int(message.content.config_records["config"]["client"])  # type: ignore[arg-type]
+        own = self.data.client_test(client, self.device)
+        if own is None:
+            raise DataError(f"client {client} has no test examples of its own: this partition deals none.")
+        if self._scored is None:
+            config = self.config
+            model = create(config.modules["model"], config.model, self.data.task, config.seed)
+            network = self.method.network(model, config.method, config.seed)
+            self._scored = self.method.evaluation_network(network, config.method).to(self.device).eval()
+        arrays = {name: a.numpy() for name, a in message.content.array_records["arrays"].items()}
+        load_weights(self._scored, arrays)
+        with one_thread(self.device):
+            found = score(self._scored, *own, self.data.task.classes)
+        metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     def _visit(self, message: Message, asked: dict[str, Any], arrays: Arrays, extras: dict[str, Arrays]) -> Message:
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))

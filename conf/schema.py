@@ -80,6 +80,7 @@ class RunConfig(Settings):
     clients_per_round: int = Field(ge=1)
     evaluate_every: int = Field(ge=1)
     evaluate_local: bool = False
+    evaluate_clients: bool = False
     device: str = Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
     data_root: str
     output: str | None

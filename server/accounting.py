@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from server.evaluation import Score
+from client.scoring import Score
 from strategies.base import RoundReport
 from tasks.errors import StorageError
 
@@ -54,8 +54,12 @@ def smoothed(accuracies: list[float], window: int = WINDOW) -> dict[str, float]:
     return {"mean": float(spans[best].mean()), "std": float(spans[best].std()), "window": size}
 
 
-def result(lines: list[dict[str, Any]], identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``result.json`` object for a run with metric `lines` and the descriptive fields of `identity`."""
+def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Score | None = None) -> dict[str, Any]:
+    """Return the ``result.json`` object for a run with metric `lines` and the descriptive fields of `identity`.
+
+    `final` is the last evaluation; it gives ``class_accuracy``, null for a class without test examples.
+    """
+    class_accuracy = [None if math.isnan(share) else share for share in final.per_class] if final else None
     accuracies = [entry["test_accuracy"] for entry in lines if entry["test_accuracy"] is not None]
     return {
         **identity,
@@ -63,6 +67,7 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any]) -> dict[str
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies) if accuracies else None,
         "smoothed_accuracy": smoothed(accuracies) if accuracies else None,
+        "class_accuracy": class_accuracy,
         "bytes_total": sum(entry["bytes_down"] + entry["bytes_up"] for entry in lines),
         "seconds_total": sum(entry["seconds"] for entry in lines),
         "versions": {name: version(name) for name in ("flwr", "torch", "numpy")},

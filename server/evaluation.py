@@ -1,26 +1,22 @@
-"""The global model on the central test set."""
+"""The global model on the central test set, and on the clients' own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 from torch import Tensor, nn
-from torch.nn import functional
 
 from client.data import FederatedData
-from strategies.wire import Arrays
-
-
-@dataclass(frozen=True)
-class Score:
-    """Accuracy in [0, 1], mean cross-entropy in nats, and accuracy of each class (NaN without examples)."""
-
-    accuracy: float
-    loss: float
-    per_class: tuple[float, ...]
+from client.scoring import Score, load_weights, score
+from strategies.arrays import Arrays
+from strategies.base import Method
+from strategies.roster import receive
+from strategies.wire import encode
 
 
 class Evaluator:
@@ -40,7 +36,6 @@ class Evaluator:
 
     def __init__(self, model: nn.Module, data: FederatedData, device: torch.device, batch: int = 1000) -> None:
         self.model = model.to(device).eval()
-        self.task = data.task
         self._data = data
         self.device = device
         self.batch = batch
@@ -48,22 +43,46 @@ class Evaluator:
 
     def score(self, arrays: Arrays) -> Score:
         """Return the score of the model with weights `arrays`."""
-        self.model.load_state_dict({n: torch.from_numpy(np.array(a)) for n, a in arrays.items()})
+        load_weights(self.model, arrays)
         if self._inputs is None:
             self._inputs = self._data.central.to(self.device)
-        labels = torch.from_numpy(np.asarray(self.task.test.y))
-        logits = self._logits(self._inputs)
-        right = (logits.argmax(1) == labels).numpy()
-        hits = np.bincount(labels.numpy(), weights=right, minlength=self.task.classes)
-        counts = np.bincount(labels.numpy(), minlength=self.task.classes)
-        per_class = np.divide(hits, counts, out=np.full(self.task.classes, np.nan), where=counts > 0)
-        loss = functional.cross_entropy(logits, labels).item()
-        return Score(float(right.mean()), loss, tuple(float(share) for share in per_class))
+        labels = torch.from_numpy(np.asarray(self._data.task.test.y))
+        return score(self.model, self._inputs, labels, self._data.task.classes, self.batch)
 
-    @torch.no_grad()
-    def _logits(self, inputs: Tensor) -> Tensor:
-        pieces = [self.model(inputs[i : i + self.batch]).float().cpu() for i in range(0, len(inputs), self.batch)]
-        return torch.cat(pieces)
+
+def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:
+    """Ask every connected client for the accuracy of the global model on its own test part (federated evaluation).
+
+    Returns
+    -------
+    dict
+        ``client_accuracy`` (partition id -> accuracy), its uniform mean ``client_accuracy_mean`` and standard deviation
+        ``client_accuracy_std`` over the clients that answered; empty if none has test examples.
+    """
+    arrays = encode(method.evaluation_arrays())
+    asked: dict[int, int] = {}
+    messages = []
+    for partition in method.roster.refresh(grid):
+        config = ConfigRecord({"client": partition, "round": number})
+        content = RecordDict({"arrays": arrays, "config": config})
+        messages.append(Message(content, dst_node_id=method.roster.node(partition), message_type=MessageType.EVALUATE))
+        asked[len(asked)] = partition
+    ids = list(grid.push_messages(messages))
+    owner = {message_id: asked[i] for i, message_id in enumerate(ids)}
+    found: dict[int, float] = {}
+    for reply in receive(grid, ids, method.federation.deadline_s):
+        if reply.has_content() and "metrics" in reply.content.metric_records:
+            accuracy = reply.content.metric_records["metrics"].get("accuracy")
+            if isinstance(accuracy, float) and 0.0 <= accuracy <= 1.0:
+                found[owner[reply.metadata.reply_to_message_id]] = accuracy
+    if not found:
+        return {}
+    values = list(found.values())
+    return {
+        "client_accuracy": {str(partition): found[partition] for partition in sorted(found)},
+        "client_accuracy_mean": float(np.mean(values)),
+        "client_accuracy_std": float(np.std(values)),
+    }
 
 
 def mean_score(scores: Sequence[Score]) -> Score | None:

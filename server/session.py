@@ -13,11 +13,12 @@ from flwr.serverapp import Grid
 from safetensors.numpy import save
 
 from client.data import load
+from client.scoring import Score
 from client.work import pick_device
 from conf.schema import RunConfig
 from server import accounting
 from server.checkpoint import Checkpoints
-from server.evaluation import Evaluator, Score, mean_score
+from server.evaluation import Evaluator, across_clients, mean_score
 from server.loggers import open_logger
 from server.progress import Progress
 from server.snapshots import Snapshots
@@ -68,6 +69,7 @@ class Session:
         plain = create(config.modules["model"], config.model, data.task, config.seed)
         model = kind.network(plain, config.method, config.seed)
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
+        self._last_score: Score | None = None
         self.done, self.run = 0, secrets.token_hex(8)
         state = None
         if config.resume is not None:
@@ -109,7 +111,11 @@ class Session:
         score: Score | None = None
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
             score = mean_score([self.evaluator.score(arrays) for arrays in self.method.evaluation_models()])
-        return accounting.line(report, score, time.perf_counter() - started)
+            self._last_score = score
+        entry = accounting.line(report, score, time.perf_counter() - started)
+        if score is not None and self.config.evaluate_clients:
+            entry |= across_clients(self.method, self.grid, number)
+        return entry
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
         names = self.config.names
@@ -121,6 +127,7 @@ class Session:
                 "device": str(self.device),
                 "machine": f"{platform.machine()} {platform.system()}",
             },
+            self._last_score,
         )
         write_model(self.folder / "model.safetensors", self.method.evaluation_arrays())
         accounting.write_atomically(self.folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())

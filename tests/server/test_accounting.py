@@ -3,8 +3,8 @@ import math
 
 import pytest
 
+from client.scoring import Score
 from server.accounting import Ledger, line, result, smoothed, write_atomically
-from server.evaluation import Score
 from strategies.base import RoundReport
 from tasks.errors import StorageError
 

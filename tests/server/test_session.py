@@ -77,3 +77,22 @@ def test_an_unwritable_output_folder_is_refused_before_anything_starts(tmp_path)
     blocked.write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         session(blocked / "run")
+
+
+def test_federated_evaluation_asks_every_client_for_its_own_test_part(tmp_path):
+    run(tmp_path, "rounds=2", "evaluate_every=2", "evaluate_clients=true", "evaluate_local=true")
+    first, last = (json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert "client_accuracy" not in first
+    # iid deals the 100 test digits to 6 clients; their accuracies, weighted by size, make up the central one.
+    sizes = [len(part) for part in np.array_split(np.arange(100), 6)]
+    accuracies = [last["client_accuracy"][str(client)] for client in range(6)]
+    assert np.average(accuracies, weights=sizes) == pytest.approx(last["test_accuracy"], abs=0.01)
+    assert last["client_accuracy_mean"] == pytest.approx(np.mean(accuracies))
+    assert 0 <= last["local_accuracy"] <= 1
+
+
+def test_the_result_has_each_classs_accuracy(tmp_path):
+    run(tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert len(result["class_accuracy"]) == 10
+    assert all(0 <= share <= 1 for share in result["class_accuracy"])
