@@ -49,7 +49,9 @@ class FederatedData:
         labels = torch.from_numpy(self.task.train.y[indices])
         return self.task.prepare(raw).to(device), labels.to(device)
 
-    def union(self, share: float, generator: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
+    def union(
+        self, share: float, generator: np.random.Generator, device: torch.device, most: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs and labels drawn without replacement from what all clients own together, for references only.
 
         Parameters
@@ -60,6 +62,8 @@ class FederatedData:
             Draws which; the order is by client.
         device : torch.device
             Where to.
+        most : int, optional
+            What no client counts for more than (``train.examples``): the share is of that, the draw from everything.
 
         Raises
         ------
@@ -69,7 +73,7 @@ class FederatedData:
         if self.partition.own:
             raise DataError("This device has its own data only, the method needs everybody's. Run it as a simulation.")
         sizes = [len(part) for part in self.partition.train]
-        count = max(1, round(share * sum(sizes)))
+        count = max(1, round(share * sum(min(size, most or size) for size in sizes)))
         chosen = np.sort(generator.permutation(sum(sizes))[:count])
         pieces, labels = [], []
         for client, start in enumerate(np.cumsum([0, *sizes[:-1]])):

@@ -115,7 +115,7 @@ class Workshop:
         if not self.objective.pooled:
             return self.examples(client, int(asked["round"]))
         generator = stream(self.config.seed, "pooled", int(asked["round"]), client)
-        return self.data.union(float(asked["pooled-share"]), generator, self.device)
+        return self.data.union(float(asked["pooled-share"]), generator, self.device, self.config.train.examples)
 
     def examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
         """Return what `client` trains on in round `number`: all it has, or ``train.examples`` drawn for that round."""

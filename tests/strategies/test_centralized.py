@@ -39,6 +39,11 @@ def test_a_share_is_drawn_without_replacement_and_depends_on_the_generator_only(
     assert len(data().union(1e-9, np.random.default_rng(0), CPU)[1]) == 1
 
 
+def test_the_share_counts_no_client_for_more_than_it_trains_on():
+    """Clients own 2, 1 and 3 examples and train on 2 at most: all of that is 2 + 1 + 2 = 5 of the 6."""
+    assert len(data().union(1.0, np.random.default_rng(0), CPU, most=2)[1]) == 5
+
+
 def test_each_client_sees_its_own_transform():
     x, _ = data(lambda client, raw: raw + 10 * client).union(1.0, np.random.default_rng(0), CPU)
     assert x[:, 0].tolist() == [4, 0, 11, 22, 23, 25]
