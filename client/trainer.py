@@ -23,7 +23,7 @@ def train(
 
     SGD as ``torch.optim.SGD``: ``g += weight_decay * w``, ``m = momentum * m + g``, ``w -= lr * m``; the momentum
     buffer starts at zero unless the visit brings one. Examples are shuffled each epoch by a generator keyed by (seed,
-    round, client, epoch); a short last batch is kept.
+    round, client, epoch, exchange); a short last batch is kept.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def train(
         Views of the live model (valid until the next visit), the steps taken and the mean loss over examples.
     """
     momentum = visit.momentum.clone() if visit.momentum is not None else torch.zeros_like(net.flat)
-    generator = torch_stream(visit.seed, "augment", visit.round, visit.client, device=net.device.type)
+    generator = torch_stream(visit.seed, "augment", visit.round, visit.client, *later(visit), device=net.device.type)
     total = torch.zeros((), device=net.device)
     steps = seen = 0
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
@@ -76,15 +76,20 @@ def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor,
 
 
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield inputs, labels and row numbers of all epochs' batches, in the order that (seed, round, client) gives."""
+    """Yield inputs, labels and row numbers of all epochs' batches; seed, round, client and exchange give the order."""
     n = len(visit.y)
     for epoch in range(epochs):
-        order = torch.from_numpy(stream(visit.seed, "shuffle", visit.round, visit.client, epoch).permutation(n))
-        order = order.to(visit.y.device)
+        draw = stream(visit.seed, "shuffle", visit.round, visit.client, epoch, *later(visit))
+        order = torch.from_numpy(draw.permutation(n)).to(visit.y.device)
         x, y = visit.x[order], visit.y[order]
         for start in range(0, n, size):
             part = slice(start, start + size)
             yield x[part], y[part], order[part]
+
+
+def later(visit: Visit) -> tuple[int, ...]:
+    """Return the exchange as a further counter of a random stream; nothing for a round's first exchange."""
+    return (visit.exchange,) if visit.exchange else ()
 
 
 @contextmanager

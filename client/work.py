@@ -15,7 +15,7 @@ from client.net import ModuleNet
 from client.state import StateStore
 from client.trainer import one_thread, train
 from conf.compose import split
-from conf.schema import RunConfig
+from conf.schema import RunConfig, Train
 from conf.schema import load as load_config
 from strategies.arrays import Arrays
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
@@ -77,10 +77,11 @@ class Workshop:
             classes=self.data.task.classes,
             lr=self.config.train.rate(int(asked["round"])),
             augmented=self.data.task.augment is not None,
+            exchange=int(asked["exchange"]),
         )
         seed_dropout(self.net.module, key(visit.seed, "dropout", visit.round, visit.client, int(asked["exchange"])))
         prepared = self.objective.prepare(visit)
-        trained = train(self.net, self.objective, visit, prepared, self.config.train, self.data.task.augment)
+        trained = train(self.net, self.objective, visit, prepared, self._settings(asked), self.data.task.augment)
         outcome = self.objective.finish(visit, trained, prepared)
         if outcome.state is not None:
             store.save(int(asked["visit"]), outcome.state, int(asked["state"]))
@@ -94,6 +95,12 @@ class Workshop:
             return self.examples(client, int(asked["round"]))
         generator = stream(self.config.seed, "pooled", int(asked["round"]), client)
         return self.data.union(float(asked["pooled-share"]), generator, self.device)
+
+    def _settings(self, asked: dict[str, Any]) -> Train:
+        """Return the optimiser's settings; a method may ask for other local epochs in some of its exchanges."""
+        if "epochs" not in asked:
+            return self.config.train
+        return self.config.train.model_copy(update={"epochs": int(asked["epochs"])})
 
     def examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
         """Return what `client` trains on in round `number`: all it has, or ``train.examples`` drawn for that round."""

@@ -104,6 +104,8 @@ class Method(Strategy):
         self._messages: list[tuple[Message, Ticket]] = []
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
+        #: Told about the accepted uploads of every exchange, before they are aggregated.
+        self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
 
     # ---- what a method defines -------------------------------------------------------------------------------
 
@@ -113,7 +115,10 @@ class Method(Strategy):
 
     @abstractmethod
     def dispatch(self, current: Round) -> list[Payload]:
-        """Return what each of ``current.clients`` gets, one payload per client."""
+        """Return what each of ``current.clients`` gets, one payload per client.
+
+        An exchange without payloads is skipped: it is not counted, and :meth:`aggregate` gets an empty list.
+        """
 
     @abstractmethod
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
@@ -217,7 +222,7 @@ class Method(Strategy):
         tickets = dict(zip(ids, (ticket for _, ticket in outgoing)))
         del outgoing
         self._report.clients += len(tickets)
-        self._report.exchanges += 1
+        self._report.exchanges += bool(tickets)
         uploads = self._collect(receive(grid, tickets, self.federation.deadline_s), tickets)
         self._report.seconds_training += time.perf_counter() - started
         self._finish(current, uploads, len(tickets))
@@ -287,6 +292,8 @@ class Method(Strategy):
         local = [u.metrics["local-accuracy"] for u in uploads if "local-accuracy" in u.metrics]
         if local:
             report.metrics["local_accuracy"] = float(np.mean(local))
+        if self.observer is not None:
+            self.observer(current, uploads)
         report.metrics.update(self.aggregate(current, uploads))
         for upload in uploads:
             self.accepted[upload.client] = self._visit(current)

@@ -100,6 +100,8 @@ class Visit:
         Initial momentum buffer, flat (p,); None starts from zero. ``Objective.prepare`` may set it.
     augmented : bool
         Whether the trainer changes the inputs of every batch: nothing computed from `x` beforehand holds then.
+    exchange : int
+        The exchange within the round, from 0.
     """
 
     net: Net
@@ -118,6 +120,7 @@ class Visit:
     lr: float
     momentum: Tensor | None = None
     augmented: bool = False
+    exchange: int = 0
 
 
 @dataclass

@@ -1,0 +1,143 @@
+"""FedCT: models cross-train at the clients that fit them, guided by prototypes of two views, with mixed embeddings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from strategies.cross_training import BIAS, GROUP, WEIGHT, CrossObjective, CrossTraining, Learner, average, fuse
+from strategies.matching import MATCHINGS, Costs, consistency
+from strategies.objective import Batch, Extras, Net, Tensors
+from strategies.protocol import Round, Upload
+from strategies.prototypes import away, contrast, partners
+from strategies.wire import Arrays
+
+
+class FedctObjective(CrossObjective):
+    """At a host ``CE + kappa APCL + eta MFA``; at home the base loss."""
+
+    params: FedCT.Params
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+        """Return the loss.
+
+        APCL (Eq. 6-8): ``-log softmax_y(cos(f_hy, u_f) / temperature)``, ``f_hy = f + hard (f - u_f^y)``; 0 for an
+        example whose class has no prototype. MFA (Eq. 9-10): ``f_mix = m f_a + (1 - m) f_b`` with
+        ``m CE(H(f_mix), y_a) + (1 - m) CE(H(f_mix), y_b)``, b the partner of a in the batch.
+        """
+        p = self.params
+        if not extras or p.kappa == p.eta == 0:
+            return super().loss(net, params, buffers, batch, extras)
+        features = net.features(params, buffers, batch.x)
+        loss = functional.cross_entropy(net.classify(params, buffers, features), batch.y, reduction="none")
+        if p.kappa:
+            loss = loss + p.kappa * self.apcl(features, batch.y, extras)
+        if p.eta:
+            loss = loss + p.eta * self.mixed(net, params, buffers, features, batch)
+        return batch.mean(loss)
+
+    def apcl(self, features: Tensor, y: Tensor, extras: Extras) -> Tensor:
+        """Return the contrast of hardened embeddings with the fused prototypes, per example (batch,)."""
+        hardened = away(features, y, extras["vectors"], self.params.hard)
+        return contrast(hardened, y, extras["vectors"], extras["present"], self.params.temperature)
+
+    def mixed(self, net: Net, params: Tensors, buffers: Tensors, features: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of mixed embeddings against both labels, per example (batch,)."""
+        share, other = self.params.mix, partners(batch)
+        scores = net.classify(params, buffers, share * features + (1 - share) * features[other])
+        own = functional.cross_entropy(scores, batch.y, reduction="none")
+        return share * own + (1 - share) * functional.cross_entropy(scores, batch.y[other], reduction="none")
+
+
+class FedCT(CrossTraining):
+    """Qi et al., Cross-Training with Multi-View Knowledge Fusion for Heterogeneous Federated Learning, 2024.
+
+    Phase I: the base loss at home, then prototypes ``u^k``, the class means of embeddings. Phase II: the server takes
+    ``v_ij = CE(H_i(U_j), Y_j)``, how well model i recognises client j's prototypes, and sends each model where it is
+    smallest (``consistency``) or largest (``inconsistency``) in total, or anywhere (``random``). Phase III: at the host
+    ``CE + kappa APCL + eta MFA`` with ``U_f = fusion U_g + (1 - fusion) U_l``, U_g the mean over clients and U_l the
+    model's own from its last client. Phase IV: the mean of the models, weighted by the examples n_k of their homes.
+
+    State: the global model. Wire: N_e + 1 models down and up; prototypes (classes x embedding) up and down N_e times.
+    The server fuses the prototypes, so that one set travels down instead of two.
+
+    Decisions where the paper is silent or ambiguous
+        - Taken literally, every model goes to its own argmin: clients can get several models or none, while the text
+          speaks of one each. Default: the permutation of least total cost, no model staying; also ``greedy`` (models in
+          order, without replacement) and ``literal``.
+        - Prototypes are computed in evaluation mode without augmentation, and are constants in the loss.
+        - A class that a client lacks: U_g averages over its holders, v_ij over the classes present, U_f takes the other
+          view; if both lack it, it is left out of the softmax and its examples have no APCL.
+        - Eq. 10's mixed label is read as manifold mixup with a fixed share; the permutation is the neighbour in the
+          randomly ordered batch (see :func:`strategies.prototypes.partners`).
+        - N_e > 1: prototypes are computed anew at each host, then models are matched again; only the client where a
+          model is now is forbidden.
+        - Each phase trains for ``train.epochs``; ``train.epochs=5`` gives FedAvg's work with 5 + 5 epochs.
+        - The tables' grids are published, the chosen values are not: defaults from within the grids.
+    """
+
+    class Params(CrossTraining.Params):
+        """FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2."""
+
+        broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
+        matching: Literal["assignment", "greedy", "literal"] = "assignment"
+        fusion: float = Field(0.5, ge=0, le=1, description="share of the global view in the fused prototypes")
+        kappa: float = Field(1.0, ge=0, description="weight of APCL")
+        eta: float = Field(0.1, ge=0, description="weight of MFA")
+        temperature: float = Field(0.5, gt=0)
+        hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
+        mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
+
+        def remarks(self) -> list[str]:
+            """Return what is allowed but unusual."""
+            if self.broadcast == "random" and self.matching != "assignment":
+                return [f"method.matching={self.matching}: a random broadcast is not matched, this has no effect."]
+            return []
+
+    params: Params
+    Objective = FedctObjective
+    _met: float | None = None
+
+    @property
+    def uses_prototypes(self) -> bool:
+        """Whether the route or the contrast needs them."""
+        return self.params.broadcast != "random" or self.params.kappa > 0
+
+    def route(self, current: Round) -> dict[int, int]:
+        """Return the host of each model by the broadcast rule."""
+        if self.params.broadcast == "random":
+            return super().route(current)
+        slots, clients, stay = self.places(current)
+        values = self.consistencies(slots, clients)
+        costs = values if self.params.broadcast == "consistency" else -values
+        hosts = MATCHINGS[self.params.matching](costs, stay)
+        self._met = float(values[np.arange(len(slots)), hosts].mean())
+        return {slot: clients[column] for slot, column in zip(slots, hosts)}
+
+    def consistencies(self, slots: list[int], clients: list[int]) -> Costs:
+        """Return ``v_ij`` of the models in `slots` and the `clients`, (models, clients), in nats."""
+        return np.array([[self._consistency(self.learners[slot], client) for client in clients] for slot in slots])
+
+    def guidance(self, slot: int) -> dict[str, Arrays]:
+        """Send the fused prototypes of both views."""
+        local = self.learners[slot].prototypes
+        if local is None or not self.params.kappa:
+            return {}
+        overall = average([self.latest[client] for client in sorted(self.latest)])
+        return {GROUP: fuse(overall, local, self.params.fusion).group()}
+
+    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Aggregate, and report the mean ``v_ij`` of the models and hosts that were matched last."""
+        metrics = super().aggregate(current, uploads)
+        met, self._met = self._met, None
+        return metrics if met is None else {**metrics, "route_consistency": met}
+
+    def _consistency(self, learner: Learner, client: int) -> float:
+        held = self.latest.get(client)
+        if held is None:
+            return 0.0
+        return consistency(learner.arrays[WEIGHT], learner.arrays.get(BIAS), held.vectors, held.present)

@@ -1,0 +1,17 @@
+"""FedExg: models train at home, then at a random other client, then they are averaged."""
+
+from __future__ import annotations
+
+from strategies.cross_training import CrossTraining
+
+
+class FedExg(CrossTraining):
+    """Exchange by a random permutation, cross-entropy only; a baseline in FedCT's tables (Qi et al., 2024).
+
+    Its own text was not found. Inferred from how FedCT describes and uses it: FedCT without its three modules, that is,
+    models exchanged at random and trained further with the plain loss. The permutation is uniform among those that move
+    every model. ``train.epochs`` pass at home and as many at the host (``host_epochs`` changes that), twice FedAvg's
+    work per round.
+
+    State: the global model. Wire: N_e + 1 models down and up, nothing else.
+    """
