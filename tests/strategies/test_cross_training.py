@@ -1,0 +1,260 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.clientapp import ClientApp
+
+from client.app import app as client_app
+from client.net import ModuleNet
+from client.trainer import one_thread, train
+from client.work import Workshop
+from conf.schema import load
+from strategies.averaging import weighted_mean
+from strategies.cross_training import CrossTraining
+from strategies.objective import Batch, Visit
+from strategies.protocol import Round
+from strategies.registry import method_class
+from tests.federation import SMALL, run, same, session
+
+METHODS = ["fedexg", "pgct", "fedct"]
+
+
+def losing(lost):
+    """Return the client app with faults: `lost` holds (client, exchange) pairs that fail."""
+    app = ClientApp()
+
+    @app.train()
+    def train_or_fail(message, context):
+        asked = message.content.config_records["config"]
+        if (asked["client"], asked["exchange"]) in lost:
+            raise RuntimeError("lost power")
+        return client_app(message, context)
+
+    return app
+
+
+def recorded(method):
+    """Return a list that receives (exchange, slot -> (client, examples, arrays)) of every exchange."""
+    seen = []
+    method.observer = lambda current, uploads: seen.append(
+        (current.exchange, {u.slot: (u.client, u.num_examples, u.arrays) for u in uploads})
+    )
+    return seen
+
+
+def lines(folder):
+    return [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_model_is_trained_by_another_client_and_counts_with_its_homes_examples(tmp_path, name):
+    ready = session(tmp_path, f"method={name}", "partition=dirichlet", "partition.min_size=5", "rounds=1")
+    seen = recorded(ready.method)
+    ready.execute()
+    (_, home), (_, host) = seen
+    assert [exchange for exchange, _ in seen] == [0, 1]
+    assert {client for client, _, _ in host.values()} == {client for client, _, _ in home.values()}
+    assert all(host[slot][0] != home[slot][0] for slot in home)
+    expected = weighted_mean([host[slot][2] for slot in range(3)], [home[slot][1] for slot in range(3)])
+    assert same(ready.method.global_model(), expected)
+    assert len({examples for _, examples, _ in home.values()}) > 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_exchanges_and_bytes_are_counted_apart_from_rounds(tmp_path, name):
+    run(tmp_path, f"method={name}", "method.exchanges=2", "rounds=2")
+    model, prototypes = 4 * 4810, (0 if name == "fedexg" else 10 * 64 * 4 + 10)
+    for line in lines(tmp_path):
+        assert (line["exchanges"], line["clients"]) == (3, 9)
+        assert line["bytes_down"] == 3 * (3 * model + 2 * prototypes)
+        assert line["bytes_up"] == 3 * (3 * model + 2 * prototypes)
+
+
+def two_phases(overrides):
+    """Return FedAvg with two phases of local training, written down without any strategy, on the clients of round 1."""
+    config = load([*SMALL, *overrides])
+    shop = Workshop(config)
+    method = method_class("fedexg")(clients_per_round=3, seed=config.seed)
+    model = shop.net.read()
+    found, examples = [], []
+    for client in method.sample(1, list(range(6))):
+        arrays = model
+        x, y = shop.data.client(client, torch.device("cpu"))
+        for exchange in range(2):
+            net: ModuleNet = shop.net
+            net.load(arrays)
+            visit = Visit(
+                net, dict(net.params), dict(net.buffers), {}, {}, {}, x, y, client, 1, 1, config.seed, 10, lr=0.01,
+                exchange=exchange,
+            )  # fmt: skip
+            with one_thread(torch.device("cpu")):
+                train(net, method_class("fedavg").Objective(config.method), visit, {}, config.train)
+            arrays = net.read()
+        found.append(arrays)
+        examples.append(len(y))
+    return weighted_mean(found, examples)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method=fedexg",),
+        ("method=fedct", "method.kappa=0", "method.eta=0", "method.broadcast=random"),
+        ("method=fedct", "method.kappa=0", "method.eta=0"),
+        ("method=pgct", "method.kappa=0", "method.eta=0"),
+    ],
+)
+def test_the_identity_route_without_extra_losses_is_two_phases_of_fedavg(tmp_path, monkeypatch, overrides):
+    kind = method_class(overrides[0].removeprefix("method="))
+    stay_home = lambda self, current: {slot: one.client for slot, one in self.learners.items()}  # noqa: E731
+    monkeypatch.setattr(kind, "route", stay_home)
+    done = run(tmp_path, "rounds=1", *overrides)
+    assert same(done.method.global_model(), two_phases(["rounds=1"]))
+
+
+def test_the_second_phase_sees_its_own_batches(tmp_path):
+    # If phase II drew phase I's shuffles again, one client's order of examples would repeat.
+    from client.trainer import batches
+
+    x = torch.arange(20).float().unsqueeze(1)
+    visits = [
+        Visit(None, {}, {}, {}, {}, {}, x, x[:, 0].long(), 0, 1, 1, 1, 20, 0.1, exchange=e)  # type: ignore[arg-type]
+        for e in (0, 1)
+    ]
+    first, second = ([int(i) for _, y in batches(visit, 1, 5) for i in y] for visit in visits)
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(20))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
+    settings = (f"method={name}", "method.exchanges=2")
+    whole = run(tmp_path / "whole", *settings, "rounds=3")
+    run(tmp_path / "part", *settings, "rounds=1")
+    resumed = run(tmp_path / "part", *settings, "rounds=3", f"resume={tmp_path / 'part'}")
+    assert same(whole.method.global_model(), resumed.method.global_model())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_client_lost_at_home_takes_no_part_in_the_round(tmp_path, name):
+    drawn = method_class(name)(clients_per_round=3, seed=1).sample(1, list(range(6)))
+    ready = session(tmp_path, f"method={name}", "rounds=1", app=losing({(drawn[0], 0)}))
+    seen = recorded(ready.method)
+    ready.execute()
+    (_, home), (_, host) = seen
+    assert set(home) == {1, 2}
+    assert {slot: client for slot, (client, _, _) in host.items()} == {1: drawn[2], 2: drawn[1]}  # two swap
+    expected = weighted_mean([host[slot][2] for slot in (1, 2)], [home[slot][1] for slot in (1, 2)])
+    assert same(ready.method.global_model(), expected)
+    assert (lines(tmp_path)[0]["clients"], lines(tmp_path)[0]["dropped"]) == (5, 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_whose_host_is_lost_counts_as_it_left_home(tmp_path, name):
+    drawn = method_class(name)(clients_per_round=3, seed=1).sample(1, list(range(6)))
+    ready = session(tmp_path, f"method={name}", "rounds=1", app=losing({(drawn[0], 1)}))
+    seen = recorded(ready.method)
+    ready.execute()
+    (_, home), (_, host) = seen
+    (lost,) = set(home) - set(host)
+    last = {slot: (home if slot == lost else host)[slot][2] for slot in range(3)}
+    expected = weighted_mean([last[slot] for slot in range(3)], [home[slot][1] for slot in range(3)])
+    assert same(ready.method.global_model(), expected)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_with_a_lost_host_further_exchanges_go_on(tmp_path, name):
+    drawn = method_class(name)(clients_per_round=3, seed=1).sample(1, list(range(6)))
+    app = losing({(drawn[0], 1), (drawn[1], 2)})
+    done = run(tmp_path, f"method={name}", "method.exchanges=3", "rounds=1", app=app)
+    line = lines(tmp_path)[0]
+    assert (line["exchanges"], line["clients"], line["dropped"]) == (4, 12, 2)
+    assert all(np.isfinite(a).all() for a in done.method.global_model().values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_when_all_are_lost_at_home_nothing_changes_and_nothing_travels(tmp_path, name):
+    ready = session(tmp_path, f"method={name}", "rounds=1", app=losing({(client, 0) for client in range(6)}))
+    before = {key: a.copy() for key, a in ready.method.global_model().items()}
+    ready.execute()
+    assert same(ready.method.global_model(), before)
+    assert (lines(tmp_path)[0]["exchanges"], lines(tmp_path)[0]["clients"]) == (1, 3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_client_has_nobody_to_exchange_with(tmp_path, name):
+    done = run(tmp_path / "a", f"method={name}", "clients_per_round=1", "rounds=1")
+    fedavg = run(tmp_path / "b", "method=fedavg", "clients_per_round=1", "rounds=1")
+    assert same(done.method.global_model(), fedavg.method.global_model())
+    assert lines(tmp_path / "a")[0]["exchanges"] == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_client_left_after_phase_one_stays_as_it_is(tmp_path, name):
+    drawn = method_class(name)(clients_per_round=3, seed=1).sample(1, list(range(6)))
+    ready = session(tmp_path, f"method={name}", "rounds=1", app=losing({(drawn[0], 0), (drawn[2], 0)}))
+    seen = recorded(ready.method)
+    ready.execute()
+    assert same(ready.method.global_model(), seen[0][1][1][2])
+    assert lines(tmp_path)[0]["exchanges"] == 1
+
+
+def test_local_epochs_at_a_host_are_a_setting(tmp_path):
+    run(tmp_path / "a", "method=fedexg", "rounds=1", "train.epochs=2", "method.host_epochs=1")
+    run(tmp_path / "b", "method=fedexg", "rounds=1", "train.epochs=2", "method.host_epochs=2")
+    same_as_b = run(tmp_path / "c", "method=fedexg", "rounds=1", "train.epochs=2")
+    a, b = lines(tmp_path / "a")[0], lines(tmp_path / "b")[0]
+    assert a["test_loss"] != b["test_loss"]
+    assert same_as_b.method.params.host_epochs is None  # type: ignore[attr-defined]
+    assert lines(tmp_path / "c")[0]["test_loss"] == b["test_loss"]
+
+
+def test_random_routes_differ_between_rounds_and_repeat_with_the_seed():
+    def route(seed, number):
+        method = method_class("fedexg")(clients_per_round=8, seed=seed)
+        assert isinstance(method, CrossTraining)
+        method.begin({"classifier.weight": np.zeros((2, 2), np.float32)})
+        current = Round(number, 1, tuple(range(10, 18)), seed)
+        from strategies.cross_training import Learner
+
+        method.learners = {slot: Learner({}, 1.0, 10 + slot) for slot in range(8)}
+        return method.route(current)
+
+    assert route(1, 1) == route(1, 1)
+    assert route(1, 1) != route(1, 2)
+    assert route(1, 1) != route(2, 1)
+    assert all(client != 10 + slot for slot, client in route(1, 1).items())
+
+
+@pytest.mark.parametrize("name", ["fedexg", "pgct", "fedct"])
+def test_clients_in_one_batch_agree_with_one_after_another(name):
+    # The batched trainer's way: vmap over stacked parameters, buffers, batches, masks and extras.
+    config = load([*SMALL, f"method={name}"])
+    shop = Workshop(config)
+    objective, net = shop.objective, shop.net
+    generator = torch.Generator().manual_seed(5)
+    clients, rows, classes = 3, 6, 10
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    params = {key: p.detach() + 0.1 * draw(clients, *p.shape) for key, p in net.params.items()}
+    x, y = draw(clients, rows, 1, 8, 8), torch.randint(classes, (clients, rows), generator=generator)
+    mask = torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
+    extras = {"host": torch.ones(clients)}
+    if name != "fedexg":
+        extras |= {"vectors": draw(clients, classes, 64), "present": draw(clients, classes) > -1}
+
+    def loss(p, x, y, mask, extras):
+        return objective.loss(net, p, {}, Batch(x, y, mask), extras)
+
+    assert objective.batchable
+    together = torch.func.vmap(torch.func.grad(loss))(params, x, y, mask, extras)
+    for client in range(clients):
+        real = int(mask[client].sum())
+        own = {key: p[client].clone().requires_grad_() for key, p in params.items()}
+        batch = Batch(x[client, :real], y[client, :real])
+        objective.loss(net, own, {}, batch, {key: t[client] for key, t in extras.items()}).backward()
+        for key, p in own.items():
+            torch.testing.assert_close(together[key][client], p.grad, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,226 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from strategies.cross_training import GROUP, Learner, Prototypes
+from strategies.fedct import FedCT
+from strategies.objective import Batch
+from strategies.protocol import Round, Upload
+from tests.federation import run
+from tests.strategies.plain import PlainNet
+
+F64 = torch.float64
+AXES = {"host": torch.ones(()), "vectors": torch.eye(2, dtype=F64), "present": torch.tensor([True, True])}
+
+
+def batch(rows, labels):
+    return Batch(torch.tensor(rows, dtype=F64), torch.tensor(labels))
+
+
+def loss(params, data, extras=AXES):
+    return FedCT.Objective(params).loss(PlainNet(), {"scale": torch.tensor(1.0, dtype=F64)}, {}, data, extras)
+
+
+def entropy(logits, label):
+    return math.log(sum(math.exp(z) for z in logits)) - logits[label]
+
+
+# ---- the losses ---------------------------------------------------------------------------------------------------
+
+
+def test_apcl_by_hand():
+    # f = (0, 2), class 0, u_0 = (1, 0), hard = .5: f_hy = (0, 2) + .5 (-1, 2) = (-.5, 3), norm sqrt(9.25).
+    # Cosines -.5 / sqrt(9.25) and 3 / sqrt(9.25), temperature .5.
+    norm = math.sqrt(9.25)
+    expected = entropy((-0.5 / norm / 0.5, 3 / norm / 0.5), 0)
+    params = FedCT.Params(hard=0.5, temperature=0.5)
+    value = FedCT.Objective(params).apcl(torch.tensor([[0.0, 2.0]], dtype=F64), torch.tensor([0]), AXES)
+    assert value.item() == pytest.approx(expected)
+
+
+def test_mixing_by_hand():
+    # f_1 = (2, 0) of class 0 and f_2 = (0, 1) of class 1, m = .75; features are logits here.
+    # mix_1 = (1.5, .25) against 0 (weight .75) and 1 (.25); mix_2 = .75 f_2 + .25 f_1 = (.5, .75) against 1 and 0.
+    first = 0.75 * entropy((1.5, 0.25), 0) + 0.25 * entropy((1.5, 0.25), 1)
+    second = 0.75 * entropy((0.5, 0.75), 1) + 0.25 * entropy((0.5, 0.75), 0)
+    data = batch([[2.0, 0.0], [0.0, 1.0]], [0, 1])
+    value = FedCT.Objective(FedCT.Params(mix=0.75)).mixed(PlainNet(), {}, {}, data.x, data)
+    assert value.tolist() == pytest.approx([first, second])
+
+
+def test_the_gradient_of_mixing_by_hand():
+    # f_1 = (2, 0), f_2 = (0, 0), m = .5: both mixes are (1, 0) with half a label each, so for each
+    # dL/dmix = softmax(1, 0) - (.5, .5) = (s - .5, .5 - s), s = 1 / (1 + 1/e). f_1 enters both with .5, over 2 rows.
+    x = torch.tensor([[2.0, 0.0], [0.0, 0.0]], dtype=F64, requires_grad=True)
+    data = Batch(x, torch.tensor([0, 1]))
+    data.mean(FedCT.Objective(FedCT.Params(mix=0.5)).mixed(PlainNet(), {}, {}, x, data)).backward()
+    s = 1 / (1 + math.exp(-1))
+    assert x.grad is not None
+    assert x.grad[0].tolist() == pytest.approx([(s - 0.5) / 2, (0.5 - s) / 2])
+
+
+def test_gradients_agree_with_finite_differences():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(4, 3, generator=generator, dtype=F64, requires_grad=True)
+    y = torch.tensor([0, 1, 2, 1])
+    extras = {
+        "host": torch.ones(()),
+        "vectors": torch.randn(3, 3, generator=generator, dtype=F64),
+        "present": torch.tensor([True, True, False]),
+    }
+    assert torch.autograd.gradcheck(
+        lambda z: loss(FedCT.Params(kappa=2, eta=0.5, hard=0.3, mix=0.3), Batch(z, y), extras), (x,)
+    )
+
+
+def test_the_whole_loss_is_the_weighted_sum():
+    data = batch([[2.0, 0.0], [0.0, 1.0]], [0, 1])
+    params = FedCT.Params(kappa=2, eta=0.3)
+    objective = FedCT.Objective(params)
+    plain = (entropy((2.0, 0.0), 0) + entropy((0.0, 1.0), 1)) / 2
+    apcl = objective.apcl(data.x, data.y, AXES).mean().item()
+    mixed = objective.mixed(PlainNet(), {}, {}, data.x, data).mean().item()
+    assert loss(params, data).item() == pytest.approx(plain + 2 * apcl + 0.3 * mixed)
+    assert loss(params.model_copy(update={"kappa": 0.0}), data).item() == pytest.approx(plain + 0.3 * mixed)
+    assert loss(params.model_copy(update={"eta": 0.0}), data).item() == pytest.approx(plain + 2 * apcl)
+    assert loss(params, data, extras={}).item() == pytest.approx(plain)  # at home
+
+
+def test_padded_rows_change_nothing():
+    rows, labels = [[2.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [0, 1, 1]
+    padded = Batch(torch.tensor(rows, dtype=F64), torch.tensor(labels), torch.tensor([1.0, 1.0, 0.0], dtype=F64))
+    short = batch(rows[:2], labels[:2])
+    assert loss(FedCT.Params(eta=0.5), padded).item() == pytest.approx(loss(FedCT.Params(eta=0.5), short).item())
+
+
+# ---- phases II to IV ----------------------------------------------------------------------------------------------
+
+# Three clients with one class-0 and one class-1 prototype each, embeddings of one number; classifiers (w, -w), so that
+# v_ij = log(1 + exp(-2 w_i z_j)) for every class k if the prototypes are z_j and -z_j: decreasing in w_i z_j.
+SIGNS = (1.0, 2.0, -1.0)  # w_i
+SCALES = (1.0, -1.0, 3.0)  # z_j
+
+
+def uploads():
+    return [
+        Upload(
+            client=10 + i,
+            slot=i,
+            arrays={"classifier.weight": np.array([[w], [-w]], np.float32), "x": np.array([float(i)], np.float32)},
+            extras={
+                GROUP: {"vectors": np.array([[z], [-z]], np.float32), "present": np.array([True, True])},
+            },
+            num_examples=i + 1,
+            metrics={},
+        )
+        for i, (w, z) in enumerate(zip(SIGNS, SCALES))
+    ]
+
+
+def begun(**values):
+    method = FedCT(clients_per_round=3, seed=1, **values)
+    method.begin({"classifier.weight": np.zeros((2, 1), np.float32), "x": np.zeros(1, np.float32)})
+    current = Round(1, 0, (10, 11, 12), 1)
+    assert [p.config for p in method.dispatch(current)] == [{"prototypes": True}] * 3
+    method.aggregate(current, uploads())
+    return method
+
+
+def hosts(**values):
+    return begun(**values).route(Round(1, 1, (10, 11, 12), 1))
+
+
+def test_the_consistency_matrix_by_hand():
+    v = begun().consistencies([0, 1, 2], [10, 11, 12])
+    expected = [[math.log(1 + math.exp(-2 * w * z)) for z in SCALES] for w in SIGNS]
+    np.testing.assert_allclose(v, expected, rtol=1e-6)
+
+
+def test_consistency_without_bias_averages_over_present_classes():
+    method = begun()
+    method.latest[11] = Prototypes(np.array([[-1.0], [99.0]], np.float32), np.array([True, False]))
+    v = method.consistencies([0], [11])
+    assert v[0, 0] == pytest.approx(math.log(1 + math.exp(2)))
+
+
+def test_each_broadcast_rule():
+    # w_i z_j: 0: (1, -1, 3), 1: (2, -2, 6), 2: (-1, 1, -3). The two permutations that move everyone:
+    # A: 0->1, 1->2, 2->0 has w z = -1, 6, -1: v = 2.127 + 0.000 + 2.127 = 4.254;
+    # B: 0->2, 1->0, 2->1 has w z = 3, 2, 1: v = 0.002 + 0.018 + 0.127 = 0.147.
+    assert hosts() == {0: 12, 1: 10, 2: 11}
+    assert hosts(broadcast="inconsistency") == {0: 11, 1: 12, 2: 10}
+    assert hosts(broadcast="random") in ({0: 12, 1: 10, 2: 11}, {0: 11, 1: 12, 2: 10})
+
+
+def test_each_matching():
+    # Consistency: 0 and 1 both like client 12 best; greedily 0 takes it, 1 takes 10, 2 gets 11.
+    assert hosts(matching="greedy") == {0: 12, 1: 10, 2: 11}
+    assert hosts(matching="literal") == {0: 12, 1: 12, 2: 11}
+    # Inconsistency: 0 is worst at 11, 1 at 10 (11 is its own), 2 at 10 (12 is its own). Greedily 0 takes 11; if 1 took
+    # 10, model 2 would be left with its own client: 1 takes 12.
+    assert hosts(broadcast="inconsistency", matching="greedy") == {0: 11, 1: 12, 2: 10}
+    assert hosts(broadcast="inconsistency", matching="literal") == {0: 11, 1: 10, 2: 10}
+
+
+def test_a_host_gets_the_fused_view_and_phase_four_weights_by_home():
+    method = begun(fusion=0.5)
+    current = Round(1, 1, (10, 11, 12), 1)
+    payloads = method.dispatch(current)
+    # U_g of class 0: (1 - 1 + 3) / 3 = 1; fused with the local 1, -1, 3: 1, 0, 2.
+    assert [p.extras[GROUP]["vectors"][:, 0].tolist() for p in payloads] == [[1.0, -1.0], [0.0, 0.0], [2.0, -2.0]]
+    assert [(p.slot, p.client) for p in payloads] == [(0, 12), (1, 10), (2, 11)]
+    assert all(not p.config for p in payloads)  # nobody needs prototypes after the last exchange
+    trained = [
+        Upload(p.client, p.slot, {**p.arrays, "x": np.array([10.0 * p.slot], np.float32)}, {}, 50, {}) for p in payloads
+    ]
+    metrics = method.aggregate(current, trained)
+    # (1 * 0 + 2 * 10 + 3 * 20) / 6
+    assert method.global_model()["x"] == pytest.approx(80 / 6)
+    expected = sum(math.log(1 + math.exp(-2 * wz)) for wz in (3, 2, 1)) / 3
+    assert metrics["route_consistency"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_second_exchange_matches_by_what_the_hosts_found():
+    method = begun(exchanges=2)
+    current = Round(1, 1, (10, 11, 12), 1)
+    payloads = method.dispatch(current)
+    assert all(p.config == {"prototypes": True} for p in payloads)
+    found = [Upload(p.client, p.slot, p.arrays, uploads()[p.client - 10].extras, 5, {}) for p in payloads]
+    method.aggregate(current, found)
+    _, _, stay = method.places(Round(1, 2, (10, 11, 12), 1))
+    assert stay.tolist() == [[False, False, True], [True, False, False], [False, True, False]]
+    again = method.route(Round(1, 2, (10, 11, 12), 1))
+    # Forbidden now: 0->12, 1->10, 2->11. Everyone home: w z = 1, -2, -3; or 0->11, 1->12, 2->10: -1, 6, -1.
+    # v: .127 + 4.018 + 6.002 against 2.127 + 0 + 2.127.
+    assert again == {0: 11, 1: 12, 2: 10}
+    assert method.learners[0].weight == 1
+
+
+def test_literal_matching_trains_several_models_at_one_host(tmp_path):
+    overrides = ("method=fedct", "method.matching=literal", "partition=dirichlet", "partition.min_size=5", "rounds=2")
+    done = run(tmp_path / "a", *overrides, "method.exchanges=2")
+    again = run(tmp_path / "b", *overrides, "method.exchanges=2")
+    assert done.method._report.clients == 9
+    model = done.method.global_model()
+    assert all((model[name] == again.method.global_model()[name]).all() for name in model)
+
+
+def test_a_host_that_lacks_prototypes_costs_nothing_and_everybody_else_is_matched():
+    method = begun()
+    del method.latest[12]
+    assert sorted(method.route(Round(1, 1, (10, 11, 12), 1)).values()) == [10, 11, 12]
+    method.learners[0] = Learner(method.learners[0].arrays, 1.0, 10, None)
+    assert method.guidance(0) == {}
+
+
+def test_random_broadcast_without_contrast_needs_no_prototypes():
+    assert not FedCT(broadcast="random", kappa=0).uses_prototypes
+    assert FedCT(kappa=0).uses_prototypes
+    assert FedCT(broadcast="random").uses_prototypes
+
+
+def test_an_unused_matching_is_remarked():
+    assert FedCT.Params(broadcast="random", matching="literal").remarks()
+    assert FedCT.Params(matching="literal").remarks() == []

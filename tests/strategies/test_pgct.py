@@ -1,0 +1,53 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from strategies.cross_training import GROUP, Learner, Prototypes
+from strategies.objective import Batch
+from strategies.pgct import PGCT
+from tests.strategies.plain import PlainNet
+
+AXES = {
+    "host": torch.ones(()),
+    "vectors": torch.eye(2, dtype=torch.float64),
+    "present": torch.tensor([True, True]),
+}
+
+
+def loss(params, extras=AXES):
+    batch = Batch(torch.tensor([[3.0, 4.0]], dtype=torch.float64), torch.tensor([0]))
+    net = PlainNet()
+    return PGCT.Objective(params).loss(net, {"scale": torch.tensor(1.0, dtype=torch.float64)}, {}, batch, extras).item()
+
+
+def test_the_loss_by_hand():
+    # f = (3, 4) are the logits, class 0: CE = log(1 + e). Contrast: cosines .6 and .8 over .5: log(1 + exp(.4)).
+    # Attention a = softmax(1.2, 1.6): f' = (3 + a0, 4 + a1) / 2, CE' = log(1 + exp((1 + a1 - a0) / 2)).
+    a1 = 1 / (1 + math.exp(-0.4))
+    entropy = math.log(1 + math.e)
+    contrast = math.log(1 + math.exp(0.4))
+    attended = math.log(1 + math.exp((1 + a1 - (1 - a1)) / 2))
+    assert loss(PGCT.Params(kappa=2, eta=3)) == pytest.approx(entropy + 2 * contrast + 3 * attended)
+    assert loss(PGCT.Params(kappa=0, eta=3)) == pytest.approx(entropy + 3 * attended)
+    assert loss(PGCT.Params(kappa=2, eta=0)) == pytest.approx(entropy + 2 * contrast)
+
+
+def test_at_home_it_is_cross_entropy():
+    assert loss(PGCT.Params(), extras={}) == pytest.approx(math.log(1 + math.e))
+
+
+def test_the_local_view_alone_travels():
+    method = PGCT(clients_per_round=2)
+    mine = Prototypes(np.ones((2, 3), np.float32), np.array([True, False]))
+    others = Prototypes(np.zeros((2, 3), np.float32), np.array([True, True]))
+    method.learners = {0: Learner({}, 1.0, 0, mine), 1: Learner({}, 1.0, 1, others)}
+    sent = method.guidance(0)[GROUP]
+    assert sent["vectors"].tolist() == [[1.0] * 3] * 2
+    assert sent["present"].tolist() == [True, False]  # what the client lacks is not filled from elsewhere
+
+
+def test_without_its_terms_nothing_but_models_travels():
+    assert not PGCT(kappa=0, eta=0).uses_prototypes
+    assert PGCT(kappa=0).uses_prototypes
