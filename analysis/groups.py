@@ -12,8 +12,8 @@ import numpy as np
 from analysis.runs import Curve, Run
 
 IGNORED = (
-    "seed", "logger", "hydra", "experiment", "output", "resume", "checkpoint", "federation", "data_root", "task.root",
-    "task.download",
+    "seed", "logger", "hydra", "experiment", "output", "resume", "checkpoint", "snapshots", "federation", "data_root",
+    "task.root", "task.download",
 )  # fmt: skip
 """Settings, alone or as a group, that do not change what is learned: not part of a configuration's identity."""
 

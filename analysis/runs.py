@@ -139,18 +139,25 @@ class Run:
     def axis(self, x: str) -> Curve:
         """Return the position of every round on axis `x` (a key of ``axes.AXES``), shape (rounds,).
 
-        Bytes are in MB (1e6). An epoch is one local pass over the data of a sampled client. A line without
-        ``exchanges`` counts as one exchange: one model down and one up per client.
+        Bytes are in MB (1e6). An epoch is one local pass over the data of a sampled client; a round's later exchanges
+        have ``method.host_epochs`` each, else ``train.epochs``. A line without ``exchanges`` counts as one exchange:
+        one model down and one up per client.
         """
         if x == "rounds":
             return self.columns["round"]
         if x == "epochs":
-            return self.columns["round"] * float(self.settings.get("train.epochs") or math.nan)
+            return self._epochs()
         if x == "bytes":
             return np.cumsum(np.nan_to_num(self.column("bytes_down")) + np.nan_to_num(self.column("bytes_up"))) / 1e6
         if x == "seconds":
             return np.cumsum(np.nan_to_num(self.column("seconds")))
         return np.cumsum(np.nan_to_num(self.column("exchanges"), nan=1.0))
+
+    def _epochs(self) -> Curve:
+        first = float(self.settings.get("train.epochs") or math.nan)
+        further = float(self.settings.get("method.host_epochs") or first)
+        exchanges = np.nan_to_num(self.column("exchanges"), nan=1.0)
+        return np.cumsum(np.where(exchanges > 0, first + further * (exchanges - 1), 0.0))
 
     def reach(self, target: float, x: str) -> float:
         """Return where on axis `x` the test accuracy first is at least `target` (in [0, 1]); nan if never."""

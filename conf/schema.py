@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SerializeAsAny
 
@@ -59,6 +59,12 @@ class Checkpoints(Settings):
     milestone: int = Field(0, ge=0)
 
 
+class Snapshots(Settings):
+    """Rounds whose uploads and global model are kept for the analyses."""
+
+    rounds: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+
 class Logger(Settings):
     """Where scalars go beside ``metrics.jsonl``."""
 
@@ -81,6 +87,7 @@ class RunConfig(Settings):
     train: Train
     federation: Meeting
     checkpoint: Checkpoints
+    snapshots: Snapshots = Snapshots()
     logger: Logger
     task: SerializeAsAny[Settings]
     model: SerializeAsAny[Settings]
@@ -172,4 +179,4 @@ def remarks(config: RunConfig) -> list[str]:
     return list(remark()) if callable(remark) else []
 
 
-__all__ = ["Checkpoints", "Logger", "Meeting", "RunConfig", "Train", "check", "load", "remarks"]
+__all__ = ["Checkpoints", "Logger", "Meeting", "RunConfig", "Snapshots", "Train", "check", "load", "remarks"]

@@ -20,6 +20,7 @@ from server.checkpoint import Checkpoints
 from server.evaluation import Evaluator, Score, mean_score
 from server.loggers import open_logger
 from server.progress import Progress
+from server.snapshots import Snapshots
 from strategies.arrays import Arrays
 from strategies.base import Federation, Method
 from strategies.registry import method_class
@@ -27,7 +28,18 @@ from tasks.errors import ConfigError, StorageError
 from tasks.models import create
 
 #: Settings that may differ between a run and its continuation: they do not change what is computed.
-FREE = {"rounds", "output", "resume", "engine", "logger", "checkpoint", "device", "data_root", "federation"}
+FREE = {
+    "rounds",
+    "output",
+    "resume",
+    "engine",
+    "logger",
+    "checkpoint",
+    "snapshots",
+    "device",
+    "data_root",
+    "federation",
+}
 
 
 class Session:
@@ -49,6 +61,7 @@ class Session:
         self.progress = progress
         self.folder = make_folder(config)
         self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
+        self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
         data = load(config)
@@ -66,6 +79,7 @@ class Session:
         self.method.begin(arrays, {name for name, _ in model.named_parameters()})
         if state is not None:
             self.method.resume(state)
+        self.method.observer = self.snapshots.uploads
 
     def execute(self) -> dict[str, Any]:
         """Run the remaining rounds and return ``result.json``; whatever is done stays on disk if it is cut off."""
@@ -90,6 +104,8 @@ class Session:
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
         report = self.method.run_round(number, self.grid)
+        if number in self.snapshots.rounds:
+            self.snapshots.model(number, self.method.global_model())
         score: Score | None = None
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
             score = mean_score([self.evaluator.score(arrays) for arrays in self.method.evaluation_models()])
