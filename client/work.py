@@ -117,6 +117,12 @@ class Workshop:
         generator = stream(self.config.seed, "pooled", int(asked["round"]), client)
         return self.data.union(float(asked["pooled-share"]), generator, self.device, self.config.train.examples)
 
+    def _settings(self, asked: dict[str, Any]) -> Train:
+        """Return the optimiser's settings; a method may ask for other local epochs in some of its exchanges."""
+        if "epochs" not in asked:
+            return self.config.train
+        return self.config.train.model_copy(update={"epochs": int(asked["epochs"])})
+
     def examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
         """Return what `client` trains on in round `number`: all it has, or ``train.examples`` drawn for that round."""
         x, y = self.data.client(client, self.device)

@@ -62,6 +62,7 @@ class Session:
         self.progress = progress
         self.folder = make_folder(config)
         self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
+        self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         self.device = pick_device(config.device)
         self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         kind = method_class(config.modules["method"])
