@@ -67,8 +67,19 @@ def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
     return warm
 
 
-def together(messages: list[Message], contexts: list[Context]) -> list[Message]:
-    """Train all models in `messages` as one computation and return the replies, in order."""
+def together(messages: list[Message], contexts: list[Context], memory: int | None, graph: bool) -> list[Message]:
+    """Train all models in `messages` as one computation and return the replies, in order.
+
+    Parameters
+    ----------
+    messages, contexts : list
+        One train message and one context per client.
+    memory : int or None
+        Bytes that the computation may take; None for what the device has.
+    graph : bool
+        Whether training steps are replayed as CUDA graphs.
+    """
     from client.work import workshop
 
-    return workshop(str(contexts[0].run_config["overrides"])).train_together(messages)
+    shop = workshop(str(contexts[0].run_config["overrides"]))
+    return shop.train_together(messages, memory=memory, graph=graph)

@@ -27,6 +27,9 @@ class ModuleNet:
         Has ``features`` and ``classifier`` where an objective needs the halves.
     device : torch.device
         Where it trains.
+    precision : {"float32", "bfloat16"}
+        Of the arithmetic inside the network (``torch.autocast``). Weights, gradients, the optimiser and what a loss
+        does with the network's output stay float32.
 
     Attributes
     ----------
@@ -36,10 +39,12 @@ class ModuleNet:
         All parameters and all gradients.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, precision: str = "float32") -> None:
         self.module = module.to(device).train()
         self._still = copy.deepcopy(self.module).eval()
         self.device = device
+        self._narrow = precision == "bfloat16"
+        self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self.names = list(module.state_dict())
         self.params: Tensors = dict(self.module.named_parameters())
         self.buffers: Tensors = {n: b for n, b in self.module.named_buffers() if n in set(self.names)}
@@ -69,9 +74,20 @@ class ModuleNet:
                 target.copy_(_tensor(arrays[name]))
 
     def read(self) -> Arrays:
-        """Return the live model as new arrays in state_dict order."""
-        live = {**self.params, **self.buffers}
-        return {name: live[name].detach().cpu().numpy().copy() for name in self.names}
+        """Return the live model in state_dict order; on the CPU as views, valid until the next visit."""
+        return self.arrays(self.params, self.buffers)
+
+    def arrays(self, params: Tensors, buffers: Tensors) -> Arrays:
+        """Return a model with these values in state_dict order; on the CPU as views."""
+        values = {**params, **buffers}
+        return {name: values[name].detach().cpu().numpy() for name in self.names}
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """Return inputs in the memory layout in which this network is fastest: images of convolutions channels last.
+
+        Weights stay as they are: views of one row in the order of ``parameters()``, which all methods rely on.
+        """
+        return x.contiguous(memory_format=torch.channels_last) if self._images and x.dim() == 4 else x
 
     def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
         """Return class scores, shape (batch, classes)."""
@@ -87,6 +103,12 @@ class ModuleNet:
 
     def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
         """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
+        if not self._narrow:
+            return self._run(part, params, buffers, inputs, train)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return self._run(part, params, buffers, inputs, train).float()
+
+    def _run(self, part: str, params: Tensors, buffers: Tensors, inputs: tuple[Tensor, ...], train: bool) -> Tensor:
         if train and params is self.params and buffers is self.buffers:
             module = self.module.get_submodule(part)
             return module(*inputs)  # type: ignore[no-any-return]

@@ -46,11 +46,11 @@ def train(
         Views of the live model (valid until the next visit), the steps taken and the mean loss over examples.
     """
     momentum = visit.momentum.clone() if visit.momentum is not None else torch.zeros_like(net.flat)
-    generator = torch_stream(visit.seed, "augment", visit.round, visit.client, *later(visit), device=net.device.type)
-    total = torch.zeros((), device=net.device)
+    generator = augmentation_stream(visit)
+    total = torch.zeros((), dtype=net.flat.dtype, device=net.device)
     steps = seen = 0
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
-        inputs = augment(x, generator) if augment is not None else x
+        inputs = net.arrange(augment(x, generator)) if augment is not None else x
         net.gradient.zero_()
         loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), extras)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -77,12 +77,9 @@ def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor,
 
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs, labels and row numbers of all epochs' batches, ordered by seed, round, client and exchange."""
-    n = len(visit.y)
-    for epoch in range(epochs):
-        draw = stream(visit.seed, "shuffle", visit.round, visit.client, epoch, *later(visit))
-        order = torch.from_numpy(draw.permutation(n)).to(visit.y.device)
+    for order in orders(visit, epochs):
         x, y = visit.x[order], visit.y[order]
-        for start in range(0, n, size):
+        for start in range(0, len(order), size):
             part = slice(start, start + size)
             yield x[part], y[part], order[part]
 
@@ -90,6 +87,18 @@ def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tens
 def later(visit: Visit) -> tuple[int, ...]:
     """Return the exchange as a further counter of a random stream; nothing for a round's first exchange."""
     return (visit.exchange,) if visit.exchange else ()
+
+
+def orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
+    """Yield the rows of ``visit.x`` in the order of each epoch, int64 (n,) on the data's device."""
+    for epoch in range(epochs):
+        draw = stream(visit.seed, "shuffle", visit.round, visit.client, epoch, *later(visit))
+        yield torch.from_numpy(draw.permutation(len(visit.y))).to(visit.y.device)
+
+
+def augmentation_stream(visit: Visit) -> torch.Generator:
+    """Return the generator of a visit's augmentation."""
+    return torch_stream(visit.seed, "augment", visit.round, visit.client, *later(visit), device=visit.x.device.type)
 
 
 @contextmanager

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from torch import Tensor, nn
 
 from client.data import FederatedData, load
 from client.net import ModuleNet
 from client.scoring import load_weights, score
+from client.stacks import Work
 from client.state import StateStore
 from client.trainer import one_thread, train
 from conf.compose import split
 from conf.schema import RunConfig, Train
 from conf.schema import load as load_config
-from strategies.arrays import Arrays
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
 from strategies.protocol import EXTRA, reply
 from strategies.registry import method_class
-from tasks.errors import DataError
+from tasks.errors import DataError, ProtocolError
 from tasks.models import create
-from tasks.models.dropout import seed_dropout
+from tasks.models.dropout import dropout_names, seed_dropout
 from tasks.randomness import key, stream
 
 
@@ -44,20 +48,45 @@ class Workshop:
         self.method = method = method_class(config.modules["method"])
         self._scored: nn.Module | None = None
         model = create(config.modules["model"], config.model, self.data.task, config.seed)
-        self.net = ModuleNet(method.network(model, config.method, config.seed), self.device)
+        self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
         self.objective: Objective = method.Objective(config.method)
+        self._told = False
 
     def train(self, message: Message) -> Message:
         """Do what a train message asks for, and return the reply."""
-        asked: dict[str, Any] = dict(message.content.config_records["config"])
-        arrays = {name: a.numpy() for name, a in message.content.array_records["arrays"].items()}
-        extras = {
-            name.removeprefix(EXTRA): {key: a.numpy() for key, a in record.items()}
-            for name, record in message.content.array_records.items()
-            if name.startswith(EXTRA)
-        }
         with one_thread(self.device):
-            return self._visit(message, asked, arrays, extras)
+            arrived = self._arrive(message)
+            augment = self.data.task.augment
+            trained = train(self.net, self.objective, arrived.visit, arrived.prepared, arrived.settings, augment)
+            return self._leave(arrived, trained)
+
+    def train_together(self, messages: Sequence[Message], *, memory: int | None, graph: bool) -> list[Message]:
+        """Do what several train messages ask for as one computation, and return the replies in order.
+
+        An objective that cannot be batched is trained one client after another.
+        """
+        if not self.objective.batchable:
+            if not self._told:
+                self._told = True
+                kind = type(self.objective).__name__
+                log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
+            return [self.train(message) for message in messages]
+        from client.batched import train_batched
+
+        with one_thread(self.device):
+            arrived = [self._arrive(message) for message in messages]
+            if any(a.settings != arrived[0].settings for a in arrived):
+                raise ProtocolError("Clients of one exchange were asked for unequal epochs. Use engine=local.")
+            results = train_batched(
+                self.net,
+                self.objective,
+                [Work(a.visit, a.prepared, a.dropout) for a in arrived],
+                arrived[0].settings,
+                self.data.task.augment,
+                memory=memory,
+                graph=graph,
+            )
+            return [self._leave(a, trained) for a, trained in zip(arrived, results)]
 
     def evaluate(self, message: Message) -> Message:
         """Return the accuracy and loss of the received model on the client's own test part."""
@@ -77,7 +106,15 @@ class Workshop:
         metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    def _visit(self, message: Message, asked: dict[str, Any], arrays: Arrays, extras: dict[str, Arrays]) -> Message:
+    def _arrive(self, message: Message) -> _Arrived:
+        """Load a message's model into the network and prepare the visit."""
+        asked: dict[str, Any] = dict(message.content.config_records["config"])
+        arrays = {name: a.numpy() for name, a in message.content.array_records["arrays"].items()}
+        extras = {
+            name.removeprefix(EXTRA): {key: a.numpy() for key, a in record.items()}
+            for name, record in message.content.array_records.items()
+            if name.startswith(EXTRA)
+        }
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
         kept = store.load(int(asked["state"]))
         self.net.load(self.objective.start(arrays, kept))
@@ -89,7 +126,7 @@ class Workshop:
             extras=extras,
             config=asked,
             state=kept,
-            x=x,
+            x=self.net.arrange(x),
             y=y,
             client=int(asked["client"]),
             round=int(asked["round"]),
@@ -102,12 +139,18 @@ class Workshop:
         )
         seed_dropout(self.net.module, key(visit.seed, "dropout", visit.round, visit.client, int(asked["exchange"])))
         prepared = self.objective.prepare(visit)
-        trained = train(self.net, self.objective, visit, prepared, self._settings(asked), self.data.task.augment)
+        dropout = {name: self.net.module.get_buffer(name).clone() for name in dropout_names(self.net.module)}
+        return _Arrived(message, store, visit, prepared, dropout, self._settings(asked))
+
+    def _leave(self, arrived: _Arrived, trained: Trained) -> Message:
+        """Keep what the client keeps, and return its reply."""
+        visit, prepared = arrived.visit, arrived.prepared
         outcome = self.objective.finish(visit, trained, prepared)
         if outcome.state is not None:
-            store.save(int(asked["visit"]), outcome.state, int(asked["state"]))
+            arrived.store.save(int(visit.config["visit"]), outcome.state, int(visit.config["state"]))
         metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}
-        return reply(message, self.net.read(), outcome.extras, len(y), metrics)
+        arrays = self.net.arrays(trained.params, trained.buffers)
+        return reply(arrived.message, arrays, outcome.extras, len(visit.y), metrics)
 
     def _examples(self, asked: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the inputs and labels of this visit: the client's own, or a draw from everybody's (``pooled``)."""
@@ -146,6 +189,18 @@ class Workshop:
         if "epochs" not in asked:
             return self.config.train
         return self.config.train.model_copy(update={"epochs": int(asked["epochs"])})
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """A message that is being worked on."""
+
+    message: Message
+    store: StateStore
+    visit: Visit
+    prepared: Extras
+    dropout: Tensors
+    settings: Train
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializeAsAny
 
@@ -27,6 +27,7 @@ class Train(Settings):
     """The client's optimiser: SGD with momentum. Units: `lr` per step, `epochs` passes, `batch` examples.
 
     With `examples` a visit uses at most so many of the client's own, drawn anew for every round.
+    `precision` is that of the network's arithmetic; weights and optimiser are float32 in any case.
     """
 
     lr: float = Field(gt=0)
@@ -37,6 +38,7 @@ class Train(Settings):
     epochs: int = Field(ge=1)
     batch: int = Field(ge=1)
     examples: int | None = Field(None, ge=1)
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     def rate(self, number: int) -> float:
         """Return the learning rate of round `number` (from 1)."""

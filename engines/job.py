@@ -11,6 +11,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+Together = Callable[[list[Message], list[Context], int | None, bool], list[Message]]
+
 
 @dataclass(frozen=True)
 class Job:
@@ -34,7 +36,8 @@ class Job:
         Loads into this process what clients need. Returns whether forks of this process may use it, and the number of
         examples of each partition.
     together : callable, optional
-        Answers many train messages at once, in order; for the engine that trains a round as one computation.
+        ``(messages, contexts, memory, graph) -> replies``: answers many train messages at once, in order; `memory` in
+        bytes or None, `graph` whether CUDA graphs are used. For the engine that trains a round as one computation.
     """
 
     overrides: str
@@ -45,4 +48,4 @@ class Job:
     app_folder: Path
     output: Path
     warm: Callable[[], tuple[bool, Sequence[int]]] | None = None
-    together: Callable[[list[Message], list[Context]], list[Message]] | None = None
+    together: Together | None = None

@@ -54,8 +54,8 @@ class LocalGrid(Grid):
 
     Notes
     -----
-    ``Message`` reads its sender from Flower's private ``TaskIdentity``. It is set in :func:`identify` and nowhere else; a
-    test pins the Flower version for which this holds.
+    ``Message`` reads its sender from Flower's private ``TaskIdentity``. It is set in :func:`identify` and nowhere
+    else; a test pins the Flower version for which this holds.
     """
 
     #: Whether :meth:`pull_messages` itself waits for work to be done, so that nobody need wait between two calls.

@@ -1,0 +1,88 @@
+"""A Flower Grid that trains all clients of a round as one computation; made for one GPU, correct on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+
+from flwr.app import Error, Message, MessageType
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+from pydantic import Field
+
+from engines.job import Job, Together
+from engines.local import CLIENT_APP_RAISED, LocalGrid, serve
+from tasks.errors import FederationError
+from tasks.settings import Settings
+
+
+class Params(Settings):
+    """``memory_gib``: what a round may take, in GiB; the rest of the clients is trained after it. Unset: 80 % of the
+    GPU's free memory, 4 GiB on a CPU. ``cuda_graph``: replay training steps as CUDA graphs where that is possible.
+    """
+
+    memory_gib: float | None = Field(None, gt=0)
+    cuda_graph: bool = True
+
+
+class BatchedGrid(LocalGrid):
+    """Flower's Grid over a function that answers many train messages at once.
+
+    Messages of other kinds go to the ClientApp one by one.
+
+    Parameters
+    ----------
+    client_app, clients, run_config
+        As for :class:`engines.local.LocalGrid`.
+    together : callable
+        Answers many train messages, in order.
+    settings : Params
+        Memory and graphs.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        clients: int,
+        run_config: Mapping[str, str],
+        together: Together,
+        settings: Params,
+    ) -> None:
+        super().__init__(client_app, clients, run_config)
+        self._together = together
+        self._settings = settings
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Carry out all queued messages among `message_ids` and return their replies."""
+        queued = [self._queue.pop(message_id) for message_id in list(message_ids) if message_id in self._queue]
+        return self._answer_all(queued)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Carry out `messages` and return all replies."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer_all(self, messages: list[Message]) -> list[Message]:
+        training = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
+        others = [m for m in messages if m.metadata.message_type != MessageType.TRAIN]
+        return [*self._train(training), *map(self._carry_out, others)]
+
+    def _train(self, messages: list[Message]) -> list[Message]:
+        if not messages:
+            return []
+        memory = self._settings.memory_gib
+        limit = None if memory is None else int(memory * 2**30)
+        contexts = [self._context(message) for message in messages]
+        try:
+            return self._together(messages, contexts, limit, self._settings.cuda_graph)
+        except Exception as error:  # noqa: BLE001 - as for one client: a fault in training must not end the federation
+            reason = f"{type(error).__name__}: {error}"
+            log(WARNING, "a round of %s clients: %s", len(messages), reason)
+            return [Message(Error(CLIENT_APP_RAISED, reason), reply_to=message) for message in messages]
+
+
+def run(job: Job) -> None:
+    """Run `job` in this process."""
+    if job.together is None:
+        raise FederationError("engine=batched: this app cannot train several clients at once. Use engine=local.")
+    config = {"overrides": job.overrides}
+    serve(job, BatchedGrid(job.client_app, job.clients, config, job.together, job.settings))
