@@ -26,13 +26,16 @@ SETTINGS = [
 
 def model(engine: str, folder: Path) -> str:
     """Run the configuration on `engine` and return the SHA-256 of the global model."""
-    subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "server.run", f"engine={engine}", f"output={folder}", *SETTINGS],
-        check=True,
+        check=False,
         cwd=folder.parent,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+    assert result.returncode == 0, result.stdout
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
