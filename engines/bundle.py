@@ -17,6 +17,8 @@ _SUFFIXES = frozenset({".py", ".yaml"})
 _PROJECT = """[project]
 name = "fedcross"
 version = "{version}"
+description = "Multi-model federated learning on Flower"
+license = "Apache-2.0"
 dependencies = []
 
 [tool.flwr.app]

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ LogSink = Callable[[str], None]
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
+_STREAM_BEGINS = "Starting logstream"
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
@@ -185,7 +187,7 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
     client : ControlHttpClient
         Tells how the run ended: ``flwr run`` itself exits with 0 even if the ServerApp failed.
     sink : callable
-        Receives each log line.
+        Receives each line of the ServerApp's log; what ``flwr run`` says before is in ``run.log``.
     *more : str
         Further arguments of ``flwr run``.
 
@@ -197,22 +199,30 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
     run = family.start(
         "run", [executable("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more, "--stream"]
     )
-    run_id = None
+    run_id = _follow(family, run, sink)
+    if run_id is None or run.returncode != 0:
+        raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
+    status, details = run_status(client, run_id)
+    if status != "finished:completed":
+        raise family.failure("run", f"The Flower run {run_id} is {status}{f' ({details})' if details else ''}.")
+
+
+def _follow(family: Family, run: subprocess.Popen[bytes], sink: LogSink) -> int | None:
+    """Pass the log of `run` on until it ends; return Flower's number of the run if it started."""
+    run_id, streaming, pending, gone = None, False, b"", set(family.ended())
     with family.log("run").open("rb") as log:
-        pending, gone = b"", set(family.ended())
         while True:
             finished = run.poll() is not None
-            pending += log.read()
-            *lines, pending = pending.split(b"\n")
-            if finished and pending:
-                lines, pending = [*lines, pending], b""
-            for raw in lines:
+            *lines, pending = (pending + log.read()).split(b"\n")
+            for raw in [*lines, pending] if finished and pending else lines:
                 line = ANSI.sub("", raw.decode("utf-8", errors="replace")).rstrip("\r")
-                if match := _RUN_ID.search(line):
+                if streaming:
+                    sink(line)
+                elif match := _RUN_ID.search(line):
                     run_id = int(match[1])
-                sink(line)
+                streaming = streaming or _STREAM_BEGINS in line
             if finished:
-                break
+                return run_id
             for name in set(family.ended()) - gone - {"run"}:
                 if name == "superlink":
                     raise family.failure(name, "SuperLink ended in the middle of the run.")
@@ -220,11 +230,6 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
                 sink(f"{name} ended (exit code {family.exit_code(name)}); the run goes on without it.")
                 gone.add(name)
             time.sleep(_POLL_SECONDS)
-    if run_id is None or run.returncode != 0:
-        raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
-    status, details = run_status(client, run_id)
-    if status != "finished:completed":
-        raise family.failure("run", f"The Flower run {run_id} is {status}{f' ({details})' if details else ''}.")
 
 
 def run_status(client: ControlHttpClient, run_id: int, seconds: float = 30.0) -> tuple[str, str]:
