@@ -184,12 +184,6 @@ class Workshop:
             return {}
         return {"local-accuracy": accuracy(self.objective, self.net, trained.params, trained.buffers, prepared, own)}
 
-    def _settings(self, asked: dict[str, Any]) -> Train:
-        """Return the optimiser's settings; a method may ask for other local epochs in some of its exchanges."""
-        if "epochs" not in asked:
-            return self.config.train
-        return self.config.train.model_copy(update={"epochs": int(asked["epochs"])})
-
 
 @dataclass(frozen=True)
 class _Arrived:
