@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from client.app import app as client_app
+from client.batched import train_batched
 from client.net import ModuleNet
+from client.stacks import Work
 from client.trainer import train
 from conf.compose import join
 from conf.schema import Train, load
@@ -23,7 +25,7 @@ from strategies.registry import method_class
 from tasks.errors import ConfigError
 from tasks.models import create
 from tasks.models._split import Split
-from tasks.models.dropout import Dropout, seed_dropout
+from tasks.models.dropout import Dropout, dropout_names, seed_dropout
 
 EXAMPLES = 10
 
@@ -231,6 +233,26 @@ def test_clients_at_once_equal_clients_one_by_one(name: str):
         torch.testing.assert_close(losses[client], value)
         for key, tensor in gradient.items():
             torch.testing.assert_close(slopes[key][client], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["conv", "multi", "single"])
+@pytest.mark.parametrize("cache_mib", [0.0, 1.0])
+def test_batched_trainer_agrees(name: str, cache_mib: float):
+    settings = Train(lr=1, momentum=0.9, weight_decay=0.01, epochs=2, batch=4)
+    objective, network = fused(name, cache_mib=cache_mib)
+    net = ModuleNet(network, torch.device("cpu"))
+    start = net.flat.clone()
+    works, alone = [], []
+    for client in range(3):
+        visit = visit_of(net, client)
+        seed_dropout(net.module, client)
+        dropout = {n: net.module.get_buffer(n).clone() for n in dropout_names(net.module)}
+        works.append(Work(visit, objective.prepare(visit), dropout))
+        alone.append(train(net, objective, visit, works[-1].extras, settings).flat.clone())
+        with torch.no_grad():
+            net.flat.copy_(start)
+    for trained, expected in zip(train_batched(net, objective, works, settings), alone):
+        torch.testing.assert_close(trained.flat, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_momentum_is_kept_only_where_asked():
