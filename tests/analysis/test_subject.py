@@ -1,0 +1,28 @@
+"""Networks rebuilt from a run folder."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from analysis.subject import Subject
+from server.run import record
+from tests.federation import SMALL, run
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfusion_multi"])
+def test_final_model_loads_as_it_was_evaluated(tmp_path: Path, method: str):
+    overrides = [f"method={method}", "model=fedfusion_mnist", "rounds=1", "task.limit=60"]
+    session = run(tmp_path, *overrides)
+    record(tmp_path, [*SMALL, *overrides])
+    subject = Subject(tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+    rebuilt = subject.network(arrays)
+    # FedFusion's file holds the previous round's extractor too, and the rebuilt network uses it.
+    assert any("reference" in name for name in arrays) == (method != "fedavg")
+    x = subject.task.prepare(subject.task.test.x[:5])
+    with torch.no_grad():
+        assert torch.equal(rebuilt(x), session.evaluator.model.eval()(x))
+    # What travels (a client's model) loads as well.
+    assert torch.isfinite(subject.network(session.method.global_model())(x)).all()
