@@ -83,7 +83,8 @@ def play(
             assert {group: spec_of(arrays) for group, arrays in sent.items()} == dict(method.upload_extras(payload))
             if outcome.state is not None:
                 kept[payload.client] = {n: np.array(a) for n, a in outcome.state.items()}
-            uploads.append(Upload(payload.client, payload.slot, net.read(), sent, len(visit.y), {}))
+            arrays = {n: a.copy() for n, a in net.read().items()}  # the wire copies, `read` gives views
+            uploads.append(Upload(payload.client, payload.slot, arrays, sent, len(visit.y), {}))
         method.aggregate(current, uploads)
     by_client = {upload.client: upload.arrays for upload in uploads}
     return method, kept, [by_client[client] for client in sorted(by_client)]
