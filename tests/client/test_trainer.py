@@ -70,7 +70,7 @@ def test_the_steps_are_those_of_torch_sgd():
     twin.features, twin.classifier = nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Linear(5, 3)
     twin.load_state_dict(model.state_dict())
     optimiser = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
-    for inputs, labels in batches(visit_of(net, x, y), 3, 10):
+    for inputs, labels, _ in batches(visit_of(net, x, y), 3, 10):
         optimiser.zero_grad()
         nn.functional.cross_entropy(twin(inputs), labels).backward()
         optimiser.step()
@@ -83,9 +83,9 @@ def test_the_steps_are_those_of_torch_sgd():
 def test_a_short_last_batch_is_kept_and_every_example_is_seen_once_an_epoch():
     net = ModuleNet(Line(), torch.device("cpu"))
     x, y = torch.arange(7.0).reshape(7, 1), torch.zeros(7, dtype=torch.int64)
-    sizes = [len(labels) for _, labels in batches(visit_of(net, x, y), 2, 3)]
+    sizes = [len(labels) for _, labels, _ in batches(visit_of(net, x, y), 2, 3)]
     assert sizes == [3, 3, 1, 3, 3, 1]
-    seen = torch.cat([inputs for inputs, _ in batches(visit_of(net, x, y), 1, 3)]).ravel()
+    seen = torch.cat([inputs for inputs, _, _ in batches(visit_of(net, x, y), 1, 3)]).ravel()
     assert sorted(seen.tolist()) == list(range(7))
 
 
@@ -97,7 +97,7 @@ def test_the_order_depends_on_seed_round_client_and_epoch_only():
         visit = visit_of(net, x, y)
         for name, value in changes.items():
             setattr(visit, name, value)
-        return torch.cat([inputs for inputs, _ in batches(visit, 1, 50)]).ravel().tolist()
+        return torch.cat([inputs for inputs, _, _ in batches(visit, 1, 50)]).ravel().tolist()
 
     assert order() == order()
     assert order() != order(round=2)
