@@ -46,7 +46,7 @@ class Evaluator:
         load_weights(self.model, arrays)
         if self._inputs is None:
             self._inputs = self._data.central.to(self.device)
-        labels = torch.from_numpy(np.asarray(self._data.task.test.y))
+        labels = torch.from_numpy(np.array(self._data.task.test.y))
         return score(self.model, self._inputs, labels, self._data.task.classes, self.batch)
 
 
