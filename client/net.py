@@ -71,7 +71,10 @@ class ModuleNet:
         """Copy `arrays` (every name of the state_dict) into the live model."""
         with torch.no_grad():
             for name, target in {**self.params, **self.buffers}.items():
-                target.copy_(_tensor(arrays[name]))
+                if target.device.type == "cpu":
+                    target.detach().numpy()[...] = arrays[name]  # torch cannot read a read-only view, numpy can
+                else:
+                    target.copy_(torch.from_numpy(arrays[name].copy()))
 
     def read(self) -> Arrays:
         """Return the live model in state_dict order; on the CPU as views, valid until the next visit."""
@@ -120,8 +123,3 @@ class ModuleNet:
             if name.startswith(prefix)
         }
         return functional_call(module, values, inputs)  # type: ignore[no-any-return]
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor of `array`; read-only views are copied, torch cannot express them."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

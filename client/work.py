@@ -26,6 +26,7 @@ from conf.schema import load as load_config
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
 from strategies.protocol import EXTRA, reply
 from strategies.registry import method_class
+from strategies.wire import views
 from tasks.errors import DataError, ProtocolError
 from tasks.models import create
 from tasks.models.dropout import dropout_names, seed_dropout
@@ -99,7 +100,7 @@ class Workshop:
             model = create(config.modules["model"], config.model, self.data.task, config.seed)
             network = self.method.network(model, config.method, config.seed)
             self._scored = self.method.evaluation_network(network, config.method).to(self.device).eval()
-        arrays = {name: a.numpy() for name, a in message.content.array_records["arrays"].items()}
+        arrays = views(message.content.array_records["arrays"])
         load_weights(self._scored, arrays)
         with one_thread(self.device):
             found = score(self._scored, *own, self.data.task.classes)
@@ -109,7 +110,7 @@ class Workshop:
     def _arrive(self, message: Message) -> _Arrived:
         """Load a message's model into the network and prepare the visit."""
         asked: dict[str, Any] = dict(message.content.config_records["config"])
-        arrays = {name: a.numpy() for name, a in message.content.array_records["arrays"].items()}
+        arrays = views(message.content.array_records["arrays"])
         extras = {
             name.removeprefix(EXTRA): {key: a.numpy() for key, a in record.items()}
             for name, record in message.content.array_records.items()

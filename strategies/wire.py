@@ -80,6 +80,20 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     return {name: _decode_one(name, record[name], shape, dtype, finite) for name, (shape, dtype) in spec.items()}
 
 
+def views(record: ArrayRecord) -> Arrays:
+    """Return read-only views into the bytes of `record`, which comes from the own server and declares what it holds.
+
+    Raises
+    ------
+    UploadError
+        If an array is not what its own declaration says.
+    """
+    return {
+        str(name): _decode_one(str(name), array, tuple(array.shape), array.dtype, finite=False)
+        for name, array in record.items()
+    }
+
+
 def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, finite: bool) -> npt.NDArray[np.generic]:
     if array.dtype != dtype:
         raise UploadError("wrong_dtype", f"{name}: {str(array.dtype)[:40]!r} instead of {dtype!r}")

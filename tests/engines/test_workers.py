@@ -1,0 +1,197 @@
+"""Worker processes: same results as one process, and nothing that happens to a worker ends the federation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from client.app import app as client_app
+from client.app import warm_for
+from conf.compose import join
+from conf.schema import load
+from engines.arena import Arena, pack, unpack
+from engines.local import FIRST_NODE, LocalGrid, Params
+from engines.workers import WorkersGrid
+from server.session import Session
+from tests.engines.toy import app as toy
+from tests.federation import SMALL, Quiet
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
+
+
+@contextmanager
+def workers(count: int, clients: int = 6, **more: Any) -> Iterator[WorkersGrid]:
+    grid = WorkersGrid(toy, clients, {}, count, **more)
+    try:
+        yield grid
+    finally:
+        grid.close()
+
+
+def message(client: int, how: str = "", length: int = 3) -> Message:
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"w": Array(np.full(length, float(client)))}),
+            "config": ConfigRecord({"how": how}),
+        }
+    )
+    return Message(content, dst_node_id=FIRST_NODE + client, message_type="train")
+
+
+def config(reply: Message) -> ConfigRecord:
+    return reply.content.config_records["config"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_run_gives_the_same_model_with_any_number_of_workers(tmp_path: Path, count: int) -> None:
+    def model(name: str, grid_of: Any) -> str:
+        settled = [*SMALL, "rounds=2", "partition=dirichlet", f"output={tmp_path / name}"]
+        grid = grid_of(join(settled))
+        try:
+            Session(load(settled), grid, Quiet()).execute()
+        finally:
+            grid.close()
+        return hashlib.sha256((tmp_path / name / "model.safetensors").read_bytes()).hexdigest()
+
+    def forked(overrides: str) -> WorkersGrid:
+        fork, sizes = warm_for(overrides)()
+        assert fork
+        assert len(sizes) == 6
+        return WorkersGrid(client_app, 6, {"overrides": overrides}, count, sizes=sizes)
+
+    alone = model("alone", lambda overrides: LocalGrid(client_app, 6, {"overrides": overrides}))
+    assert model("workers", forked) == alone
+
+
+def test_replies_come_from_workers_and_carry_their_arrays() -> None:
+    with workers(2) as grid:
+        replies = list(grid.send_and_receive([message(i, length=400_000) for i in range(5)]))
+        assert sorted(int(config(r)["who"]) for r in replies) == [0, 1, 2, 3, 4]  # type: ignore[arg-type]
+        assert os.getpid() not in {config(r)["pid"] for r in replies}
+        for reply in replies:
+            array = reply.content.array_records["arrays"]["w"].numpy()
+            assert (array == float(config(reply)["who"]) + 1).all()  # type: ignore[arg-type]
+
+
+def test_a_node_keeps_its_context_whichever_worker_serves_it() -> None:
+    with workers(2) as grid:
+        for times in (1, 2, 3):
+            replies = list(grid.send_and_receive([message(i) for i in range(4)]))
+            assert {config(r)["times"] for r in replies} == {times}
+
+
+def test_clients_with_the_most_examples_go_first() -> None:
+    with workers(1, sizes=(5, 30, 10, 20, 1, 2)) as grid:
+        replies = grid.send_and_receive([message(i) for i in (0, 1, 2, 3)])
+        assert [config(r)["who"] for r in replies] == [1, 3, 2, 0]
+
+
+def test_an_exception_and_a_dead_worker_become_error_replies_and_the_round_goes_on() -> None:
+    with workers(2) as grid:
+        asked = [message(0), message(1, "die"), message(2, "raise"), message(3), message(4, "die"), message(5)]
+        replies = list(grid.send_and_receive(asked))
+        errors = {r.metadata.src_node_id - FIRST_NODE: r.error for r in replies if r.has_error()}
+        assert {client: error.code for client, error in errors.items()} == {1: 8, 2: 2, 4: 8}
+        assert "exit code -9" in errors[1].reason
+        assert errors[2].reason == "ValueError: on purpose"
+        assert sorted(config(r)["who"] for r in replies if not r.has_error()) == [0, 3, 5]  # type: ignore[type-var]
+        again = list(grid.send_and_receive([message(i) for i in range(6)]))
+        assert not any(r.has_error() for r in again)
+
+
+def test_close_ends_workers_that_are_busy() -> None:
+    with workers(2) as grid:
+        grid.push_messages([message(0, "sleep"), message(1, "sleep")])
+        pids = [worker.process.pid for worker in grid._pool]
+    assert all(pid is not None and not alive(pid) for pid in pids)
+
+
+SCRIPT = """
+import sys
+from tests.engines.test_workers import message, toy
+from engines.workers import WorkersGrid
+grid = WorkersGrid(toy, 4, {}, 2)
+grid.push_messages([message(0, "sleep"), message(1, "sleep")])
+print(*(w.process.pid for w in grid._pool), flush=True)
+try:
+    while True:
+        grid.pull_messages([])
+except KeyboardInterrupt:
+    sys.exit(130)
+finally:
+    grid.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_workers_end_with_their_parent(number: signal.Signals, code: int) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    if number == signal.SIGINT:
+        os.killpg(parent.pid, number)  # as a terminal does: everybody in the group gets it
+    else:
+        parent.send_signal(number)
+    _, errors = parent.communicate(timeout=60)
+    assert parent.returncode == code
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 30
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether `pid` runs; one that ended and is not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_workers_that_are_not_forked_find_the_app_by_its_name() -> None:
+    with workers(1, fork=False, app_path="tests.engines.toy:app") as grid:
+        [reply] = grid.send_and_receive([message(2)])
+        assert config(reply)["who"] == 2
+
+
+def test_an_arena_grows_on_both_sides_and_its_messages_own_their_arrays() -> None:
+    mine = Arena()
+    theirs = Arena(mine.path)
+    try:
+        first = unpack(pack(message(1, length=10), mine), theirs)
+        second = unpack(pack(message(2, length=1_000_000), mine), theirs)
+        third = unpack(pack(message(3, length=10), mine), theirs)
+        for client, (found, length) in enumerate([(first, 10), (second, 1_000_000), (third, 10)], start=1):
+            assert (found.content.array_records["arrays"]["w"].numpy() == np.full(length, float(client))).all()
+            assert found.metadata.dst_node_id == FIRST_NODE + client
+        assert len(pack(message(4, length=1_000_000), mine)) < 2_000  # the array itself is not in the pickle
+    finally:
+        mine.close()
+        theirs.close()
+
+
+def test_auto_is_one_worker_per_core() -> None:
+    assert Params().count() == len(os.sched_getaffinity(0))
+    assert Params(workers=3).count() == 3

@@ -1,0 +1,35 @@
+"""A ClientApp without torch, for tests of grids: adds one to its array, or fails the way its message says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    asked = message.content.config_records["config"]
+    how = asked.get("how", "")
+    if how == "raise":
+        raise ValueError("on purpose")
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "sleep":
+        time.sleep(600)
+    before = context.state.config_records.get("seen", ConfigRecord({"times": 0}))
+    times = int(before["times"]) + 1
+    context.state["seen"] = ConfigRecord({"times": times})
+    array = message.content.array_records["arrays"]["w"].numpy() + 1
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"w": Array(array)}),
+            "config": ConfigRecord({"times": times, "pid": os.getpid(), "who": context.node_config["partition-id"]}),
+        }
+    )
+    return Message(content, reply_to=message)
