@@ -101,7 +101,7 @@ class Subject:
         part = {name: value for name, value in self.config["model"].items() if name != "module"}
         model: nn.Module = create(str(self.config["model"].get("module", part["name"])), part, self.task, self.seed)
         kind = method_class(str(self.config["method"].get("module", self.config["method"]["name"])))
-        model = kind.build_model(model, self._params("method", kind.Params))
+        model = kind.network(model, self._params("method", kind.Params), self.seed)
         try:
             model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
         except RuntimeError as error:

@@ -122,7 +122,7 @@ def test_the_second_phase_sees_its_own_batches(tmp_path):
         Visit(None, {}, {}, {}, {}, {}, x, x[:, 0].long(), 0, 1, 1, 1, 20, 0.1, exchange=e)  # type: ignore[arg-type]
         for e in (0, 1)
     ]
-    first, second = ([int(i) for _, y in batches(visit, 1, 5) for i in y] for visit in visits)
+    first, second = ([int(i) for _, y, _ in batches(visit, 1, 5) for i in y] for visit in visits)
     assert first != second
     assert sorted(first) == sorted(second) == list(range(20))
 
