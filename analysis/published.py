@@ -124,8 +124,12 @@ def belongs(cell: Cell, settings: Mapping[str, Any]) -> bool:
 
 def _variant_agrees(cell: Cell, settings: Mapping[str, Any]) -> bool:
     named = dict(pair.split("=", 1) for pair in cell.variant.split())
-    if cell.method == "fedct" and named.pop("ablation", FEDCT_WHOLE) != fedct_modules(settings):
-        return False
+    if cell.method == "fedct":
+        ablation = named.pop("ablation", None)
+        if ablation is not None and not set(FEDCT_MODULES.values()) <= set(settings):
+            return False
+        if (ablation or FEDCT_WHOLE) != fedct_modules(settings):
+            return False
     expected = PAPER.get(cell.method, {}) | {f"method.{name}": value for name, value in named.items()}
     # What a cell names must be in the configuration or be the paper's own choice: an ablation is never guessed.
     if any(f"method.{n}" not in settings and PAPER.get(cell.method, {}).get(f"method.{n}") != named[n] for n in named):

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 
 from client.app import app as client_app
@@ -16,6 +17,7 @@ from strategies.cross_training import CrossTraining
 from strategies.objective import Visit
 from strategies.protocol import Round
 from strategies.registry import method_class
+from tasks.errors import FederationError
 from tests.client import visits
 from tests.federation import SMALL, run, same, session
 
@@ -258,3 +260,17 @@ def test_the_batched_trainer_agrees_with_the_loop(name, norm):
     for (flat, loss), done in zip(expected, found):
         torch.testing.assert_close(done.flat, flat, rtol=0, atol=1e-10)
         assert done.loss == pytest.approx(loss, abs=1e-10)
+
+
+def test_flowers_own_calls_pass_over_an_exchange_without_messages(tmp_path):
+    # One call per exchange; with a single client left there is nothing to send in the second.
+    drawn = method_class("fedexg")(clients_per_round=3, seed=1).sample(1, list(range(6)))
+    ready = session(tmp_path, "method=fedexg", app=losing({(drawn[0], 0), (drawn[2], 0)}))
+    method, config = ready.method, ConfigRecord({})
+    for call in (1, 2):
+        messages = method.configure_train(call, ArrayRecord({}), config, ready.grid)
+        found, _ = method.aggregate_train(call, ready.grid.send_and_receive(messages))
+        assert found is not None
+    assert len(list(messages)) == 0
+    with pytest.raises(FederationError, match="without configure_train"):
+        method.aggregate_train(3, [])
