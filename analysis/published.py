@@ -32,6 +32,11 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 """Settings a cell without variant was published with. A setting a run does not have counts as the paper's."""
 
+FEDCT_MODULES = {"MVKGRL": "method.kappa", "MFA": "method.eta"}
+"""The weights of FedCT's two losses: at 0 the module is off. Broadcasting (CAKB) is what remains."""
+
+FEDCT_WHOLE = "CAKB+MVKGRL+MFA"
+
 FEDCROSS_ROUNDS = {"cnn": 2000, "resnet20": 2000, "vgg16": 1000}
 TEXT_ROUNDS = {"shakespeare": 1000, "sent140": 3000}
 
@@ -119,11 +124,23 @@ def belongs(cell: Cell, settings: Mapping[str, Any]) -> bool:
 
 def _variant_agrees(cell: Cell, settings: Mapping[str, Any]) -> bool:
     named = dict(pair.split("=", 1) for pair in cell.variant.split())
+    if cell.method == "fedct":
+        ablation = named.pop("ablation", None)
+        if ablation is not None and not set(FEDCT_MODULES.values()) <= set(settings):
+            return False
+        if (ablation or FEDCT_WHOLE) != fedct_modules(settings):
+            return False
     expected = PAPER.get(cell.method, {}) | {f"method.{name}": value for name, value in named.items()}
     # What a cell names must be in the configuration or be the paper's own choice: an ablation is never guessed.
     if any(f"method.{n}" not in settings and PAPER.get(cell.method, {}).get(f"method.{n}") != named[n] for n in named):
         return False
     return all(_equal(settings[name], value) for name, value in expected.items() if name in settings)
+
+
+def fedct_modules(settings: Mapping[str, Any]) -> str:
+    """Return FedCT's active modules as its Table III names them: ``CAKB+MVKGRL+MFA`` for the whole method."""
+    active = (name for name, weight in FEDCT_MODULES.items() if float(settings.get(weight, 1)) > 0)
+    return "+".join(["CAKB", *active])
 
 
 def _equal(mine: object, paper: object) -> bool:

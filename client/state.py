@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from logging import WARNING
 from pathlib import Path
 
 import numpy as np
+from flwr.common.logger import log
 
 from strategies.wire import Arrays
 from tasks.errors import StorageError
@@ -33,15 +35,18 @@ class StateStore:
         self.folder = root / (run or "run") / f"client-{client}"
 
     def load(self, visit: int) -> Arrays:
-        """Return the state that `visit` made; empty if it is 0 or unknown here (a new or replaced device)."""
+        """Return the state that `visit` made; empty if it is 0 or not here (a replaced device: a warning says so)."""
         path = self._path(visit)
-        if visit <= 0 or not path.exists():
+        if visit <= 0:
+            return {}
+        if not path.exists():
+            log(WARNING, "%s: no state of visit %s here, this client starts anew. Was its disk replaced?", path, visit)
             return {}
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 
-    def save(self, visit: int, state: Arrays, accepted: int) -> None:
-        """Keep `state` under `visit`, durably, and forget all visits before `accepted`."""
+    def save(self, visit: int, state: Arrays, keep: int) -> None:
+        """Keep `state` under `visit`, durably, and forget all visits before `keep`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as part:
@@ -50,7 +55,7 @@ class StateStore:
                 os.fsync(part.fileno())
             Path(part.name).replace(self._path(visit))
             for old in self.folder.glob("*.npz"):
-                if int(old.stem) < accepted:
+                if int(old.stem) < keep:
                     old.unlink()
         except OSError as error:
             raise StorageError(

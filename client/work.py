@@ -148,7 +148,7 @@ class Workshop:
         visit, prepared = arrived.visit, arrived.prepared
         outcome = self.objective.finish(visit, trained, prepared)
         if outcome.state is not None:
-            arrived.store.save(int(visit.config["visit"]), outcome.state, int(visit.config["state"]))
+            arrived.store.save(int(visit.config["visit"]), outcome.state, int(visit.config["keep"]))
         metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}
         arrays = self.net.arrays(trained.params, trained.buffers)
         return reply(arrived.message, arrays, outcome.extras, len(visit.y), metrics)

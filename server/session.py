@@ -6,6 +6,7 @@ import json
 import platform
 import secrets
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ class Session:
             check_same(identity["config"], describe(config))
             self.run = identity["run"]
         self.method: Method = kind(config.method, federation_of(config, self.run))
+        self.method.durable = {}
+        self._accepted: deque[dict[int, int]] = deque(maxlen=config.checkpoint.keep)
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
         self.method.begin(arrays, {name for name, _ in model.named_parameters()})
         if state is not None:
@@ -95,7 +98,7 @@ class Session:
                 entry = self._round(number)
                 ledger.add(entry)
                 if number % config.checkpoint.every == 0 or number == config.rounds:
-                    self.checkpoints.save(number, self.method.checkpoint(), self._identity())
+                    self._checkpoint(number)
                 logger.add(entry)
                 self.progress.round(entry)
         finally:
@@ -117,6 +120,13 @@ class Session:
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.method, self.grid, number)
         return entry
+
+    def _checkpoint(self, number: int) -> None:
+        """Make round `number` durable, and let clients forget what no kept checkpoint needs any more."""
+        self.checkpoints.save(number, self.method.checkpoint(), self._identity())
+        self._accepted.append(dict(self.method.accepted))
+        if len(self._accepted) == self._accepted.maxlen:
+            self.method.durable = self._accepted[0]
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
         names = self.config.names

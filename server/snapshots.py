@@ -15,8 +15,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from server.accounting import write_atomically
+from strategies.arrays import Arrays
 from strategies.protocol import Round, Upload
-from strategies.wire import Arrays
 from tasks.errors import StorageError
 
 

@@ -97,11 +97,14 @@ class Method(Strategy):
         self.params = params if params is not None else self.Params.model_validate(own)
         self.federation = federation if federation is not None else Federation.model_validate(meeting)
         self.roster = Roster()
+        #: Client -> its last accepted visit, the one it continues from.
         self.accepted: dict[int, int] = {}
+        #: The same as of the oldest checkpoint that a resume may go back to; clients forget nothing from there on.
+        self.durable: dict[int, int] | None = None
         self.spec: Spec = {}
         self.parameter_names: tuple[str, ...] = ()
         self._tickets: dict[str, Ticket] = {}
-        self._messages: list[tuple[Message, Ticket]] = []
+        self._messages: list[tuple[Message, Ticket]] | None = None
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
         #: Told about the accepted uploads of every exchange, before they are aggregated.
@@ -237,6 +240,7 @@ class Method(Strategy):
                 "server-round": current.number,
                 "rounds": self.federation.rounds,
                 "state": self.accepted.get(payload.client, 0),
+                "keep": (self.accepted if self.durable is None else self.durable).get(payload.client, 0),
                 "visit": self._visit(current),
             }
             outgoing.append(
@@ -360,10 +364,10 @@ class Method(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Validate the replies, aggregate, and return the global model with the round's metrics."""
-        if not self._messages:
+        if self._messages is None:
             raise FederationError(f"aggregate_train({server_round}) without configure_train before it")
         tickets = {message.metadata.message_id: ticket for message, ticket in self._messages}
-        self._messages = []
+        self._messages = None
         self._finish(self._round, self._collect(replies, tickets), len(tickets))
         values = {"train-loss": self._report.train_loss} if self._report.train_loss is not None else {}
         return encode(self.global_model()), MetricRecord({**values, **self._report.metrics})

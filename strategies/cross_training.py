@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies import matching
+from strategies.arrays import Arrays
 from strategies.averaging import weighted_mean
 from strategies.fedavg import SingleModel
 from strategies.objective import Extras, Objective, Outcome, Trained, Visit, as_arrays, as_tensors
 from strategies.protocol import Payload, Round, Upload
 from strategies.prototypes import class_means
-from strategies.wire import Arrays, Spec
+from strategies.wire import Spec
 from tasks.errors import ConfigError
 from tasks.randomness import stream
 from tasks.settings import Settings

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from strategies.arrays import Arrays
 from strategies.cross_training import BIAS, GROUP, WEIGHT, CrossObjective, CrossTraining, Learner, average, fuse
 from strategies.matching import MATCHINGS, Costs, consistency
-from strategies.objective import Batch, Extras, Net, Tensors
+from strategies.moon import Contrast
+from strategies.objective import Batch, Extras, Net, Outcome, Tensors, Trained, Visit
+from strategies.projection import Projected, project
 from strategies.protocol import Round, Upload
 from strategies.prototypes import away, contrast, partners
-from strategies.wire import Arrays
+from tasks.settings import Settings
 
 
 class FedctObjective(CrossObjective):
     """At a host ``CE + kappa APCL + eta MFA``; at home the base loss."""
 
     params: FedCT.Params
+
+    def prepare(self, visit: Visit) -> Extras:
+        """Return what the phase needs: at home MOON's models, if that is the base loss; at a host the prototypes."""
+        if visit.exchange == 0 and self.params.base == "moon":
+            return Contrast(self.params).prepare(visit)
+        return super().prepare(visit)
+
+    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+        """Return the prototypes; for MOON keep the model trained at home, over visits as a host too."""
+        outcome = super().finish(visit, trained, extras)
+        if self.params.base == "moon":
+            kept = Contrast(self.params).finish(visit, trained, extras).state if visit.exchange == 0 else visit.state
+            outcome.state = kept or None
+        return outcome
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
         """Return the loss.
@@ -30,6 +47,8 @@ class FedctObjective(CrossObjective):
         ``m CE(H(f_mix), y_a) + (1 - m) CE(H(f_mix), y_b)``, b the partner of a in the batch.
         """
         p = self.params
+        if "global" in extras:
+            return Contrast(p).loss(net, params, buffers, batch, extras)
         if not extras or p.kappa == p.eta == 0:
             return super().loss(net, params, buffers, batch, extras)
         features = net.features(params, buffers, batch.x)
@@ -76,13 +95,20 @@ class FedCT(CrossTraining):
           randomly ordered batch (see :func:`strategies.prototypes.partners`).
         - N_e > 1: prototypes are computed anew at each host, then models are matched again; only the client where a
           model is now is forbidden.
+        - With MOON as the base loss (``base=moon``), phase I is MOON's: the global model and the one that the client
+          trained in its last phase I are contrasted, the network has MOON's projection head, and embeddings and
+          prototypes are those after the head. Phase III is the same for both. A client keeps one model on its disk.
         - Each phase trains for ``train.epochs``; ``train.epochs=5`` gives FedAvg's work with 5 + 5 epochs.
         - The tables' grids are published, the chosen values are not: defaults from within the grids.
     """
 
-    class Params(CrossTraining.Params):
-        """FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2."""
+    class Params(CrossTraining.Params, Projected):
+        """FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2.
 
+        MOON's, used with ``base=moon`` only: mu, tau, projection, hidden, width (see :class:`strategies.moon.Moon`).
+        """
+
+        base: Literal["fedavg", "moon"] = "fedavg"
         broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
         matching: Literal["assignment", "greedy", "literal"] = "assignment"
         fusion: float = Field(0.5, ge=0, le=1, description="share of the global view in the fused prototypes")
@@ -91,6 +117,8 @@ class FedCT(CrossTraining):
         temperature: float = Field(0.5, gt=0)
         hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
         mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
+        mu: float = Field(1.0, ge=0, description="weight of MOON's contrast at home")
+        tau: float = Field(0.5, gt=0, description="temperature of MOON's contrast")
 
         def remarks(self) -> list[str]:
             """Return what is allowed but unusual."""
@@ -101,6 +129,12 @@ class FedCT(CrossTraining):
     params: Params
     Objective = FedctObjective
     _met: float | None = None
+
+    @classmethod
+    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+        """Return `model`, with MOON's projection head if that is the base loss."""
+        chosen = cast("FedCT.Params", params)
+        return project(model, chosen) if chosen.base == "moon" else model
 
     @property
     def uses_prototypes(self) -> bool:

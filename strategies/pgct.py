@@ -6,10 +6,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from strategies.arrays import Arrays
 from strategies.cross_training import GROUP, CrossObjective, CrossTraining
 from strategies.objective import Batch, Extras, Net, Tensors
 from strategies.prototypes import attend, contrast
-from strategies.wire import Arrays
 
 
 class PgctObjective(CrossObjective):

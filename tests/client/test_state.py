@@ -7,17 +7,17 @@ from tasks.errors import StorageError
 
 def test_the_accepted_visit_is_continued_not_the_last(tmp_path):
     store = StateStore(tmp_path, "run", 3)
-    store.save(1, {"c": np.float32([1])}, accepted=0)
-    store.save(2, {"c": np.float32([2])}, accepted=1)  # this upload gets lost
+    store.save(1, {"c": np.float32([1])}, keep=0)
+    store.save(2, {"c": np.float32([2])}, keep=1)  # this upload gets lost
     assert StateStore(tmp_path, "run", 3).load(1)["c"] == 1
-    store.save(3, {"c": np.float32([3])}, accepted=1)
+    store.save(3, {"c": np.float32([3])}, keep=1)
     assert store.load(3)["c"] == 3
 
 
 def test_old_states_are_forgotten_and_the_accepted_one_stays(tmp_path):
     store = StateStore(tmp_path, "run", 0)
     for visit in (1, 2, 3):
-        store.save(visit, {"c": np.float32([visit])}, accepted=visit - 1)
+        store.save(visit, {"c": np.float32([visit])}, keep=visit - 1)
     assert sorted(path.stem for path in store.folder.glob("*.npz")) == ["2", "3"]
 
 

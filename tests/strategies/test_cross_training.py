@@ -3,18 +3,22 @@ import json
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 
 from client.app import app as client_app
+from client.batched import train_batched
 from client.net import ModuleNet
 from client.trainer import one_thread, train
 from client.work import Workshop
 from conf.schema import load
 from strategies.averaging import weighted_mean
 from strategies.cross_training import CrossTraining
-from strategies.objective import Batch, Visit
+from strategies.objective import Visit
 from strategies.protocol import Round
 from strategies.registry import method_class
+from tasks.errors import FederationError
+from tests.client import visits
 from tests.federation import SMALL, run, same, session
 
 METHODS = ["fedexg", "pgct", "fedct"]
@@ -71,12 +75,16 @@ def test_exchanges_and_bytes_are_counted_apart_from_rounds(tmp_path, name):
         assert line["bytes_up"] == 3 * (3 * model + 2 * prototypes)
 
 
+def copied(arrays):
+    return {name: array.copy() for name, array in arrays.items()}
+
+
 def two_phases(overrides):
     """Return FedAvg with two phases of local training, written down without any strategy, on the clients of round 1."""
     config = load([*SMALL, *overrides])
     shop = Workshop(config)
     method = method_class("fedexg")(clients_per_round=3, seed=config.seed)
-    model = shop.net.read()
+    model = copied(shop.net.read())
     found, examples = [], []
     for client in method.sample(1, list(range(6))):
         arrays = model
@@ -90,7 +98,7 @@ def two_phases(overrides):
             )  # fmt: skip
             with one_thread(torch.device("cpu")):
                 train(net, method_class("fedavg").Objective(config.method), visit, {}, config.train)
-            arrays = net.read()
+            arrays = copied(net.read())
         found.append(arrays)
         examples.append(len(y))
     return weighted_mean(found, examples)
@@ -118,11 +126,11 @@ def test_the_second_phase_sees_its_own_batches(tmp_path):
     from client.trainer import batches
 
     x = torch.arange(20).float().unsqueeze(1)
-    visits = [
+    both = [
         Visit(None, {}, {}, {}, {}, {}, x, x[:, 0].long(), 0, 1, 1, 1, 20, 0.1, exchange=e)  # type: ignore[arg-type]
         for e in (0, 1)
     ]
-    first, second = ([int(i) for _, y, _ in batches(visit, 1, 5) for i in y] for visit in visits)
+    first, second = ([int(i) for _, y, _ in batches(visit, 1, 5) for i in y] for visit in both)
     assert first != second
     assert sorted(first) == sorted(second) == list(range(20))
 
@@ -227,34 +235,42 @@ def test_random_routes_differ_between_rounds_and_repeat_with_the_seed():
     assert all(client != 10 + slot for slot, client in route(1, 1).items())
 
 
-@pytest.mark.parametrize("name", ["fedexg", "pgct", "fedct"])
-def test_clients_in_one_batch_agree_with_one_after_another(name):
-    # The batched trainer's way: vmap over stacked parameters, buffers, batches, masks and extras.
-    config = load([*SMALL, f"method={name}"])
-    shop = Workshop(config)
-    objective, net = shop.objective, shop.net
-    generator = torch.Generator().manual_seed(5)
-    clients, rows, classes = 3, 6, 10
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    params = {key: p.detach() + 0.1 * draw(clients, *p.shape) for key, p in net.params.items()}
-    x, y = draw(clients, rows, 1, 8, 8), torch.randint(classes, (clients, rows), generator=generator)
-    mask = torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
-    extras = {"host": torch.ones(clients)}
-    if name != "fedexg":
-        extras |= {"vectors": draw(clients, classes, 64), "present": draw(clients, classes) > -1}
-
-    def loss(p, x, y, mask, extras):
-        return objective.loss(net, p, {}, Batch(x, y, mask), extras)
-
+@pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_batched_trainer_agrees_with_the_loop(name, norm):
+    # Hosts of unequal size, prototypes with absent classes; batches of 4 are padded without batch normalisation.
+    net = visits.small_net(norm=norm)
+    kind = method_class(name)
+    objective = kind.Objective(kind.Params())
+    generator = np.random.Generator(np.random.Philox(4))
+    hosts = []
+    for client, (n, present) in enumerate(
+        [(9, [True, True, True]), (4, [True, False, True]), (6, [False, True, False])]
+    ):
+        group = {"vectors": generator.normal(size=(3, 8)), "present": np.array(present)}
+        extras = {} if name == "fedexg" else {"prototypes": group}
+        hosts.append(visits.visit(net, client, n, exchange=1, extras=extras))
+    expected = []
+    for one in hosts:
+        visits.enter(net, one)
+        done = train(net, objective, one, objective.prepare(one), visits.settings())
+        expected.append((done.flat.clone(), done.loss))
     assert objective.batchable
-    together = torch.func.vmap(torch.func.grad(loss))(params, x, y, mask, extras)
-    for client in range(clients):
-        real = int(mask[client].sum())
-        own = {key: p[client].clone().requires_grad_() for key, p in params.items()}
-        batch = Batch(x[client, :real], y[client, :real])
-        objective.loss(net, own, {}, batch, {key: t[client] for key, t in extras.items()}).backward()
-        for key, p in own.items():
-            torch.testing.assert_close(together[key][client], p.grad, rtol=1e-4, atol=1e-6)
+    found = train_batched(net, objective, [visits.work(net, objective, one) for one in hosts], visits.settings())
+    for (flat, loss), done in zip(expected, found):
+        torch.testing.assert_close(done.flat, flat, rtol=0, atol=1e-10)
+        assert done.loss == pytest.approx(loss, abs=1e-10)
+
+
+def test_flowers_own_calls_pass_over_an_exchange_without_messages(tmp_path):
+    # One call per exchange; with a single client left there is nothing to send in the second.
+    drawn = method_class("fedexg")(clients_per_round=3, seed=1).sample(1, list(range(6)))
+    ready = session(tmp_path, "method=fedexg", app=losing({(drawn[0], 0), (drawn[2], 0)}))
+    method, config = ready.method, ConfigRecord({})
+    for call in (1, 2):
+        messages = method.configure_train(call, ArrayRecord({}), config, ready.grid)
+        found, _ = method.aggregate_train(call, ready.grid.send_and_receive(messages))
+        assert found is not None
+    assert len(list(messages)) == 0
+    with pytest.raises(FederationError, match="without configure_train"):
+        method.aggregate_train(3, [])

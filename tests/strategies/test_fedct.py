@@ -8,7 +8,7 @@ from strategies.cross_training import GROUP, Learner, Prototypes
 from strategies.fedct import FedCT
 from strategies.objective import Batch
 from strategies.protocol import Round, Upload
-from tests.federation import run
+from tests.federation import run, same, session
 from tests.strategies.plain import PlainNet
 
 F64 = torch.float64
@@ -224,3 +224,55 @@ def test_random_broadcast_without_contrast_needs_no_prototypes():
 def test_an_unused_matching_is_remarked():
     assert FedCT.Params(broadcast="random", matching="literal").remarks()
     assert FedCT.Params(matching="literal").remarks() == []
+
+
+# ---- MOON as the base loss ----------------------------------------------------------------------------------------
+
+MOON = ("method=fedct", "method.base=moon", "method.mu=2", "method.hidden=16", "method.width=8", "partition.clients=3")
+
+
+def test_the_loss_at_home_is_moons():
+    # f = (1, 0) of scale 1 are the logits, class 0: CE = log(1 + 1/e). The global model scales by 1 (cosine 1), the
+    # previous one by -1 (cosine -1): contrast log(1 + exp((-1 - 1) / .5)).
+    extras = {
+        "global": ({"scale": torch.tensor(1.0, dtype=F64)}, {}),
+        "previous": ({"scale": torch.tensor(-1.0, dtype=F64)}, {}),
+        "met": torch.tensor(1.0, dtype=F64),
+    }
+    value = loss(FedCT.Params(base="moon", mu=3, tau=0.5), batch([[1.0, 0.0]], [0]), extras).item()
+    assert value == pytest.approx(math.log(1 + math.exp(-1)) + 3 * math.log(1 + math.exp(-4)))
+
+
+def test_with_moon_the_first_round_has_no_negative_and_later_ones_do(tmp_path):
+    with_moon = run(tmp_path / "a", *MOON, "rounds=1").method.global_model()
+    without = run(tmp_path / "b", *MOON, "method.mu=0", "rounds=1").method.global_model()
+    assert same(with_moon, without)
+    later = run(tmp_path / "c", *MOON, "rounds=2").method.global_model()
+    assert not same(later, run(tmp_path / "d", *MOON, "method.mu=0", "rounds=2").method.global_model())
+
+
+def test_the_model_from_home_outlives_the_visit_as_a_host(tmp_path, monkeypatch):
+    kept = []
+    prepare = FedCT.Objective.prepare
+
+    def watched(self, visit):
+        kept.append((visit.round, visit.exchange, visit.client, visit.state.get("classifier.weight")))
+        return prepare(self, visit)
+
+    monkeypatch.setattr(FedCT.Objective, "prepare", watched)
+    ready = session(tmp_path, *MOON, "rounds=2")
+    homes = {}
+    ready.method.observer = lambda current, uploads: homes.update(
+        {u.client: u.arrays["classifier.weight"] for u in uploads if (current.number, current.exchange) == (1, 0)}
+    )
+    ready.execute()
+    in_round_two = {client: state for number, exchange, client, state in kept if (number, exchange) == (2, 0)}
+    assert len(in_round_two) == 3
+    assert all((in_round_two[client] == homes[client]).all() for client in homes)
+
+
+def test_a_resumed_run_with_moon_equals_an_uninterrupted_one(tmp_path):
+    whole = run(tmp_path / "whole", *MOON, "rounds=3")
+    run(tmp_path / "part", *MOON, "rounds=2")
+    resumed = run(tmp_path / "part", *MOON, "rounds=3", f"resume={tmp_path / 'part'}")
+    assert same(whole.method.global_model(), resumed.method.global_model())

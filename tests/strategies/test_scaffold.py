@@ -9,7 +9,7 @@ from conf.schema import Train
 from strategies.objective import Outcome
 from strategies.protocol import Round
 from strategies.scaffold import Controlled, Scaffold, effective_steps
-from tests.federation import run, same
+from tests.federation import run, same, session
 from tests.strategies.bench import check_batched, check_resume, forgetful, play, states, two_layers
 
 #: Client 0: x = 1, label 0, three times; client 1: x = 2, label 1.
@@ -183,3 +183,23 @@ def test_a_round_without_uploads_changes_nothing():
     method.begin({"w": np.ones(1, np.float32)}, {"w"})
     assert method.aggregate(Round(1, 0, (0,), 0), []) == {}
     assert method.global_model()["w"] == 1
+
+
+def test_a_resume_between_checkpoints_finds_the_clients_states(tmp_path):
+    # Checkpoints every 3 rounds; the run is cut off after round 5 and goes back to round 3. Every client drawn in
+    # rounds 4 and 5 has saved newer states by then; the ones of round 3 must still be there.
+    every = ("method=scaffold", "clients_per_round=5", "checkpoint.every=3", "checkpoint.keep=1")
+    whole = run(tmp_path / "whole", *every, "rounds=7")
+    cut = session(tmp_path / "cut", *every, "rounds=7")
+    real = cut._round
+
+    def interrupted(number):
+        if number == 6:
+            raise KeyboardInterrupt
+        return real(number)
+
+    cut._round = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        cut.execute()
+    resumed = run(tmp_path / "cut", *every, "rounds=7", f"resume={tmp_path / 'cut'}")
+    assert same(whole.method.global_model(), resumed.method.global_model())
