@@ -171,6 +171,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
     needed = config.federation.min_clients
     if needed is not None and isinstance(clients, int) and needed > clients:
         faults.append(f"federation.min_clients={needed}: the federation has {clients} clients. Lower it.")
+    own = getattr(config.method, "faults", None)
+    faults += own(config.clients_per_round) if callable(own) else []
     if config.resume is not None and not Path(config.resume).is_dir():
         faults.append(f"resume={config.resume!r}: no such run folder. Name the folder of a run.")
     return faults

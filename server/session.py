@@ -7,6 +7,7 @@ import platform
 import secrets
 import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Session:
         state = None
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
-            check_same(identity["config"], describe(config))
+            check_same(identity["config"], describe(config), kind.may_change)
             self.run = identity["run"]
         self.method: Method = kind(config.method, federation_of(config, self.run))
         self.method.durable = {}
@@ -170,13 +171,16 @@ def describe(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise a ConfigError that names every setting in which a continued run differs from what it was."""
+def check_same(before: dict[str, Any], now: dict[str, Any], may_change: Collection[str] = ()) -> None:
+    """Raise a ConfigError that names every setting in which a continued run differs from what it was.
+
+    Settings in `may_change`, and what lies below them, may differ.
+    """
     old, new = flatten(before), flatten(now)
     faults = [
         f"{name}: the run in that folder has {old.get(name)!r}, now it is {new.get(name)!r}. Resume needs the same."
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
+        if old.get(name) != new.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in may_change)
     ]
     if faults:
         raise ConfigError(faults)

@@ -88,6 +88,8 @@ class Method(Strategy):
 
     Params: ClassVar[type[Settings]] = Settings
     Objective: ClassVar[type[Objective]] = Objective
+    #: Settings, by dotted name, that a continued run may have otherwise than before (``method.k``, say).
+    may_change: ClassVar[frozenset[str]] = frozenset()
     #: Exchanges of messages in one global round.
     exchanges: int = 1
 

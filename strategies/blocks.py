@@ -159,7 +159,7 @@ def mix(
     targets: NDArray[np.int64],
     index: NDArray[np.int64],
     weight: NDArray[np.float64],
-    want_gram: bool = False,
+    gram_columns: slice | None = None,
 ) -> NDArray[np.float64] | None:
     """Replace ``rows[targets[t]]`` by ``sum_l weight[t, l] * rows[index[t, l]]``, all at once, in place.
 
@@ -175,9 +175,10 @@ def mix(
     index, weight : arrays (T, L) or (1, L)
         Sources and their weights, 0 or more each; every row of `weight` sums to 1 and starts above 0. A single row
         holds for all targets.
-    want_gram : bool
-        Return the Gram matrix (K, K) of the rows as they were, to the bit what :func:`gram` gives for all of them,
-        taken while each block is in the cache: the pool then travels from memory once instead of twice.
+    gram_columns : slice, optional
+        Return the Gram matrix (K, K) of the rows as they were over these columns (from 0 on), to the bit what
+        :func:`gram` gives for all rows, taken while each block is in the cache: the pool then travels from memory
+        once instead of twice.
     """
     import torch
 
@@ -187,14 +188,15 @@ def mix(
     sources = [torch.from_numpy(np.ascontiguousarray(source)) for source in index.T]
     write_to = torch.from_numpy(targets)
     groups = column_groups(len(rows), rows.itemsize, 0, rows.shape[1])
-    parts = np.zeros((len(groups) if want_gram else 0, len(rows), len(rows)))
+    gram_stop = 0 if gram_columns is None else gram_columns.indices(rows.shape[1])[1]
+    parts = np.zeros((len(groups), len(rows), len(rows)))
 
     def task(number: int, blocks: list[slice]) -> None:
         scratches = [_scratch(pool, len(index), blocks) for _ in sources]
         for columns in blocks:
             block = pool[:, columns]
-            if want_gram:
-                _accumulate(parts[number], _block_gram(block))
+            if columns.start < gram_stop:
+                _accumulate(parts[number], _block_gram(block[:, : gram_stop - columns.start]))
             first = 1 if in_place else 0  # everything is read before anything is written
             gathered = [_gather(block, source, to) for source, to in zip(sources[first:], scratches[first:])]
             mixed = block if in_place else gathered.pop(0)
@@ -204,7 +206,7 @@ def mix(
                 block.index_copy_(0, write_to, mixed.expand(len(targets), -1))
 
     over_groups(task, groups)
-    return _symmetric(_total(parts)) if want_gram else None
+    return None if gram_columns is None else _symmetric(_total(parts))
 
 
 def mean(rows: NDArray[Any], members: NDArray[np.int64], out: NDArray[Any]) -> None:

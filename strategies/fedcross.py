@@ -2,19 +2,98 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
 
-from strategies import similarity
-from strategies.arrays import Layout
+from strategies.arrays import Arrays, Layout
 from strategies.base import Method, State
-from strategies.mixing import cross
-from strategies.pool import Pool, diagnostics
+from strategies.mixing import Mixing, cross, identity, offsets, propellers, uniform
+from strategies.pool import Pool, Storage, diagnostics
 from strategies.protocol import Payload, Round, Upload
+from strategies.schedule import Choice, Constant, Schedule, within
 from strategies.selection import Question, find_selection
-from strategies.wire import Arrays
+from strategies.similarity import FROM_GRAM, Part, find_similarity
+from tasks.errors import ConfigError
 from tasks.settings import Settings
+
+
+def _whole(schedule: Schedule) -> Schedule:
+    """Check that a schedule runs between whole numbers from 1 on."""
+    wrong = [value for value in schedule.values() if value < 1 or value != int(value)]
+    if wrong:
+        raise ValueError(f"must be a whole number of models, 1 or more, not {wrong[0]:g}")
+    return schedule
+
+
+Alpha: TypeAlias = Annotated[Schedule, AfterValidator(within(0.5, 1.0))]
+Count: TypeAlias = Annotated[Schedule, AfterValidator(_whole)]
+Gram: TypeAlias = NDArray[np.float64]
+
+
+class FedCrossParams(Settings):
+    """Settings of FedCross; numbers marked *schedule* may change from round to round (:mod:`strategies.schedule`).
+
+    Parameters
+    ----------
+    alpha : schedule
+        Share that a model keeps of itself, 0.5 to 1; 1 is independent training.
+    selection : str
+        Who collaborates with whom (:mod:`strategies.selection`).
+    similarity, part : str
+        What alike means for the selections that ask (:mod:`strategies.similarity`), and over which values: the trained
+        ``parameters`` or the whole ``state``, with the buffers.
+    mode : choice per round
+        ``cross``: one collaborator, from the selection. ``propellers``: several, always in order.
+    propellers : int
+        P, 1 or more; at most one less than the models that take part are used.
+    propeller_weighting : str
+        ``alpha``: alpha for the own model, (1 - alpha)/P for each propeller. ``equal``: 1/(P + 1) for all.
+    first_stage : int
+        B: in rounds 1 to B every model becomes the uniform mean of the round's uploads.
+    global_model : str
+        ``mixed``: mean of the pool (the paper). ``uploads``: mean of the round's uploads, unmixed (the public code).
+    k : schedule, optional
+        Models in the pool, at least ``clients_per_round``, which it is if unset. Ramps are rounded.
+    diagnostics_every : int
+        Rounds between measurements of ``pool_similarity_mean`` and ``pool_spread`` where no Gram matrix is at hand from
+        the selection; 0 for never.
+    storage : Storage
+        When the pool is a memory-mapped file.
+    """
+
+    alpha: Alpha = Constant(value=0.99)
+    selection: Literal["in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"] = (
+        "lowest_similarity"
+    )
+    similarity: Literal["cosine", "paper", "chunked", "euclidean", "manhattan"] = "cosine"
+    part: Part = "parameters"
+    mode: Choice[Literal["cross", "propellers"]] = Choice.always("cross")
+    propellers: int = Field(2, ge=1)
+    propeller_weighting: Literal["alpha", "equal"] = "alpha"
+    first_stage: int = Field(0, ge=0)
+    global_model: Literal["mixed", "uploads"] = "mixed"
+    k: Count | None = None
+    diagnostics_every: int = Field(1, ge=0)
+    storage: Storage = Storage()
+
+    def remarks(self) -> list[str]:
+        """Return what is allowed but unusual."""
+        if set(self.alpha.values()) == {1.0}:
+            return ["method.alpha=1: no model takes anything from another, this is independent training."]
+        return []
+
+    def faults(self, clients_per_round: int) -> list[str]:
+        """Return what does not fit the number of clients drawn each round."""
+        fewest = min(self.k.values()) if self.k is not None else clients_per_round
+        if fewest >= clients_per_round:
+            return []
+        return [
+            f"method.k={fewest:g}: fewer models than clients_per_round={clients_per_round}, some clients would get "
+            "none. Raise k or lower clients_per_round."
+        ]
 
 
 class FedCross(Method):
@@ -25,56 +104,122 @@ class FedCross(Method):
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Deviations: in-order selection counts slots and rounds from 0 (the paper's 1-based Eq. 2 is off by one). A slot
-    whose client was lost keeps its model and takes no part in that round's mixing (the paper is silent).
+    Cost beside training: the mixing pass over the pool; one more pass where the selection asks for a similarity. Other
+    selections take the Gram matrix of the diagnostics in the mixing pass itself (one matrix product per block while it
+    is in the cache, see docs/performance.md); ``diagnostics_every`` thins that out.
+
+    Deviations and choices where the paper is silent:
+
+    - In-order selection counts slots and rounds from 0 (the paper's 1-based Eq. 2 is off by one).
+    - A slot whose client was lost keeps its model and takes no part in that round's mixing.
+    - With fewer clients than models (``k``, or too few connected) the least recently trained slots are trained and mix
+      among themselves; the others wait.
+    - The pool grows and shrinks so that its mean stays (:meth:`strategies.pool.Pool.resize`), when a schedule says so
+      or a run is resumed with another K.
+    - Propellers: v1 takes two, the ICDE paper "multiple", neither states weights: P = 2 and alpha, (1 - alpha)/P.
+    - ``first_stage`` is the public code's; rounds of all schedules still count from the run's first round.
     """
 
-    class Params(Settings):
-        """``alpha`` in [0.5, 1]: the share a model keeps of itself; 1 is independent training."""
+    Params = FedCrossParams
+    params: FedCrossParams
 
-        alpha: float = Field(0.99, ge=0.5, le=1.0)
-        selection: Literal["in_order", "highest_similarity", "lowest_similarity"] = "lowest_similarity"
-
-        def remarks(self) -> list[str]:
-            """Return what is allowed but unusual."""
-            if self.alpha == 1.0:
-                return ["method.alpha=1: no model takes anything from another, this is independent training."]
-            return []
-
-    params: Params
+    may_change = frozenset({"clients_per_round", "method.k", "method.diagnostics_every", "method.storage"})
 
     def setup(self, arrays: Arrays) -> None:
         """Fill the pool with copies of the initial model."""
-        self.pool = Pool(Layout.of(arrays, self.parameter_names), self.federation.clients_per_round)
+        if faults := self.params.faults(self.federation.clients_per_round):
+            raise ConfigError(faults)
+        self.pool = Pool(Layout.of(arrays, self.parameter_names), self._k(1), self.params.storage)
         self.pool.fill(arrays)
+        #: Slots from the least to the most recently trained one.
+        self.queue = list(range(len(self.pool)))
+        #: Mean of the last round's uploads, for ``global_model: uploads``.
+        self.uploads_mean: Arrays | None = None
+
+    def _k(self, number: int) -> int:
+        """Return how many models round `number` has."""
+        k = self.params.k
+        return self.federation.clients_per_round if k is None else round(k.at(number))
+
+    def resize(self, k: int) -> None:
+        """Have K models from now on, in every later round; the mean of the pool stays.
+
+        No more than K clients are then drawn each round.
+        """
+        fewer = min(k, self.federation.clients_per_round)
+        self.params = FedCrossParams.model_validate({**self.params.model_dump(), "k": k})
+        self.federation = self.federation.model_copy(update={"clients_per_round": fewer})
+        self._resize(k)
+
+    def _resize(self, k: int) -> None:
+        old = len(self.pool)
+        self.pool.resize(k)
+        self.queue = [*range(old, k), *(slot for slot in self.queue if slot < k)]
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send row i of the pool to the i-th drawn client: the draw's order is the shuffle."""
-        return [Payload(client, slot, self.pool.model(slot)) for slot, client in enumerate(current.clients)]
+        """Send row i of the pool to the i-th drawn client: the draw's order is the shuffle.
+
+        With fewer clients than rows, the least recently trained rows go out, in the order of the rows.
+        """
+        if (k := self._k(current.number)) != len(self.pool):
+            self._resize(k)
+        slots = sorted(self.queue[: len(current.clients)])
+        return [Payload(client, slot, self.pool.model(slot)) for slot, client in zip(slots, current.clients)]
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Take the uploads into their rows, choose partners, mix in place."""
         for upload in uploads:
             self.pool.write(upload.slot, upload.arrays)
         members = [upload.slot for upload in uploads]
-        if not members:
-            return diagnostics(self.pool.gram())
-        selection = find_selection(self.params.selection)
-        gram = self.pool.gram()
-        measured = similarity.cosine(gram[members][:, members]) if selection.needs_similarity else None
-        partners = selection(Question(len(members), current.number, current.seed, measured))
-        mixing = cross(len(self.pool), members, partners, self.params.alpha)
-        self.pool.mix(mixing)
-        return diagnostics(gram, mixing)
+        trained = set(members)
+        self.queue.sort(key=lambda slot: slot in trained)  # stable: who waited longest stays in front
+        if members and self.params.global_model == "uploads":
+            self.uploads_mean = self.pool.mean(members=members)
+        mixing, gram = self._mixing(current, members)
+        every = self.params.diagnostics_every
+        if gram is None and every and current.number % every == 0:
+            gram = self.pool.mix_with_gram(mixing, self.pool.layout.columns(self.params.part))
+        else:
+            self.pool.mix(mixing)
+        return {} if gram is None else diagnostics(gram, mixing)
+
+    def _mixing(self, current: Round, members: list[int]) -> tuple[Mixing, Gram | None]:
+        """Return this round's mixing, and the Gram matrix of the whole pool if it was needed on the way."""
+        k, m, params = len(self.pool), len(members), self.params
+        if current.number <= params.first_stage:
+            return uniform(k, members), None
+        alpha = params.alpha.at(current.number)
+        if params.mode.at(current.number) == "propellers":
+            own = alpha if params.propeller_weighting == "alpha" else None
+            return propellers(k, members, offsets(m, params.propellers, current.number), own), None
+        if m < 2 or alpha == 1.0:
+            return identity(k), None
+        selection = find_selection(params.selection)
+        measured, gram = self._similarity(members) if selection.needs_similarity else (None, None)
+        partners = selection(Question(m, current.number, current.seed, measured))
+        return cross(k, members, partners, alpha), gram
+
+    def _similarity(self, members: list[int]) -> tuple[Gram, Gram | None]:
+        """Return the members' similarity, and the whole pool's Gram matrix where it comes from that."""
+        measure = FROM_GRAM.get(self.params.similarity)
+        if measure is None:
+            return find_similarity(self.params.similarity)(self.pool, members, self.params.part), None
+        gram = self.pool.gram(columns=self.pool.layout.columns(self.params.part))
+        return measure(gram[np.ix_(members, members)]), gram
 
     def global_model(self) -> Arrays:
-        """Return the uniform mean of the pool."""
-        return self.pool.mean()
+        """Return the uniform mean of the pool or, if so configured, of the last round's uploads."""
+        return self.pool.mean() if self.uploads_mean is None else self.uploads_mean
 
     def state(self) -> State:
-        """Return the pool."""
-        return State({f"pool.{name}": array for name, array in self.pool.state().items()})
+        """Return the pool, the order in which slots are due and, where it is used, the mean of the uploads."""
+        arrays = {f"pool.{name}": array for name, array in self.pool.state().items()}
+        arrays |= {f"uploads.{name}": array for name, array in (self.uploads_mean or {}).items()}
+        return State(arrays, {"queue": self.queue})
 
     def restore(self, state: State) -> None:
-        """Take over the pool."""
-        self.pool.restore({name.removeprefix("pool."): array for name, array in state.arrays.items()})
+        """Take over the pool; the next round gives it the K that is configured now."""
+        self.pool.restore({name: state.arrays[f"pool.{name}"] for name in ("rows", "integers")})
+        self.queue = [int(slot) for slot in state.values["queue"]]
+        uploads = {name: state.arrays.get(f"uploads.{name}") for name in self.spec}
+        self.uploads_mean = {name: array for name, array in uploads.items() if array is not None} or None

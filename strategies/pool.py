@@ -164,25 +164,27 @@ class Pool:
         entries are mixed in float64 and truncated, as the public code does by loading the mixture into an integer
         entry; a mixture that is an integer up to rounding is that integer.
         """
-        self._mix(mixing, want_gram=False)
+        self._mix(mixing, None)
 
-    def mix_with_gram(self, mixing: Mixing) -> NDArray[np.float64]:
-        """Do :meth:`mix` and return :meth:`gram` of the whole pool as it was before, in the same pass over memory.
+    def mix_with_gram(self, mixing: Mixing, columns: slice | None = None) -> NDArray[np.float64]:
+        """Do :meth:`mix` and return :meth:`gram` of all models as they were before, in the same pass over memory.
 
         For mixings that are known before any similarity, such as in-order selection, whose diagnostics then cost
-        little: hand the Gram matrix and the mixing to :func:`diagnostics`.
+        little: hand the Gram matrix and the mixing to :func:`diagnostics`. `columns` are as in :meth:`gram` and start
+        at 0, as those of ``layout.columns(...)`` do.
         """
-        gram = self._mix(mixing, want_gram=True)
-        return self.gram() if gram is None else gram
+        columns = columns or slice(None)
+        gram = self._mix(mixing, columns)
+        return self.gram(columns=columns) if gram is None else gram
 
-    def _mix(self, mixing: Mixing, want_gram: bool) -> NDArray[np.float64] | None:
+    def _mix(self, mixing: Mixing, gram_columns: slice | None) -> NDArray[np.float64] | None:
         if len(mixing.rows) != len(self):
             raise ValueError(f"a mixing of {len(mixing.rows)} slots does not fit a pool of {len(self)}")
         targets = mixing.targets
         if not len(targets):
             return None
         index, weight = mixing.padded()
-        gram = blocks.mix(self.rows, targets, index, weight, want_gram)
+        gram = blocks.mix(self.rows, targets, index, weight, gram_columns)
         mixed = mixing.dense()[targets] @ self.integers.astype(np.float64)
         nearest = np.rint(mixed)
         whole = np.abs(mixed - nearest) <= ROUNDING * np.maximum(1.0, np.abs(mixed))

@@ -21,7 +21,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from tasks.settings import Settings
 
@@ -36,10 +44,14 @@ def _plain(value: Any) -> Any:
 
 
 class Constant(Settings):
-    """The same value in every round."""
+    """The same value in every round; written out as that plain number."""
 
     schedule: Literal["constant"] = "constant"
     value: float
+
+    @model_serializer
+    def _number(self) -> float:
+        return self.value
 
     def at(self, round_number: int) -> float:
         """Return the value in this round."""
@@ -172,6 +184,12 @@ class Choice(Settings, Generic[T]):
             return {"stages": [{key: entry for key, entry in value.items() if key != "schedule"}]}
         return value
 
+    @model_serializer(mode="wrap")
+    def _plainest(self, written: SerializerFunctionWrapHandler) -> Any:
+        """Write a single choice as that plain word."""
+        first = self.stages[0]
+        return first.value if len(self.stages) == 1 and first.until is None else written(self)
+
     @classmethod
     def always(cls, value: T) -> Self:
         """Return the same choice for every round."""
@@ -201,7 +219,8 @@ def within(low: float, high: float) -> Callable[[Schedule], Schedule]:
     def check(schedule: Schedule) -> Schedule:
         outside = [value for value in schedule.values() if not low <= value <= high]
         if outside:
-            raise ValueError(f"must be between {low} and {high} in every round, not {outside[0]}")
+            bounds = f"greater than or equal to {low} and less than or equal to {high}"
+            raise ValueError(f"must be {bounds} in every round, not {outside[0]}")
         return schedule
 
     return check

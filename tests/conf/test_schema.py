@@ -16,7 +16,7 @@ def faults(*overrides):
 def test_the_default_is_valid():
     config = load(())
     assert config.names["method"] == "fedcross"
-    assert config.method.alpha == 0.99  # type: ignore[attr-defined]
+    assert config.method.alpha.at(1) == 0.99  # type: ignore[attr-defined]
 
 
 def test_all_faults_are_told_at_once():

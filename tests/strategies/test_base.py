@@ -101,7 +101,7 @@ def test_state_survives_base_and_method_parts():
 
 def test_params_and_federation_fields_can_be_given_by_name():
     method = method_class("fedcross")(alpha=0.9, clients_per_round=5, seed=4)
-    assert method.params.alpha == 0.9  # type: ignore[attr-defined]
+    assert method.params.alpha.at(1) == 0.9  # type: ignore[attr-defined]
     assert method.federation == Federation(clients_per_round=5, seed=4)
 
 
