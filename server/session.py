@@ -146,7 +146,7 @@ class Session:
         return result
 
     def _identity(self) -> dict[str, Any]:
-        return {"run": self.run, "config": describe(self.config)}
+        return {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
 
 
 def federation_of(config: RunConfig, run: str) -> Federation:

@@ -311,12 +311,15 @@ class Method(Strategy):
         """Return the method's state with the base's own part."""
         state = self.state()
         accepted = {str(client): visit for client, visit in self.accepted.items()}
-        return State(state.arrays, {**state.values, "_accepted": accepted})
+        own = {"_accepted": accepted, "_model": self.spec, "_parameters": self.parameter_names}
+        return State(state.arrays, {**state.values, **own})
 
     def resume(self, state: State) -> None:
         """Continue from what :meth:`checkpoint` returned."""
         values = dict(state.values)
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
+        for known in ("_model", "_parameters"):  # for readers that have no network; `begin` has set both
+            values.pop(known, None)
         self.restore(State(state.arrays, values))
 
     # ---- Flower's Strategy ------------------------------------------------------------------------------------

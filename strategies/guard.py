@@ -52,7 +52,7 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
         raise UploadError("malformed_message", "metrics is a record of another kind")
     if nonce:
         _check_origin(message, expected)
-    num_examples, metrics = _check_metrics(content.metric_records["metrics"])
+    num_examples, metrics = check_metrics(content.metric_records["metrics"])
     groups = {"arrays": expected.model, **{EXTRA + name: spec for name, spec in expected.extras.items()}}
     decoded = {}
     for name, spec in groups.items():
@@ -87,7 +87,7 @@ def _check_origin(message: Message, expected: Expected) -> None:
         raise UploadError("wrong_slot", f"slot {str(config.get('slot'))[:20]} instead of {expected.slot}")
 
 
-def _check_metrics(record: MetricRecord) -> tuple[int, dict[str, float]]:
+def check_metrics(record: MetricRecord) -> tuple[int, dict[str, float]]:
     """Return the number of examples and the other metrics, all finite."""
     if len(record) > MAX_METRICS:
         raise UploadError("bad_metrics", f"{len(record)} metrics, {MAX_METRICS} at most")

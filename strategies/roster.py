@@ -32,7 +32,7 @@ class Roster:
         online = set(grid.get_node_ids())
         new = sorted(online - self._partition_of.keys())
         if new:
-            self._partition_of.update(self._ask(grid, new))
+            self._partition_of.update(self._ask(grid, new, 1 + max(self._partition_of.values(), default=-1)))
         self._online = {partition: node for node, partition in sorted(self._partition_of.items()) if node in online}
         return sorted(self._online)
 
@@ -61,10 +61,11 @@ class Roster:
             time.sleep(0.5)
 
     @staticmethod
-    def _ask(grid: Grid, nodes: list[int]) -> dict[int, int]:
+    def _ask(grid: Grid, nodes: list[int], first: int) -> dict[int, int]:
         """Return node id -> partition id; nodes without an answer are left for the next refresh.
 
-        Nodes of a foreign app that answer with an error (no such query) are numbered by their sorted node ids.
+        Nodes of a foreign app that answer with an error (no such query) are numbered by their sorted node ids, from
+        `first` on.
         """
         found: dict[int, int] = {}
         foreign = False
@@ -83,7 +84,7 @@ class Roster:
             if isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0:
                 found[node] = partition
         if foreign and not found:
-            return {node: index for index, node in enumerate(nodes)}
+            return {node: first + index for index, node in enumerate(nodes)}
         return found
 
 

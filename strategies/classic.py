@@ -1,0 +1,196 @@
+"""FedCross for Flower's classic API: ``configure_fit`` routes one middleware model to each client, ``aggregate_fit``
+cross-aggregates. Routing and aggregation are the native class's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from logging import WARNING
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.common import (
+    Code,
+    FitIns,
+    FitRes,
+    GetPropertiesIns,
+    Parameters,
+    Scalar,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.common.logger import log
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import FedAvg
+
+from strategies.arrays import Arrays
+from strategies.fedcross import FedCross
+from strategies.guard import check_metrics
+from strategies.protocol import Round, Upload
+from strategies.roster import QUERY_WAIT_S
+from strategies.wire import Spec, decode
+from tasks.errors import ConfigError, FederationError, UploadError
+
+PARTITION = "partition-id"
+
+
+class ClassicFedCross(FedAvg):
+    """A classic strategy around a native :class:`~strategies.fedcross.FedCross`; the same seed gives the same model.
+
+    Clients are drawn and ordered by partition id, which a client tells in ``get_properties`` as ``partition-id``;
+    clients that do not are numbered by their sorted client ids. Evaluation, fit configuration and aggregation of
+    metrics are those of the base class. A round waits for clients as long as the method's federation says.
+
+    Parameters
+    ----------
+    method : FedCross
+        Holds the pool and says how many clients a round has.
+    names : sequence of str, optional
+        Names of the arrays in a client's list, in the order of the ``state_dict``; None numbers them.
+    parameters : collection of str, optional
+        Which of `names` are trained; None is every float array. Batch-normalisation statistics are not.
+    **options
+        Of Flower's classic ``FedAvg``: ``initial_parameters``, ``evaluate_fn``, ``on_fit_config_fn``,
+        ``fraction_evaluate`` (0 unless given), ``accept_failures`` and so on. What it says about how many clients to
+        fit is not used.
+    """
+
+    def __init__(
+        self,
+        method: FedCross,
+        *,
+        names: Sequence[str] | None = None,
+        parameters: Collection[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**{"fraction_evaluate": 0.0, **options})
+        self.method = method
+        self._names = names
+        self._trained = parameters
+        self._partitions: dict[str, int] = {}
+        self._told = False
+        self._round = Round(0, 0, (), method.federation.seed)
+        self._asked: dict[str, tuple[int, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"ClassicFedCross({self.method.params})"
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        """Return a client and its own middleware model for every slot that goes out this round.
+
+        `parameters`, the global model, is the initial model in the first call and not used later. Each client's
+        config holds ``server-round``, ``client`` (the partition id) and ``slot`` beside what ``on_fit_config_fn``
+        gives.
+
+        Raises
+        ------
+        ConfigError
+            If `names` does not fit the initial model.
+        FederationError
+            If too few clients are connected in time.
+        """
+        if not self.method.spec:
+            self._begin(parameters)
+        online = self._online(client_manager)
+        clients = self.method.sample(server_round, sorted(online))
+        self._round = Round(server_round, 0, clients, self.method.federation.seed)
+        shared = self.on_fit_config_fn(server_round) if self.on_fit_config_fn is not None else {}
+        self._asked, requests = {}, []
+        for payload in self.method.dispatch(self._round):
+            proxy = online[payload.client]
+            self._asked[proxy.cid] = (payload.client, payload.slot)
+            own: dict[str, Scalar] = {"server-round": server_round, "client": payload.client, "slot": payload.slot}
+            model = ndarrays_to_parameters(list(payload.arrays.values()))
+            requests.append((proxy, FitIns(model, {**shared, **own})))
+        return requests
+
+    def _begin(self, parameters: Parameters) -> None:
+        arrays = parameters_to_ndarrays(parameters)
+        names = [f"array-{i}" for i in range(len(arrays))] if self._names is None else list(self._names)
+        if len(set(names)) != len(arrays):
+            raise ConfigError(f"names: {len(set(names))} names for {len(arrays)} arrays of the initial model.")
+        self.method.begin(dict(zip(names, arrays)), self._trained)
+
+    def _online(self, manager: ClientManager) -> dict[int, ClientProxy]:
+        """Wait for enough clients and return them by partition id."""
+        federation = self.method.federation
+        needed = federation.min_clients or federation.clients_per_round
+        deadline = time.monotonic() + federation.wait_s
+        while manager.num_available() < needed:
+            if time.monotonic() >= deadline:
+                raise FederationError(
+                    f"{manager.num_available()} clients are connected after {federation.wait_s:.0f} s, {needed} are "
+                    "needed. Start more clients, raise wait_s or lower min_clients."
+                )
+            time.sleep(0.2)
+        proxies = dict(manager.all())
+        self._number(proxies)
+        return {self._partitions[cid]: proxy for cid, proxy in proxies.items() if cid in self._partitions}
+
+    def _number(self, proxies: Mapping[str, ClientProxy]) -> None:
+        """Learn the partition ids of clients that are new; who tells none is left out if others do, and asked again."""
+        new = sorted(set(proxies) - set(self._partitions), key=lambda cid: (len(cid), cid))  # numbers by their value
+        told = {cid: number for cid in new if (number := _partition(proxies[cid])) is not None}
+        self._told = self._told or bool(told)
+        first = len(self._partitions)
+        self._partitions |= told if self._told else {cid: first + i for i, cid in enumerate(new)}
+
+    def aggregate_fit(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        """Validate the results, cross-aggregate, and return the global model with the pool's metrics.
+
+        A result that is not exactly right counts as lost: its slot keeps its model.
+        """
+        if failures and not self.accept_failures:
+            return None, {}
+        accepted: list[tuple[Upload, FitRes]] = []
+        for proxy, result in results:
+            try:
+                if proxy.cid not in self._asked:
+                    raise UploadError("unknown", "not an open request")
+                accepted.append((_upload(result, *self._asked.pop(proxy.cid), self.method.spec), result))
+            except UploadError as error:
+                log(WARNING, "fedcross: result of client %s rejected, %s", proxy.cid, error)
+        accepted.sort(key=lambda pair: pair[0].slot)
+        metrics: dict[str, Scalar] = dict(self.method.aggregate(self._round, [upload for upload, _ in accepted]))
+        if self.fit_metrics_aggregation_fn is not None and accepted:
+            metrics |= self.fit_metrics_aggregation_fn([(r.num_examples, r.metrics) for _, r in accepted])
+        return ndarrays_to_parameters(list(self.method.global_model().values())), metrics
+
+
+def _partition(proxy: ClientProxy) -> int | None:
+    """Return the partition id that a client tells; None if it tells none."""
+    try:
+        answer = proxy.get_properties(GetPropertiesIns({}), QUERY_WAIT_S, None)
+    except Exception as error:  # noqa: BLE001 - a client's fault, of whatever kind, is not the server's
+        log(WARNING, "fedcross: client %s does not tell its properties, %s", proxy.cid, error)
+        return None
+    number = answer.properties.get(PARTITION) if answer.status.code == Code.OK else None
+    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None
+
+
+def _upload(result: FitRes, client: int, slot: int, spec: Spec) -> Upload:
+    """Return what one client sent, checked as the native guard does."""
+    if result.status.code != Code.OK:
+        raise UploadError("client_error", f"{result.status.code}: {result.status.message[-300:]}")
+    numbers = {n: v for n, v in result.metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    examples, metrics = check_metrics(MetricRecord({**numbers, "num-examples": result.num_examples}))
+    return Upload(client, slot, _arrays(result.parameters, spec), {}, examples, metrics)
+
+
+def _arrays(parameters: Parameters, spec: Spec) -> Arrays:
+    if len(parameters.tensors) != len(spec):
+        raise UploadError("missing_array", f"{len(parameters.tensors)} arrays instead of {len(spec)}")
+    declared = {
+        name: Array(dtype=dtype, shape=shape, stype=parameters.tensor_type, data=data)
+        for (name, (shape, dtype)), data in zip(spec.items(), parameters.tensors)
+    }
+    return decode(ArrayRecord(declared), spec)
