@@ -42,16 +42,16 @@ def apps(monkeypatch, tmp_path):
         del sys.modules[name]
 
 
-def play(apps, grid, rounds=4):
+def play(apps, grid, rounds=2):
     context = Context(1, 1, {}, RecordDict(), {"rounds": rounds, "clients-per-round": 3})
     apps[0](grid, context)
     return torch.load("final_model.pt")
 
 
 def test_the_app_learns(apps, capsys):
-    play(apps, LocalGrid(apps[1], 4, {}), rounds=12)
+    play(apps, LocalGrid(apps[1], 4, {}), rounds=8)
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
-    assert len(told) == 12
+    assert len(told) == 8
     assert float(told[-1].split()[-1]) > 0.7
 
 

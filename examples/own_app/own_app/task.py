@@ -1,5 +1,7 @@
 """The app's own network and data: scikit-learn's digits, cut into equal parts."""
 
+from functools import cache
+
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
+@cache
 def _digits() -> tuple[Tensor, Tensor]:
     x, y = load_digits(return_X_y=True)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
