@@ -55,10 +55,12 @@ def images(work: Workload, folder: Path) -> Path:
 def overrides(work: Workload, folder: Path, output: Path, *more: str) -> list[str]:
     """Return the configuration of our run of `work` on the images in `folder`."""
     return [
-        f"task=arrays task.root={folder} task.classes=10 model={work.model} method=fedavg partition=iid "
-        f"partition.clients={work.clients} clients_per_round={work.drawn} train.epochs={work.epochs} "
-        f"train.batch={work.batch} train.lr={work.lr} train.momentum={work.momentum} logger=none device=cpu rounds=100000"
-    ][0].split() + [f"output={output}", *more]
+        *("task=arrays", f"task.root={folder}", "task.classes=10", f"model={work.model}", "method=fedavg"),
+        *("partition=iid", f"partition.clients={work.clients}", f"clients_per_round={work.drawn}"),
+        *(f"train.epochs={work.epochs}", f"train.batch={work.batch}", f"train.lr={work.lr}"),
+        *(f"train.momentum={work.momentum}", "logger=none", "device=cpu", "rounds=100000", f"output={output}"),
+        *more,
+    ]
 
 
 class Quiet:
