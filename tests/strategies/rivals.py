@@ -69,7 +69,8 @@ def work(method: Method, net: ModuleNet, payload: Payload, x: Any, y: Any, numbe
     extras = objective.prepare(visit)
     trained = train(net, objective, visit, extras, TWO_STEPS)
     outcome = objective.finish(visit, trained, extras)
-    return Upload(payload.client, payload.slot, net.read(), outcome.extras, len(visit.y), {})
+    model = {name: array.copy() for name, array in net.read().items()}  # the wire copies, `read` gives views
+    return Upload(payload.client, payload.slot, model, outcome.extras, len(visit.y), {})
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
