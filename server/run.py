@@ -23,6 +23,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nInterrupted. The rounds done so far are on disk; continue with resume=RUN_FOLDER.", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output (a pager, head) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except FedcrossError as error:
         print(_told(error), file=sys.stderr)
         sys.exit(error.exit_code)
