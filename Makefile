@@ -1,6 +1,7 @@
 # make demo    from a fresh machine (Python 3.11+ and make) to a federated result
 # make test    everything that CI runs
 # make check   style, types, import contracts
+# make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,7 +13,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,3s/^# //p' Makefile
+	@sed -n '1,4s/^# //p' Makefile
 
 .boot/bin/uv:
 	$(PYTHON) -m venv .boot
@@ -40,6 +41,13 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload lenet5
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload w
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak
 
 lock: .boot/bin/uv
 	.boot/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements.lock

@@ -57,15 +57,19 @@ def compare(work: Workload, repeats: int, alone: bool) -> str:
             ),
         }
         runners: dict[str, Callable[[], Cell]] = {who: loop.round for who, loop in loops.items()}
-        runners |= {who: _metered(run) for who, run in ours.items()}
+        runners |= {who: rounds_of(run) for who, run in ours.items()}
         try:
             return table(interleaved(runners, repeats), REFERENCE)
         finally:
-            for each in (*loops.values(), *ours.values()):
-                each.close()
+            for loop in loops.values():
+                loop.close()
+            for run in ours.values():
+                run.close()
 
 
-def _metered(run: Ours) -> Callable[[], Cell]:
+def rounds_of(run: Ours) -> Callable[[], Cell]:
+    """Return a function that does and meters the next round of `run`."""
+
     def once() -> Cell:
         with metered(run.pids) as cell:
             run.round()
@@ -90,7 +94,7 @@ def main() -> None:
         parts.append(f"{head}, medians of {given.repeats} turns:\n\n{compare(work, given.repeats, given.alone)}")
         print(parts[-1], flush=True)
     if not given.dry:
-        write_section("engine", "\n\n".join(["## A round of training", machine(), *parts]))
+        write_section(f"engine {given.workload}", "\n\n".join(["## A round of training", machine(), *parts]))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def textbook(model: nn.Module, state: State, x: Tensor, y: Tensor, work: Workloa
     for _ in range(work.epochs):
         for inputs, labels in loader:
             optimiser.zero_grad()
-            functional.cross_entropy(model(inputs), labels).backward()
+            functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
@@ -63,7 +63,7 @@ def tuned(model: nn.Module, state: State, x: Tensor, y: Tensor, work: Workload) 
         for start in range(0, len(y), work.batch):
             optimiser.zero_grad()
             part = slice(start, start + work.batch)
-            functional.cross_entropy(model(inputs[part]), labels[part]).backward()
+            functional.cross_entropy(model(inputs[part]), labels[part]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
@@ -97,7 +97,7 @@ class Loop:
             for place, pipe in enumerate(self._pipes):
                 pipe.send((self.state, list(chosen)[place :: len(self._pipes)]))
             states = [state for pipe in self._pipes for state in pipe.recv()]
-            self.state = {n: sum(s[n] for s in states) / len(states) for n in self.state}  # type: ignore[misc]
+            self.state = {n: sum(s[n] for s in states) / len(states) for n in self.state}
         return cell
 
     def close(self) -> None:

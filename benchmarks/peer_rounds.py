@@ -1,0 +1,175 @@
+"""FedAvg rounds in another framework, one per request; runs in that framework's own environment.
+
+::
+
+    python peer_rounds.py pfl FOLDER
+
+FOLDER holds ``work.json`` and ``data.npz``. A line on the pipe ``FOLDER/go`` asks for a round, a line on
+``FOLDER/done`` says that it is over. Imports nothing of fedcross.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def network(name: str) -> nn.Module:
+    """Return the workload's CNN as a textbook has it."""
+
+    def block(channels_in: int, channels_out: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels_in, channels_out, 5), nn.ReLU(), nn.MaxPool2d(2)]
+
+    widths = {"lenet5": (6, 16, (120, 84)), "cnn_w": (32, 64, (512,))}[name]
+    parts = [*block(3, widths[0]), *block(widths[0], widths[1]), nn.Flatten()]
+    size = widths[1] * 25
+    for hidden in widths[2]:
+        parts += [nn.Linear(size, hidden), nn.ReLU()]
+        size = hidden
+    return nn.Sequential(*parts, nn.Linear(size, 10))
+
+
+def load(folder: Path, work: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the images, float and about normal, and labels of those clients that a round draws from."""
+    with np.load(folder / "data.npz") as data:
+        n = work["drawn"] * work["examples"]
+        return (torch.from_numpy(data["x"][:n]).float() - 127.5) / 73.9, torch.from_numpy(data["y"][:n])
+
+
+class Turns:
+    """Waits for requests and says when they are done; only rank 0 talks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        if self.rank == 0:
+            self._done = (folder / "done").open("w")
+            self._go = (folder / "go").open()
+
+    def done(self) -> None:
+        """Say that a round is over."""
+        if self.rank == 0:
+            print("done", file=self._done, flush=True)
+
+    def wait(self) -> bool:
+        """Return False when there will be no more requests."""
+        more = self.rank != 0 or bool(self._go.readline())
+        if not more:
+            os._exit(0)  # the other ranks wait in a collective call that never comes; torchrun ends them
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        return more
+
+
+def pfl(folder: Path, work: dict[str, Any]) -> None:
+    """pfl-research: SimulatedBackend, FederatedAveraging, one process per core through torchrun."""
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.model.pytorch import PyTorchModel
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network(work["model"])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)  # type: ignore[no-any-return]
+
+        def loss(self, x: Tensor, y: Tensor, eval: bool = False) -> Tensor:  # noqa: A002 - pfl's name
+            self.train(not eval)
+            return functional.cross_entropy(self(x), y)
+
+        def metrics(self, x: Tensor, y: Tensor, eval: bool = False) -> dict[str, Any]:  # noqa: A002
+            return {}
+
+    x, y = load(folder, work)
+    n = work["examples"]
+    turns = Turns(folder)
+
+    def user(identity: int) -> Any:
+        part = slice(identity * n, (identity + 1) * n)
+        return Dataset((x[part], y[part]), user_id=str(identity))
+
+    state = {"next": -1}
+
+    def sampler() -> int:
+        state["next"] = (state["next"] + 1) % int(work["drawn"])
+        return state["next"]
+
+    class Pace(TrainingProcessCallback):  # type: ignore[misc]
+        def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
+            """Wait for the next request."""
+            from pfl.metrics import Metrics
+
+            turns.done()
+            turns.wait()
+            return False, Metrics()
+
+    module = Model()
+    model = PyTorchModel(
+        module,
+        lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=work["momentum"]),
+        torch.optim.SGD(module.parameters(), lr=1.0),
+    )
+    data = FederatedDataset(user, sampler)
+    turns.wait()
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=10**6, evaluation_frequency=10**7, train_cohort_size=work["drawn"], val_cohort_size=0
+        ),
+        SimulatedBackend(training_data=data, val_data=data),
+        model,
+        NNTrainHyperParams(
+            local_num_epochs=work["epochs"], local_learning_rate=work["lr"], local_batch_size=work["batch"]
+        ),
+        NNEvalHyperParams(local_batch_size=1000),
+        callbacks=[Pace()],
+    )
+
+
+def fluke(folder: Path, work: dict[str, Any]) -> None:
+    """fluke: FedAVG, one process with a thread per core, as it runs by itself."""
+    from fluke import FlukeENV
+    from fluke.algorithms.fedavg import FedAVG
+    from fluke.data import DataContainer, DataSplitter
+
+    FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
+    FlukeENV().set_inmemory(True)
+    x, y = load(folder, work)
+    turns = Turns(folder)
+    splitter = DataSplitter(DataContainer(x, y, x[:50], y[:50], 10), distribution="iid", client_split=0.0)
+    algorithm = FedAVG(
+        n_clients=work["drawn"],
+        data_splitter=splitter,
+        hyper_params={
+            "client": {
+                "batch_size": work["batch"],
+                "local_epochs": work["epochs"],
+                "loss": "CrossEntropyLoss",
+                "optimizer": {"name": "SGD", "lr": work["lr"], "momentum": work["momentum"]},
+                "scheduler": {"name": "StepLR", "gamma": 1, "step_size": 1},
+            },
+            "server": {"weighted": True},
+            "model": network(work["model"]),
+        },
+    )
+    while turns.wait():
+        algorithm.run(n_rounds=1, eligible_perc=1.0, finalize=False)
+        turns.done()
+
+
+if __name__ == "__main__":
+    home = Path(sys.argv[2])
+    {"pfl": pfl, "fluke": fluke}[sys.argv[1]](home, json.loads((home / "work.json").read_text()))
