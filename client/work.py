@@ -53,6 +53,7 @@ class Workshop:
         model = create(config.modules["model"], config.model, self.data.task, config.seed)
         self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
         self.objective: Objective = method.Objective(config.method)
+        self._keeps = type(self.objective).finish is not Objective.finish  # else its clients never have a state
         self._told = False
         if config.attack.name != "none" and self.data.partition.own:
             raise ConfigError(
@@ -124,7 +125,7 @@ class Workshop:
             if name.startswith(EXTRA)
         }
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
-        kept = store.load(int(asked["state"]))
+        kept = store.load(int(asked["state"])) if self._keeps else {}
         self.net.load(self.objective.start(arrays, kept))
         x, y = self._examples(asked)
         visit = Visit(
