@@ -9,7 +9,7 @@ READY := .venv/.ready
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: demo test unit check bench clean lock
+.PHONY: demo test unit reliability check bench clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,10 @@ test: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest -m "not ray and not superlink and not compose and not slow"
+
+# Every fault test at its full size (docs/reliability.md).
+reliability: $(READY)
+	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest tests/faults tests/strategies/test_rounds.py tests/strategies/test_defence.py
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from torch import Tensor, nn
 
+from client.attack import malicious, poison
 from client.data import FederatedData, load
 from client.net import ModuleNet
 from client.scoring import load_weights, score
@@ -23,11 +24,12 @@ from client.trainer import one_thread, train
 from conf.compose import split
 from conf.schema import RunConfig, Train
 from conf.schema import load as load_config
+from strategies.arrays import Arrays
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
 from strategies.protocol import EXTRA, reply
 from strategies.registry import method_class
 from strategies.wire import views
-from tasks.errors import DataError, ProtocolError
+from tasks.errors import ConfigError, DataError, ProtocolError
 from tasks.models import create
 from tasks.models.dropout import dropout_names, seed_dropout
 from tasks.randomness import key, stream
@@ -51,7 +53,13 @@ class Workshop:
         model = create(config.modules["model"], config.model, self.data.task, config.seed)
         self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
         self.objective: Objective = method.Objective(config.method)
+        self._keeps = type(self.objective).finish is not Objective.finish  # else its clients never have a state
         self._told = False
+        if config.attack.name != "none" and self.data.partition.own:
+            raise ConfigError(
+                "attack: a device that knows its own data only cannot draw who is malicious. Simulate it."
+            )
+        self._malicious = malicious(config.attack, len(self.data.partition), config.seed)
 
     def train(self, message: Message) -> Message:
         """Do what a train message asks for, and return the reply."""
@@ -117,7 +125,7 @@ class Workshop:
             if name.startswith(EXTRA)
         }
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
-        kept = store.load(int(asked["state"]))
+        kept = store.load(int(asked["state"])) if self._keeps else {}
         self.net.load(self.objective.start(arrays, kept))
         x, y = self._examples(asked)
         visit = Visit(
@@ -151,7 +159,15 @@ class Workshop:
             arrived.store.save(int(visit.config["visit"]), outcome.state, int(visit.config["keep"]))
         metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}
         arrays = self.net.arrays(trained.params, trained.buffers)
+        if visit.client in self._malicious:
+            arrays = self._poisoned(visit, arrays)
         return reply(arrived.message, arrays, outcome.extras, len(visit.y), metrics)
+
+    def _poisoned(self, visit: Visit, trained: Arrays) -> Arrays:
+        """Return what a malicious client uploads instead of `trained`."""
+        received = {name: tensor.detach().cpu().numpy() for name, tensor in visit.params.items()}
+        generator = stream(self.config.seed, "noise", visit.round, visit.client, visit.exchange)
+        return poison(self.config.attack, received, trained, generator)
 
     def _examples(self, asked: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the inputs and labels of this visit: the client's own, or a draw from everybody's (``pooled``)."""

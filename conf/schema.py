@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, SerializeAsAny
 
 from conf.compose import compose
+from strategies.defence import Defence
 from tasks.errors import ConfigError
 from tasks.settings import Settings, find, parse
 
@@ -67,6 +68,18 @@ class Snapshots(Settings):
     rounds: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
 
+class Attack(Settings):
+    """What malicious clients do to their uploads, in an experiment (:mod:`client.attack`).
+
+    `clients` of the federation are malicious, the same ones throughout, in every round in which they are drawn.
+    `factor` is in multiples of the honest update; null is the kind's own.
+    """
+
+    name: Literal["none", "sign_flip", "scaling", "stealth", "noise", "not_finite"] = "none"
+    clients: int = Field(1, ge=1)
+    factor: float | None = None
+
+
 class Logger(Settings):
     """Where scalars go beside ``metrics.jsonl``."""
 
@@ -91,6 +104,8 @@ class RunConfig(Settings):
     federation: Meeting
     checkpoint: Checkpoints
     snapshots: Snapshots = Snapshots()
+    defence: Defence = Defence()
+    attack: Attack = Attack()
     logger: Logger
     task: SerializeAsAny[Settings]
     model: SerializeAsAny[Settings]
@@ -171,6 +186,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
     needed = config.federation.min_clients
     if needed is not None and isinstance(clients, int) and needed > clients:
         faults.append(f"federation.min_clients={needed}: the federation has {clients} clients. Lower it.")
+    if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
+        faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")
     own = getattr(config.method, "faults", None)
     faults += own(config.clients_per_round) if callable(own) else []
     if config.resume is not None and not Path(config.resume).is_dir():
@@ -184,4 +201,4 @@ def remarks(config: RunConfig) -> list[str]:
     return list(remark()) if callable(remark) else []
 
 
-__all__ = ["Checkpoints", "Logger", "Meeting", "RunConfig", "Snapshots", "Train", "check", "load", "remarks"]
+__all__ = ["Attack", "Checkpoints", "Logger", "Meeting", "RunConfig", "Snapshots", "Train", "check", "load", "remarks"]

@@ -160,13 +160,19 @@ def federation_of(config: RunConfig, run: str) -> Federation:
         deadline_s=config.federation.deadline_s,
         run=run,
         nonce=True,
+        defence=config.defence,
     )
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
     """Return the settings that decide what is computed, as JSON values."""
     plain: dict[str, Any] = config.model_dump(mode="json")
-    return {name: value for name, value in plain.items() if name not in FREE and name != "modules"} | {
+    idle = {"modules", *FREE}  # what decides nothing, or nothing in this run
+    if not config.defence.enabled:
+        idle.add("defence")
+    if config.attack.name == "none":
+        idle.add("attack")
+    return {name: value for name, value in plain.items() if name not in idle} | {
         "names": {group: name for group, name in config.names.items() if group != "engine"}
     }
 

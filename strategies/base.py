@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from pydantic import Field
 from torch import nn
 
+from strategies.defence import Defence, defend
 from strategies.guard import check
 from strategies.objective import Objective
 from strategies.protocol import Payload, Round, Ticket, Upload, request
@@ -35,7 +36,8 @@ class Federation(Settings):
     """How a method meets its clients; the same for every method.
 
     `clients_per_round` clients are drawn each round. A round ends after `deadline_s` seconds at the latest. `nonce`
-    asks for fedcross clients, which echo the request's random nonce; without it any Flower client may answer.
+    asks for fedcross clients, which echo the request's random nonce; without it any Flower client may answer. `defence`
+    is against poisoned uploads (:mod:`strategies.defence`).
     """
 
     seed: int = Field(0, ge=0)
@@ -46,6 +48,7 @@ class Federation(Settings):
     deadline_s: float = Field(3600.0, gt=0, description="seconds until a round ends without the missing clients")
     run: str = Field("", description="identity of the run, bound into every message")
     nonce: bool = False
+    defence: Defence = Defence()
 
 
 @dataclass
@@ -64,6 +67,7 @@ class RoundReport:
     clients: int = 0
     dropped: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    clipped: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
     exchanges: int = 0
@@ -90,6 +94,8 @@ class Method(Strategy):
     Objective: ClassVar[type[Objective]] = Objective
     #: Settings, by dotted name, that a continued run may have otherwise than before (``method.k``, say).
     may_change: ClassVar[frozenset[str]] = frozenset()
+    #: Whether the defence makes sense: not where clients do not share one model's fate (references).
+    defended: ClassVar[bool] = True
     #: Exchanges of messages in one global round.
     exchanges: int = 1
 
@@ -106,6 +112,8 @@ class Method(Strategy):
         self.spec: Spec = {}
         self.parameter_names: tuple[str, ...] = ()
         self._tickets: dict[str, Ticket] = {}
+        #: (client, slot) -> the model it was sent in this exchange: views, kept while the defence is on.
+        self._sent: dict[tuple[int, int], Arrays] = {}
         self._messages: list[tuple[Message, Ticket]] | None = None
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -234,8 +242,11 @@ class Method(Strategy):
 
     def _requests(self, current: Round, config: Mapping[str, Any]) -> list[tuple[Message, Ticket]]:
         self._round = current
+        self._sent = {}
         outgoing = []
         for payload in self.dispatch(current):
+            if self.federation.defence.enabled and self.defended:
+                self._sent[payload.client, payload.slot] = payload.arrays
             payload.config = {
                 **config,
                 **payload.config,
@@ -274,21 +285,22 @@ class Method(Strategy):
                 accepted[asked] = check(reply, tickets[asked].expected, nonce=self.federation.nonce)
             except UploadError as error:
                 self._report.rejected[error.reason] += 1
-                self.on_rejected(tickets.get(asked), error)
+                self.on_rejected(tickets[asked].expected.client if asked in tickets else None, error)
         return sorted(accepted.values(), key=lambda upload: upload.slot)
 
-    def on_rejected(self, ticket: Ticket | None, error: UploadError) -> None:
+    def on_rejected(self, client: int | None, error: UploadError) -> None:
         """Log a rejected reply; the server overrides nothing here, tests and tools may."""
         from logging import WARNING
 
         from flwr.common.logger import log
 
-        who = "unknown sender" if ticket is None else f"client {ticket.expected.client}"
+        who = "unknown sender" if client is None else f"client {client}"
         log(WARNING, "fedcross: reply of %s rejected, %s", who, error)
 
     def _finish(self, current: Round, uploads: list[Upload], asked: int) -> None:
         started = time.perf_counter()
         report = self._report
+        uploads = self._defend(uploads)
         report.dropped += asked - len(uploads)
         report.bytes_up += sum(upload.nbytes for upload in uploads)
         examples = sum(upload.num_examples for upload in uploads)
@@ -304,6 +316,20 @@ class Method(Strategy):
         for upload in uploads:
             self.accepted[upload.client] = self._visit(current)
         report.seconds_aggregation += time.perf_counter() - started
+
+    def _defend(self, uploads: list[Upload]) -> list[Upload]:
+        """Return what of `uploads` the defence lets through; quarantined ones count as rejected."""
+        if not self._sent:
+            return uploads
+        sent = [self._sent[upload.client, upload.slot] for upload in uploads]
+        self._sent = {}
+        judgement = defend(self.federation.defence, uploads, sent, self.parameter_names)
+        self._report.clipped += judgement.clipped
+        for upload, norm, limit in judgement.quarantined:
+            error = UploadError("quarantined", f"update norm {norm:.4g}, limit {limit:.4g}")
+            self._report.rejected[error.reason] += 1
+            self.on_rejected(upload.client, error)
+        return judgement.uploads
 
     # ---- the whole state --------------------------------------------------------------------------------------
 

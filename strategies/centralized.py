@@ -30,6 +30,9 @@ class Centralized(SingleModel):
     State: the global model. Wire: one model down and one up per round, which stands for nothing.
     """
 
+    #: There is one process and nobody to compare it with.
+    defended = False
+
     Objective: ClassVar[type[Objective]] = Pooled
 
     def setup(self, arrays: Arrays) -> None:

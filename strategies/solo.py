@@ -37,6 +37,9 @@ class Solo(SingleModel):
     measured. Training itself needs neither.
     """
 
+    #: Every client trains its own model, so there is no common size of an update to judge by.
+    defended = False
+
     Objective: ClassVar[type[Objective]] = Alone
 
     def setup(self, arrays: Arrays) -> None:

@@ -3,6 +3,7 @@ import pytest
 
 from client.state import StateStore
 from tasks.errors import StorageError
+from tests.federation import run
 
 
 def test_the_accepted_visit_is_continued_not_the_last(tmp_path):
@@ -38,3 +39,30 @@ def test_an_unwritable_place_is_an_error_that_says_so(tmp_path):
     blocked.write_text("")
     with pytest.raises(StorageError, match="Free disk space"):
         StateStore(blocked, "run", 0).save(1, {"c": np.zeros(1)}, 0)
+
+
+def test_methods_without_client_state_look_for_none(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("client.state.log", lambda level, *text: told.append(text))
+    run(tmp_path / "a", "rounds=3", "clients_per_round=6", "method=fedcross")
+    assert told == []
+    run(tmp_path / "b", "rounds=3", "clients_per_round=6", "method=scaffold", app=forgetting_disk(tmp_path))
+    assert told
+
+
+def forgetting_disk(tmp_path):
+    """Return the client app of a device whose disk is replaced before every visit."""
+    import shutil
+
+    from flwr.clientapp import ClientApp
+
+    from client.app import app as client_app
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        shutil.rmtree(tmp_path / "client-states", ignore_errors=True)
+        return client_app(message, context)
+
+    return app

@@ -87,3 +87,14 @@ def test_every_experiment_composes_and_is_valid(path: Path):
 def test_every_file_opens_with_its_command(path):
     first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
     assert first.startswith("# fedcross")
+
+
+EXPERIMENTS = Path(composing.CONF) / "experiment"
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.rglob("[!_]*.yaml")), ids=lambda p: p.stem)
+def test_experiments_run_the_bare_methods(path):
+    assert load(()).defence.enabled
+    name = path.relative_to(EXPERIMENTS).with_suffix("")
+    plain = composing.compose((f"experiment={name}",))
+    assert plain["defence"]["enabled"] is False

@@ -1,0 +1,173 @@
+"""Kills a run with SIGKILL at a named point of a round, resumes it, and says what came out.
+
+::
+
+    python -m tests.faults.killer FOLDER CASES [OVERRIDE ...]
+
+`CASES` is JSON: a list of ``[point, round]``. One line of JSON per case is printed, after one for the run that nobody
+interrupted. Production code knows nothing of this: the points are patched into a forked child.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.local import LocalGrid
+from server.accounting import Ledger
+from server.session import Session
+from strategies import base
+from strategies.base import Method
+from strategies.pool import Pool
+from tests.federation import run, session
+
+ROUNDS = 3
+LAST_PULL = 3  # SMALL draws three clients
+
+
+class Clock:
+    """The round that is being done, and how often a point was passed in it."""
+
+    def __init__(self, number: int) -> None:
+        self.due, self.now, self.passed = number, 0, 0
+
+    def kill(self, after: int = 1) -> None:
+        """End this process at once if it is the round and the `after`-th time."""
+        if self.now == self.due:
+            self.passed += 1
+            if self.passed == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, act: Callable[..., None]) -> None:
+    """Let ``owner.name`` call `act` with its arguments first."""
+    real = getattr(owner, name)
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        act(*args, **kwargs)
+        return real(*args, **kwargs)
+
+    setattr(owner, name, patched)
+
+
+def after(owner: Any, name: str, act: Callable[[], None]) -> None:
+    """Let ``owner.name`` call `act` when it is done."""
+    real = getattr(owner, name)
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        act()
+        return result
+
+    setattr(owner, name, patched)
+
+
+def half_a_line(clock: Clock) -> Callable[..., None]:
+    """Return what writes half of a line of ``metrics.jsonl`` and dies."""
+
+    def act(ledger: Ledger, entry: dict[str, Any]) -> None:
+        if clock.now == clock.due:
+            ledger._file.write(json.dumps(entry)[:40])
+            ledger._file.flush()
+            clock.kill()
+
+    return act
+
+
+def at_rename(clock: Clock) -> Callable[..., None]:
+    """Return what dies when a finished checkpoint is about to get its name."""
+
+    def act(path: Path, target: Any) -> None:
+        if "checkpoints" in Path(target).parts:
+            clock.kill()
+
+    return act
+
+
+def mixed(clock: Clock) -> None:
+    """Die when the pool has been mixed."""
+    after(Pool, "mix", clock.kill)
+    after(Pool, "mix_with_gram", clock.kill)
+
+
+#: Point -> what patches it in.
+POINTS: dict[str, Callable[[Clock], None]] = {
+    "before_sampling": lambda clock: before(Method, "sample", lambda *_: clock.kill()),
+    "after_sampling": lambda clock: after(Method, "sample", clock.kill),
+    "push": lambda clock: after(LocalGrid, "push_messages", clock.kill),
+    "first_pull": lambda clock: after(LocalGrid, "pull_messages", clock.kill),
+    "last_pull": lambda clock: after(LocalGrid, "pull_messages", lambda: clock.kill(LAST_PULL)),
+    "validation": lambda clock: after(base, "check", lambda: clock.kill(2)),
+    "mixing": mixed,
+    "log_append": lambda clock: before(Ledger, "add", half_a_line(clock)),
+    "checkpoint_rename": lambda clock: before(Path, "replace", at_rename(clock)),
+    "checkpoint_written": lambda clock: after(Session, "_checkpoint", clock.kill),
+}
+
+
+def forked(act: Callable[[], None]) -> int:
+    """Run `act` in a fork of this process and return its wait status."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            act()
+            code = 0
+        except BaseException:  # noqa: BLE001 - the parent sees the exit code
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def killed(folder: Path, overrides: list[str], point: str, number: int) -> None:
+    """Run until SIGKILL."""
+    clock = Clock(number)
+    before(Session, "_round", lambda _, now: setattr(clock, "now", now))
+    POINTS[point](clock)
+    run(folder, *overrides)
+
+
+def resumed(folder: Path, overrides: list[str]) -> None:
+    """Continue to the end, and write down after which round this began."""
+    ready = session(folder, *overrides, f"resume={folder}")
+    (folder / "resumed_from").write_text(str(ready.done))
+    ready.execute()
+
+
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of the final model."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def main() -> None:
+    """Do all cases, one line of JSON each."""
+    torch.set_num_threads(1)  # a fork must not wait for threads that it does not have
+    root, cases, overrides = Path(sys.argv[1]), json.loads(sys.argv[2]), [f"rounds={ROUNDS}", *sys.argv[3:]]
+    os.environ["FEDCROSS_STATE"] = str(root / "whole" / "clients")
+    run(root / "whole", *overrides)  # in this process, so that the forks find data and imports warm
+    print(json.dumps({"digest": digest(root / "whole")}), flush=True)
+    for index, (point, number) in enumerate(cases):
+        folder = root / f"{index}-{point}"
+        os.environ["FEDCROSS_STATE"] = str(folder / "clients")
+        status = forked(lambda: killed(folder, overrides, point, number))  # noqa: B023 - done before the next turn
+        told = {"point": point, "round": number, "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None}
+        told["status"] = forked(lambda: resumed(folder, overrides))  # noqa: B023
+        told["resumed_from"] = int((folder / "resumed_from").read_text())
+        lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+        told["rounds"] = [line["round"] for line in lines]
+        print(json.dumps({**told, "digest": digest(folder)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.killer import POINTS, ROUNDS
+from tests.faults.scale import WHOLE, size
+
+ROOT = Path(__file__).parents[2]
+#: Rounds to die in, for every point; in the first there is no checkpoint yet, and so nothing to resume from.
+CASES = [[point, 2 + trial % (ROUNDS - 1)] for trial in range(size(1, 5)) for point in POINTS]
+
+
+# SCAFFOLD's clients keep a state of their own on disk, FedCross has the pool.
+@pytest.mark.parametrize("method", ["fedcross", "scaffold"] if WHOLE else ["fedcross"])
+def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path, method):
+    cases = [case for case in CASES if method == "fedcross" or case[0] != "mixing"]  # one model: nothing to mix
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.killer", str(tmp_path), json.dumps(cases), f"method={method}"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600 if not WHOLE else 1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    whole, *found = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    assert len(found) == len(cases)
+    for case in found:
+        where = (case["point"], case["round"])
+        assert case["signal"] == signal.SIGKILL, where
+        assert case["status"] == 0, where
+        assert case["digest"] == whole["digest"], where
+        assert case["rounds"] == list(range(1, ROUNDS + 1)), where
+        # At most the round it died in is done again.
+        assert case["resumed_from"] == (case["round"] if case["point"] == "checkpoint_written" else case["round"] - 1)
