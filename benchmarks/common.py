@@ -59,6 +59,7 @@ def overrides(work: Workload, folder: Path, output: Path, *more: str) -> list[st
         *("partition=iid", f"partition.clients={work.clients}", f"clients_per_round={work.drawn}"),
         *(f"train.epochs={work.epochs}", f"train.batch={work.batch}", f"train.lr={work.lr}"),
         *(f"train.momentum={work.momentum}", "logger=none", "device=cpu", "rounds=100000", f"output={output}"),
+        "defence.enabled=false",  # peers have none
         *more,
     ]
 
