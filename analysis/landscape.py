@@ -80,8 +80,10 @@ class Point:
         return cross_entropy(scores, self._y)
 
     def _split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        import torch
+
         sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
-        return {n: part.reshape(shape) for (n, shape), part in zip(self.shapes.items(), flat.split(sizes))}
+        return {n: part.reshape(shape) for (n, shape), part in zip(self.shapes.items(), torch.split(flat, sizes))}
 
     def direction(self, seed: int, index: int) -> torch.Tensor:
         """Return direction `index` of `seed`, shape (d,), each filter as long as the model's own."""
@@ -101,7 +103,8 @@ def filter_normalised(direction: torch.Tensor, weights: torch.Tensor) -> torch.T
     rows, mine = direction.flatten(1), weights.flatten(1)
     lengths = rows.norm(dim=1, keepdim=True)
     scaled = rows * mine.norm(dim=1, keepdim=True) / lengths.clamp_min(torch.finfo(rows.dtype).tiny)
-    return scaled.reshape(direction.shape)
+    shaped: torch.Tensor = scaled.reshape(direction.shape)
+    return shaped
 
 
 def surface(
@@ -185,7 +188,7 @@ def draw_views(views: Sequence[View], axis: NDArray[np.float64], path: Path) -> 
         panel.set_aspect("equal")
     panels[0].set_ylabel("direction 2 (filter-normalised)")
     bar = figure.colorbar(filled, ax=list(panels), label="test loss")
-    bar.set_ticks(levels[::3], labels=[f"{level:.3g}" for level in levels[::3]])
+    bar.set_ticks([float(level) for level in levels[::3]], labels=[f"{level:.3g}" for level in levels[::3]])
     figure.savefig(path, dpi=130)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -163,7 +163,7 @@ def open_logger(
         return Silent()
     if name == "tensorboard":
         return TensorBoard(folder, first_round)
-    kinds = {"wandb": WeightsAndBiases, "mlflow": MLflow}
+    kinds: dict[str, Callable[..., Scalars]] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
     if name not in kinds:
         raise ConfigError(f"logger.name={name!r}: {nearest(name, ['none', 'tensorboard', *kinds])}")
     return kinds[name](settings, folder, run, config or {})
