@@ -63,11 +63,22 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _compose(overrides: tuple[str, ...], environment: tuple[str, str]) -> dict[str, Any]:  # noqa: ARG001 - cache key
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        plain = OmegaConf.to_container(_composed(overrides), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain(str(error))) from error
+    return {str(name): value for name, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def _composed(overrides: tuple[str, ...], whole: bool = False) -> Any:
+    """Return Hydra's own object for `overrides`; with `whole` also its node ``hydra``."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     searchpath = activate_plugins()
@@ -75,13 +86,34 @@ def _compose(overrides: tuple[str, ...], environment: tuple[str, str]) -> dict[s
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            config = hydra_compose("config", overrides=[*searchpath, *overrides])
-            plain = OmegaConf.to_container(config, resolve=True)
+            return hydra_compose("config", overrides=[*searchpath, *overrides], return_hydra_config=whole)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(str(error))) from error
     finally:
         GlobalHydra.instance().hydra = running
-    return {str(name): value for name, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def hydra_part(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what Hydra itself would do with `overrides`: its ``mode``, the sweep's ``params`` and its ``dir``.
+
+    Raises
+    ------
+    ConfigError
+        For a wrong override, with the nearest valid names.
+    """
+    config = _composed(tuple(overrides), whole=True)
+    try:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        params = OmegaConf.select(config, "hydra.sweeper.params")
+        return {
+            "mode": getattr(config.hydra.mode, "name", config.hydra.mode),
+            "params": OmegaConf.to_container(params, resolve=True) if params is not None else {},
+            "dir": str(config.hydra.sweep.dir),
+        }
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain(str(error))) from error
 
 
 def explain(message: str) -> str:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from pathlib import Path
 
+from server.sweep import Plan, plan
 from tasks.errors import ConfigError, StorageError
 
-#: Jobs of a sweep that are checked beforehand; the rest are checked when they start.
+#: Jobs of a sweep (seeds not counted) that are checked beforehand; the rest are checked when they start.
 MOST_JOBS = 256
-FORCED = re.compile(r"^\+\+method\.(\w+)")
 
 
 def check_overrides(arguments: list[str]) -> list[str]:
-    """Check what `arguments` would run and return what to hand to Hydra.
+    """Check what `arguments` would run and return what to hand to Hydra; see :func:`checked_plan`."""
+    found = checked_plan(arguments)
+    return [*found.flags, *found.overrides]
 
-    A resumed run's own overrides are put in front. In a sweep, ``method.X=...`` is for those methods that have a
-    setting X; it becomes ``++method.X=...`` so that Hydra accepts it for the others, where :func:`applicable` drops it.
+
+def checked_plan(arguments: list[str]) -> Plan:
+    """Return what `arguments` would run, checked.
+
+    A resumed run's own overrides are put in front. Of jobs that differ in their seed only, one is checked.
 
     Raises
     ------
@@ -26,45 +29,26 @@ def check_overrides(arguments: list[str]) -> list[str]:
     """
     flags = [a for a in arguments if a.startswith("-")]
     given = [a for a in arguments if not a.startswith("-")]
-    overrides = [*_saved(given), *given]
-    multirun = bool({"-m", "--multirun"} & set(flags))
-    if multirun:
-        overrides = [f"++{o}" if o.startswith("method.") else o for o in overrides]
-    jobs = _jobs(overrides) if multirun else [overrides]
+    found = plan(flags, [*_saved(given), *given])
     faults: list[str] = []
-    for job in jobs:
-        faults += [fault for fault in _faults(applicable(job) if multirun else job) if fault not in faults]
-    if multirun:
-        faults += _unused(jobs)
+    distinct = dict.fromkeys(tuple(o for o in job if not _seed(o, found)) for job in found.jobs)
+    for job in list(distinct)[:MOST_JOBS]:
+        faults += [fault for fault in _faults(list(job)) if fault not in faults]
+    faults += [f"{name}: nothing that this sweep chooses has such a setting." for name in found.unused]
+    if found.multirun:
+        faults += [
+            f"{name}=...: the runs of a sweep have folders of their own. Set hydra.sweep.dir=DIR; it also continues."
+            for name in ("output", "resume")
+            if any(o.startswith(f"{name}=") for o in found.overrides)
+        ]
     if faults:
         raise ConfigError(faults)
-    return [*flags, *overrides]
+    return found
 
 
-def applicable(overrides: list[str]) -> list[str]:
-    """Return `overrides` without those ``++method.X`` that the chosen method does not have."""
-    fields = _method_fields(overrides)
-    return [o for o in overrides if not (found := FORCED.match(o)) or fields is None or found.group(1) in fields]
-
-
-def _unused(jobs: list[list[str]]) -> list[str]:
-    """Return a fault for every ``++method.X`` that no method of the sweep has."""
-    kept = {o for job in jobs for o in applicable(job)}
-    names = {found.group(1) for job in jobs for o in job if o not in kept and (found := FORCED.match(o))}
-    used = {found.group(1) for o in kept if (found := FORCED.match(o))}
-    return [f"method.{name}: no method of this sweep has such a setting." for name in sorted(names - used)]
-
-
-def _method_fields(overrides: list[str]) -> set[str] | None:
-    """Return the settings of the method that `overrides` choose; None if they choose none that exists."""
-    from conf.compose import compose
-    from conf.schema import settings_class
-
-    try:
-        chosen = compose([o for o in overrides if o.startswith("method=")])["method"]
-        return set(settings_class("method", str(chosen.get("module", chosen["name"]))).model_fields)
-    except ConfigError:
-        return None
+def _seed(override: str, found: Plan) -> bool:
+    """Whether `override` is a seed that need not be checked: one of several, and a plain number."""
+    return found.multirun and override.startswith("seed=") and override.removeprefix("seed=").isdigit()
 
 
 def _faults(overrides: list[str]) -> list[str]:
@@ -75,25 +59,6 @@ def _faults(overrides: list[str]) -> list[str]:
     except ConfigError as error:
         return error.faults
     return []
-
-
-def _jobs(overrides: list[str]) -> list[list[str]]:
-    """Return the override lists of all jobs of a sweep, at most ``MOST_JOBS``."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError(f"{' '.join(str(error).split())[:300]}. See fedcross --help.") from error
-    choices = []
-    for one in parsed:
-        if one.is_sweep_override():
-            name = (one.input_line or "").split("=")[0]
-            choices.append([f"{name}={value}" for value in one.sweep_string_iterator()])
-        else:
-            choices.append([one.input_line or ""])
-    return [list(job) for job in itertools.islice(itertools.product(*choices), MOST_JOBS)]
 
 
 def _saved(overrides: list[str]) -> list[str]:

@@ -85,6 +85,17 @@ class Checkpoints:
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StorageError(f"{self.path(number)}: cannot be read ({error}).") from error
 
+    def identity(self) -> dict[str, Any] | None:
+        """Return the identity in the newest checkpoint whose header can be read, None if there is none."""
+        for number in reversed(self.rounds()):
+            try:
+                with safe_open(self.path(number), framework="numpy") as file:
+                    found: dict[str, Any] = json.loads((file.metadata() or {})["identity"])
+                    return found
+            except (OSError, SafetensorError, KeyError, ValueError):
+                continue
+        return None
+
     def latest(self) -> tuple[int, State, dict[str, Any]]:
         """Return the newest readable checkpoint; damaged ones are passed over with a warning.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+
+from tasks.errors import ConfigError, nearest
 
 
 class Scalars(Protocol):
@@ -49,11 +52,7 @@ class TensorBoard:
         """Record every number of one round under its own name."""
         import time
 
-        values = [
-            self._summary.Value(tag=name, simple_value=float(value))
-            for name, value in entry.items()
-            if isinstance(value, int | float) and name != "round"
-        ]
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers(entry).items()]
         event = self._event(step=entry["round"], wall_time=time.time(), summary=self._summary(value=values))
         self._writer.add_event(event)
 
@@ -62,8 +61,109 @@ class TensorBoard:
         self._writer.close()
 
 
-def open_logger(name: str, folder: Path, first_round: int) -> Scalars:
-    """Return the logger called `name`, writing into `folder`, starting at `first_round`."""
+class WeightsAndBiases:
+    """A Weights & Biases run named like the run's folder; a continued run continues it."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path, run: str, config: Mapping[str, Any]) -> None:
+        wandb = _library("wandb", "wandb")
+        self._run = wandb.init(
+            project=settings.get("project", "fedcross"),
+            mode=settings.get("mode", "offline"),
+            dir=str(folder),
+            name=folder.name,
+            id=run,
+            resume="allow",
+            config=dict(config),
+        )
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Record every number of one round under its own name."""
+        self._run.log(numbers(entry), step=entry["round"])
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class MLflow:
+    """An MLflow run named like the run's folder; a continued run continues it (its id lies in ``mlflow-run``)."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path, run: str, config: Mapping[str, Any]) -> None:
+        tracking = _library("mlflow.tracking", "mlflow")
+        uri = str(settings.get("uri", "mlruns"))
+        self._client = tracking.MlflowClient(uri if ":" in uri else Path(uri).resolve().as_uri())
+        known = folder / "mlflow-run"
+        if known.exists():
+            self._id = known.read_text().strip()
+            return
+        name = str(settings.get("experiment", "fedcross"))
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
+        self._id = self._client.create_run(experiment, tags={"fedcross.run": run}, run_name=folder.name).info.run_id
+        known.write_text(self._id)
+        for key, value in config.items():
+            self._client.log_param(self._id, key, value)
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Record every number of one round under its own name."""
+        for name, value in numbers(entry).items():
+            self._client.log_metric(self._id, name, value, step=entry["round"])
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._id)
+
+
+def numbers(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of one line of metrics, without its round."""
+    return {name: float(value) for name, value in entry.items() if isinstance(value, int | float) and name != "round"}
+
+
+def _library(module: str, extra: str) -> Any:
+    """Import an optional library.
+
+    Raises
+    ------
+    ConfigError
+        If it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"logger={extra}: the library is not installed ({error}). Install it: pip install 'fedcross[{extra}]'"
+        ) from error
+
+
+def open_logger(
+    settings: Mapping[str, Any], folder: Path, first_round: int, run: str = "", config: Mapping[str, Any] | None = None
+) -> Scalars:
+    """Return the logger that ``settings["name"]`` names.
+
+    Parameters
+    ----------
+    settings : mapping
+        The configuration group ``logger``.
+    folder : Path
+        The run's folder.
+    first_round : int
+        The next round; later ones recorded before are void.
+    run : str
+        The run's identity, the same after a resume.
+    config : mapping
+        Settings of the run by dotted name, for viewers that show them.
+
+    Raises
+    ------
+    ConfigError
+        If the logger's library is not installed, or there is no such logger.
+    """
+    name = str(settings["name"])
+    if name == "none":
+        return Silent()
     if name == "tensorboard":
         return TensorBoard(folder, first_round)
-    return Silent()
+    kinds: dict[str, Callable[..., Scalars]] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
+    if name not in kinds:
+        raise ConfigError(f"logger.name={name!r}: {nearest(name, ['none', 'tensorboard', *kinds])}")
+    return kinds[name](settings, folder, run, config or {})

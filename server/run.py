@@ -10,6 +10,8 @@ from typing import Any
 from tasks.errors import ConfigError, FedcrossError
 
 INTERRUPTED = 130
+#: Ours: what the command line would take, without running it.
+COST = "--cost"
 #: Where the user wants client states; each run's own folder unless set.
 STATE = os.environ.get("FEDCROSS_STATE")
 #: Hydra's flags that show something and run nothing.
@@ -21,7 +23,11 @@ def main() -> None:
     try:
         _main(sys.argv[1:])
     except KeyboardInterrupt:
-        print("\nInterrupted. The rounds done so far are on disk; continue with resume=RUN_FOLDER.", file=sys.stderr)
+        print(
+            "\nInterrupted. The rounds done so far are on disk; continue with resume=RUN_FOLDER,\n"
+            "a sweep with the same command and the same hydra.sweep.dir.",
+            file=sys.stderr,
+        )
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of our output (a pager, head) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -40,31 +46,25 @@ def _main(arguments: list[str]) -> None:
     import hydra
 
     from conf.compose import CONF, activate_plugins
+    from server.jobs import job
 
     plugins = activate_plugins()
+    cost = COST in arguments
+    arguments = [a for a in arguments if a != COST]
     if not SHOWING & {a.split("=")[0] for a in arguments}:
-        from server.check import check_overrides
+        from server.check import checked_plan
 
-        arguments = check_overrides(arguments)
+        plan = checked_plan(arguments)
+        if cost:
+            from server.cost import show
+
+            return show(plan)
+        arguments = [*plan.flags, *plan.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # our errors come out as they are; main() words them
     sys.argv = [sys.argv[0], *arguments, *plugins]
-    run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)
+    run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
     run()
-
-
-def _job(_: Any) -> None:
-    """Run one job of Hydra's."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    from server.check import applicable
-
-    state = HydraConfig.get()
-    overrides = [str(o) for o in state.overrides.task]
-    output = Path(state.runtime.output_dir)
-    if state.mode == RunMode.MULTIRUN:
-        overrides = applicable(overrides)
-    launch(overrides, output)
+    return None
 
 
 def launch(overrides: list[str], output: Path) -> Path:

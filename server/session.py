@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import secrets
@@ -43,6 +44,8 @@ FREE = {
     "data_root",
     "federation",
 }
+#: Likewise, within groups: where the data set lies.
+PLACES = {"task.root", "task.download"}
 
 
 class Session:
@@ -66,7 +69,6 @@ class Session:
         self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
         self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         self.device = pick_device(config.device)
-        self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         kind = method_class(config.modules["method"])
         data = load(config)
         plain = create(config.modules["model"], config.model, data.task, config.seed)
@@ -92,7 +94,8 @@ class Session:
         """Run the remaining rounds and return ``result.json``; whatever is done stays on disk if it is cut off."""
         config = self.config
         ledger = accounting.Ledger(self.folder, self.done)
-        logger = open_logger(config.logger.name, self.folder, self.done + 1)
+        shown = flatten(describe(config))
+        logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
         try:
             for number in range(self.done + 1, config.rounds + 1):
@@ -149,6 +152,12 @@ class Session:
         return {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
 
 
+def fingerprint(config: RunConfig) -> str:
+    """Return ten hexadecimal digits that are the same exactly for runs that compute the same."""
+    decisive = {name: value for name, value in flatten(describe(config)).items() if name not in PLACES}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:10]
+
+
 def federation_of(config: RunConfig, run: str) -> Federation:
     """Return how the method meets its clients under `config`."""
     return Federation(
@@ -180,13 +189,14 @@ def describe(config: RunConfig) -> dict[str, Any]:
 def check_same(before: dict[str, Any], now: dict[str, Any], may_change: Collection[str] = ()) -> None:
     """Raise a ConfigError that names every setting in which a continued run differs from what it was.
 
-    Settings in `may_change`, and what lies below them, may differ.
+    Settings in `may_change` and ``PLACES``, and what lies below them, may differ.
     """
     old, new = flatten(before), flatten(now)
+    free_here = {*may_change, *PLACES}
     faults = [
         f"{name}: the run in that folder has {old.get(name)!r}, now it is {new.get(name)!r}. Resume needs the same."
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in may_change)
+        if old.get(name) != new.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in free_here)
     ]
     if faults:
         raise ConfigError(faults)

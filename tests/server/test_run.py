@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from server import run as command
-from server.check import applicable, check_overrides
+from server.check import check_overrides
+from server.sweep import applicable
 from tasks.errors import ConfigError
 
 SMALL = [

@@ -1,0 +1,219 @@
+"""``fedcross-record``: small records of finished runs for the repository, and the page of results made from them.
+
+A record is what a report needs and nothing else: the configuration, ``metrics.jsonl`` and ``result.json``; no models,
+no checkpoints, no places of this machine. ``docs/results.md`` is made from all records, never by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import ConfigError, DataError, FedcrossError, StorageError
+
+LIMIT_MB = 10.0
+"""Most megabytes (1e6 bytes) that the records of one name may take."""
+
+DIGITS = 6
+"""Significant digits kept of numbers in ``metrics.jsonl``."""
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+#: Places of one machine, which do not belong into a record, and what stands for them.
+NEUTRAL = {"data_root": "data", "output": None, "resume": None}
+NOTE = "NOTE.md"
+"""A remark of a person beside the records of one name; the page quotes it."""
+
+
+def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = LIMIT_MB) -> list[Path]:
+    """Copy the records of all finished runs below `folders` into ``results/name`` and return their folders.
+
+    Records that are there already stay; one of the same configuration and seed is replaced.
+
+    Raises
+    ------
+    ConfigError
+        If `name` is not a plain name, or the records would take more than `limit_mb`.
+    DataError
+        If there is no finished run.
+    StorageError
+        If `results` cannot be written.
+    """
+    from analysis.runs import load_runs
+
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"--name {name!r}: small letters, digits, and _.- only. Choose another name.")
+    texts = [_texts(run.path) for run in load_runs(folders).runs]
+    home = results / name
+    new = {home / _folder_name(files): files for files in texts}
+    kept = sum(p.stat().st_size for p in home.rglob("*") if p.is_file() and not set(p.parents) & new.keys())
+    size = kept + sum(len(text.encode()) for files in new.values() for text in files.values())
+    if size > limit_mb * 1e6:
+        raise ConfigError(
+            f"--name {name}: the records would take {size / 1e6:.1f} MB, the limit is {limit_mb:g} MB. Nothing was "
+            "written. Record fewer runs, spread them over several names, or raise --limit-mb."
+        )
+    try:
+        for folder, files in new.items():
+            shutil.rmtree(folder, ignore_errors=True)
+            for relative, text in files.items():
+                (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+                (folder / relative).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{home}: cannot be written ({error}). Choose another folder with --results.") from error
+    return sorted(new)
+
+
+def _texts(run: Path) -> dict[str, str]:
+    """Return the files of one record by their place in it."""
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_container(OmegaConf.load(run / ".hydra" / "config.yaml"), resolve=False)
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return {
+        ".hydra/config.yaml": OmegaConf.to_yaml(OmegaConf.create(neutral(dict(config)))),  # type: ignore[arg-type]
+        "metrics.jsonl": "".join(json.dumps(short(json.loads(line))) + "\n" for line in lines if line),
+        "result.json": (run / "result.json").read_text(encoding="utf-8"),
+    }
+
+
+def _folder_name(files: Mapping[str, str]) -> str:
+    """Return a name that tells the runs of one record apart: method, task, seed, and a digest of the configuration."""
+    import hashlib
+
+    result = json.loads(files["result.json"])
+    digest = hashlib.sha256(files[".hydra/config.yaml"].encode()).hexdigest()[:8]
+    return f"{result['method']}-{result['task']}-seed{result['seed']}-{digest}"
+
+
+def neutral(config: dict[str, Any]) -> dict[str, Any]:
+    """Return `config` without places of this machine: absolute paths keep their last part only."""
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: walk(value) for name, value in node.items()}
+        if isinstance(node, list):
+            return [walk(value) for value in node]
+        return Path(node).name if isinstance(node, str) and os.path.isabs(node) else node  # noqa: PTH117 - a string
+
+    plain: dict[str, Any] = walk({**config, **{k: v for k, v in NEUTRAL.items() if k in config}})
+    if isinstance(plain.get("task"), dict) and "root" in plain["task"]:
+        plain["task"]["root"] = NEUTRAL["data_root"]
+    return plain
+
+
+def short(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one line of metrics without empty fields, and with ``DIGITS`` significant digits."""
+    filled = {name: value for name, value in line.items() if value is not None and value != {}}
+    return {k: float(f"{v:.{DIGITS}g}") if isinstance(v, float) else v for k, v in filled.items()}
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def write_page(results: Path, page: Path) -> str:
+    """Make the page of results from all records below `results`, with its pictures, and return its text.
+
+    Raises
+    ------
+    DataError
+        If there is no record.
+    StorageError
+        If the page cannot be written.
+    """
+    names = sorted(p.name for p in results.iterdir() if p.is_dir()) if results.is_dir() else []
+    if not names:
+        raise DataError(f"{results}: no records. Make one with fedcross-record DIR --name NAME.")
+    pictures = page.parent / "images"
+    try:
+        pictures.mkdir(parents=True, exist_ok=True)
+        parts = [_section(results / name, pictures) for name in names]
+        text = (
+            "# Results\n\nMade by `fedcross-record` from the records in `results/`; do not edit. A cell with ± is mean "
+            "and standard deviation over seeds.\n\n" + "\n".join(parts)
+        )
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{page}: cannot be written ({error}). Choose another file with --page.") from error
+    return text
+
+
+def _section(folder: Path, pictures: Path) -> str:
+    from analysis import formats
+    from analysis.ablation import plot_grids
+    from analysis.curves import plot_curves
+    from analysis.groups import group_runs
+    from analysis.report import build
+    from analysis.runs import load_runs
+
+    loaded = load_runs([folder])
+    groups, notes = group_runs(loaded.runs)
+    report = build(groups, [*loaded.notes, *notes])
+    parts = [f"## {folder.name}\n"]
+    if (folder / NOTE).exists():
+        parts.append((folder / NOTE).read_text(encoding="utf-8").strip() + "\n")
+    parts += [formats.markdown(table).replace("## ", "### ", 1) for table in report.tables]
+    plot_curves(groups, "rounds", pictures / f"results-{folder.name}.png")
+    parts.append(f"![{folder.name}: test accuracy](images/results-{folder.name}.png)\n")
+    if report.grids:
+        plot_grids(report.grids, pictures / f"results-{folder.name}-ablation.png")
+        parts.append(f"![{folder.name}: ablation](images/results-{folder.name}-ablation.png)\n")
+    parts += [f"- {note.replace(str(folder.resolve()) + os.sep, '')}\n" for note in report.notes]
+    return "\n".join([*parts, _provenance([dict(run.result) for run in loaded.runs])])
+
+
+def _provenance(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return where the runs of one name come from, in words."""
+
+    def told(name: str) -> str:
+        values = {
+            json.dumps(r[name], sort_keys=True) if isinstance(r.get(name), dict) else str(r.get(name)) for r in results
+        }
+        return ", ".join(sorted(values)).replace('"', "").replace("{", "").replace("}", "")
+
+    fields = ("engine", "device", "machine", "versions", "commit")
+    return f"{len(results)} runs. " + "; ".join(f"{name}: {told(name)}" for name in fields) + ".\n"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line of ``fedcross-record``."""
+    line = argparse.ArgumentParser(
+        prog="fedcross-record",
+        description="Keep small records of finished runs, and make the page of results from all records.",
+    )
+    line.add_argument("folders", nargs="*", metavar="DIR", type=Path, help="searched for runs; none: only the page")
+    line.add_argument("--name", help="what the records are of: a folder of RESULTS")
+    line.add_argument("--results", type=Path, default=Path("results"), metavar="RESULTS", help="default: results")
+    line.add_argument(
+        "--page", type=Path, default=Path("docs/results.md"), metavar="FILE", help="default: docs/results.md"
+    )
+    line.add_argument(
+        "--limit-mb", type=float, default=LIMIT_MB, metavar="MB", help=f"default: {LIMIT_MB:g} for a name"
+    )
+    return line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``fedcross-record``; return the exit code (0, or 2 for wrong use)."""
+    options = parser().parse_args(arguments)
+    try:
+        if bool(options.folders) != bool(options.name):
+            raise ConfigError("DIR and --name belong together: fedcross-record DIR... --name NAME. Give both or none.")
+        for folder in record(options.folders, options.name, options.results, options.limit_mb) if options.name else []:
+            print(folder)
+        write_page(options.results, options.page)
+    except FedcrossError as error:
+        print(f"fedcross-record: {error}", file=sys.stderr)
+        return error.exit_code
+    print(options.page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""``fedcross ... --cost``: runs, rounds and hours of a command line, from measured rounds; nothing else is run."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from server.sweep import Plan
+
+if TYPE_CHECKING:
+    from conf.schema import RunConfig
+
+#: A round faster than this many seconds is mostly start-up the first time: three more are measured.
+QUICK = 20.0
+MORE = 4
+#: Settings that decide how long a round takes, beside the names of method, task, model and engine.
+WEIGHTY = (
+    "clients_per_round", "partition.clients", "partition.name", "train", "engine", "device", "evaluate_local",
+    "evaluate_clients", "method.exchanges", "method.host_epochs", "method.k",
+)  # fmt: skip
+
+Pace = tuple[float, float]
+"""Seconds of a round, and of one evaluation on top."""
+
+
+@dataclass
+class Cell:
+    """Jobs whose rounds take equally long.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Method, task, model, engine.
+    job : list of str
+        The overrides of one of them.
+    runs, done : int
+        How many there are, and how many of them are done already.
+    rounds, evaluations : int
+        Rounds still to be run by all of them, and evaluations in these rounds.
+    """
+
+    names: tuple[str, str, str, str]
+    job: list[str]
+    runs: int = 0
+    done: int = 0
+    rounds: int = 0
+    evaluations: int = 0
+
+    def hours(self, pace: Pace) -> float:
+        """Return the hours that the remaining rounds take, one run after the other."""
+        return (self.rounds * pace[0] + self.evaluations * pace[1]) / 3600
+
+
+def cells(plan: Plan) -> list[Cell]:
+    """Return the distinct jobs of `plan` by what decides their speed, in the plan's order."""
+    from conf.schema import load
+    from server.session import fingerprint
+
+    seen: set[str] = set()
+    found: dict[str, Cell] = {}
+    for job in plan.jobs:
+        config = load(job)
+        mark = fingerprint(config)
+        if mark in seen:
+            continue
+        seen.add(mark)
+        names = (config.names["method"], config.names["task"], config.names["model"], config.names["engine"])
+        cell = found.setdefault(json.dumps([names, _weighty(config)]), Cell(names, job))
+        before = _rounds_done(plan, config, mark)
+        cell.runs += 1
+        cell.done += before >= config.rounds
+        left = range(before + 1, config.rounds + 1)
+        cell.rounds += len(left)
+        cell.evaluations += sum(r % config.evaluate_every == 0 or r == config.rounds for r in left)
+    return list(found.values())
+
+
+def _weighty(config: RunConfig) -> list[tuple[str, Any]]:
+    from server.session import flatten
+
+    flat = flatten(config.model_dump(mode="json"))
+    return sorted((k, str(v)) for k, v in flat.items() if any(f"{k}.".startswith(f"{w}.") for w in WEIGHTY))
+
+
+def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
+    """Return how many rounds of `config` lie in the sweep's folder already."""
+    from server.jobs import standing
+
+    if plan.folder is None or not plan.folder.is_dir():
+        return 0
+    folder = next(iter(sorted(plan.folder.glob(f"*-{mark}"))), None)
+    return standing(folder, config)[1] if folder is not None else 0
+
+
+def measure(job: list[str]) -> Pace:
+    """Return the measured pace of `job`: one round in a folder that is thrown away, more where it is a quick one."""
+    first = _measured(job, 1)
+    return first if sum(first) > QUICK else _measured(job, MORE)
+
+
+def _measured(job: list[str], rounds: int) -> Pace:
+    from server.run import launch, quote
+
+    with tempfile.TemporaryDirectory(prefix="fedcross-cost-") as folder:
+        trial = [f"rounds={rounds}", "evaluate_every=1", "logger=none", "checkpoint.milestone=0", "snapshots.rounds=[]"]
+        kept = [o for o in job if o.split("=")[0] not in {"rounds", "output", "logger", "resume"}]
+        launch([*kept, *trial, f"output={quote(folder)}"], Path(folder))
+        lines = [json.loads(text) for text in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    steady = lines[1:] or lines
+    working = [line["seconds_training"] + line["seconds_aggregation"] for line in steady]
+    rest = [max(line["seconds"] - work, 0.0) for line, work in zip(steady, working)]
+    return statistics.median(working), statistics.median(rest)
+
+
+def show(plan: Plan, pace: Callable[[list[str]], Pace] = measure) -> None:
+    """Print what `plan` would take on this machine."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Cost on this machine, one run after the other")
+    for name in ("method", "task", "model", "engine"):
+        table.add_column(name, no_wrap=True)
+    for name in ("runs", "done", "rounds left", "s/round", "s/evaluation", "hours"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows, total = cells(plan), 0.0
+    for cell in rows:
+        seconds = pace(cell.job) if cell.rounds else (math.nan, math.nan)
+        hours = cell.hours(seconds) if cell.rounds else 0.0
+        total += hours
+        shown = ["-" if math.isnan(s) else f"{s:.3g}" for s in seconds]
+        table.add_row(*cell.names, str(cell.runs), str(cell.done), str(cell.rounds), *shown, f"{hours:.3g}")
+    table.add_section()
+    sums = [str(sum(getattr(cell, name) for cell in rows)) for name in ("runs", "done", "rounds")]
+    table.add_row("total", "", "", "", *sums, "", "", f"{total:.3g}")
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)

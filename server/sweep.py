@@ -1,0 +1,124 @@
+"""What a command line would run: all jobs of a sweep, whether ``-m`` asks for it or an experiment's own file."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.errors import ConfigError
+
+#: ``++GROUP.X=...``: a setting for those choices of the group that have it.
+FORCED = re.compile(r"^\+\+(method|partition|model)\.(\w+)")
+CHOICES = ("experiment=", "task=", "method=", "partition=", "model=")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A command line, taken apart.
+
+    Attributes
+    ----------
+    flags : tuple of str
+        Hydra's flags, as given.
+    overrides : tuple of str
+        What is handed to Hydra.
+    multirun : bool
+        Whether this is a sweep.
+    jobs : list of list of str
+        The overrides of each job, without Hydra's own and, in a sweep, without settings its choices do not have.
+    unused : tuple of str
+        Settings of the command line that no job of the sweep has: ``method.alfa``.
+    folder : Path or None
+        Where a sweep's runs lie.
+    """
+
+    flags: tuple[str, ...]
+    overrides: tuple[str, ...]
+    multirun: bool
+    jobs: list[list[str]]
+    unused: tuple[str, ...] = ()
+    folder: Path | None = None
+
+
+def plan(flags: list[str], overrides: list[str]) -> Plan:
+    """Return what `overrides` would run.
+
+    In a sweep, ``method.X=...`` is for those methods that have a setting X; it becomes ``++method.X=...`` so that
+    Hydra accepts it for the others, where :func:`applicable` drops it. Likewise for partitions and models.
+    """
+    params, own, folder = _hydra(overrides)
+    if not (own or {"-m", "--multirun"} & set(flags)):
+        return Plan(tuple(flags), tuple(overrides), False, [overrides])
+    given = [_forced(o, params) for o in overrides]
+    raw = _product([*(f"{name}={value}" for name, value in params.items()), *given])
+    jobs = [applicable(job) for job in raw]
+    unused = tuple(name for name in _unused(raw, jobs) if any(o.startswith(f"++{name}=") for o in given))
+    return Plan(tuple(flags), tuple(given), True, jobs, unused, folder)
+
+
+def applicable(overrides: list[str]) -> list[str]:
+    """Return `overrides` without those ``++GROUP.X`` that the group's choice does not have."""
+    wanted = {found.group(1) for o in overrides if (found := FORCED.match(o))}
+    fields = {group: _fields(group, overrides) for group in wanted}
+    kept = []
+    for override in overrides:
+        found = FORCED.match(override)
+        known = fields[found.group(1)] if found else None
+        if not found or known is None or found.group(2) in known:
+            kept.append(override)
+    return kept
+
+
+def _forced(override: str, params: dict[str, str]) -> str:
+    """Return ``++method.X=...`` for ``method.X=...``, unless the experiment sweeps it under its plain name."""
+    name = override.split("=")[0]
+    return f"++{override}" if FORCED.match(f"++{name}") and name not in params else override
+
+
+def _hydra(overrides: list[str]) -> tuple[dict[str, str], bool, Path | None]:
+    """Return the experiment's sweep, whether it is one by itself, and where its runs lie."""
+    from conf.compose import hydra_part
+
+    part = hydra_part([o for o in overrides if o.startswith(("experiment=", "hydra"))])
+    params = {str(name): str(value) for name, value in (part["params"] or {}).items()}
+    return params, part["mode"] == "MULTIRUN", Path(part["dir"])
+
+
+def _product(overrides: list[str]) -> list[list[str]]:
+    """Return the override lists of all jobs; as in Hydra, a later value of a name replaces the earlier one."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise ConfigError(f"{' '.join(str(error).split())[:300]}. See fedcross --help.") from error
+    choices: dict[str, list[str]] = {}
+    for one in parsed:
+        line = one.input_line or ""
+        name = line.split("=")[0]
+        if name.startswith("hydra"):
+            continue
+        choices[name] = [f"{name}={v}" for v in one.sweep_string_iterator()] if one.is_sweep_override() else [line]
+    return [list(job) for job in itertools.product(*choices.values())]
+
+
+def _unused(raw: list[list[str]], jobs: list[list[str]]) -> tuple[str, ...]:
+    def names(several: list[list[str]]) -> set[str]:
+        return {".".join(found.groups()) for job in several for o in job if (found := FORCED.match(o))}
+
+    return tuple(sorted(names(raw) - names(jobs)))
+
+
+def _fields(group: str, overrides: list[str]) -> set[str] | None:
+    """Return the settings of what `overrides` choose for `group`; None if they choose none that exists."""
+    from conf.compose import compose
+    from conf.schema import settings_class
+
+    try:
+        chosen = compose([o for o in overrides if o.startswith(CHOICES)])[group]
+        return set(settings_class(group, str(chosen.get("module", chosen["name"]))).model_fields)
+    except ConfigError:
+        return None

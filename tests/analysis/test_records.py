@@ -1,0 +1,110 @@
+"""Records are small, name no place of this machine, and carry everything that a report needs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.groups import group_runs
+from analysis.records import main, neutral, record, short, write_page
+from analysis.runs import load_runs
+from analysis.tables import accuracy_table
+from tasks.errors import ConfigError, DataError
+from tests.analysis.fake import config, write_run
+
+
+def run(folder: Path, accuracy: list[float | None], method: str = "fedavg", seed: int = 1) -> Path:
+    settings = config(method, seed, len(accuracy), data_root="/home/me/data", output=str(folder), task__root="/home/me")
+    write_run(folder, accuracy, settings)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"task": "cifar10"}))
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "round-000003.safetensors").write_bytes(b"weights")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def test_a_record_gives_the_same_report_and_holds_no_model(tmp_path):
+    runs = [run(tmp_path / "runs" / str(i), [0.1, None, 0.5 + i / 100], seed=i) for i in (1, 2)]
+    folders = record([tmp_path / "runs"], "table2", tmp_path / "results")
+    assert len(folders) == len(runs)
+    kept = sorted(str(p.relative_to(folders[0])) for p in folders[0].rglob("*") if p.is_file())
+    assert kept == [".hydra/config.yaml", "metrics.jsonl", "result.json"]
+
+    def table(where: Path) -> object:
+        return accuracy_table(group_runs(load_runs([where]).runs)[0])
+
+    assert table(tmp_path / "results") == table(tmp_path / "runs")
+    everything = "".join(p.read_text() for p in (tmp_path / "results").rglob("*") if p.is_file())
+    assert "/home" not in everything
+    assert str(tmp_path) not in everything
+
+
+def test_a_run_recorded_again_replaces_itself(tmp_path):
+    run(tmp_path / "runs" / "a", [0.1, 0.2, 0.3])
+    (first,) = record([tmp_path / "runs"], "n", tmp_path / "results")
+    run(tmp_path / "later" / "a", [0.1, 0.2, 0.4])
+    run(tmp_path / "later" / "b", [0.1, 0.2, 0.5], seed=2)
+    again = record([tmp_path / "later"], "n", tmp_path / "results")
+    assert first in again
+    assert len(list((tmp_path / "results" / "n").iterdir())) == 2
+    assert load_runs([first]).runs[0].final == 0.4
+
+
+def test_places_become_neutral():
+    was = {
+        "data_root": "/a/b",
+        "output": "/c",
+        "task": {"name": "x", "root": "/a/b"},
+        "vectors": "/v/glove.npy",
+        "k": [1],
+    }
+    assert neutral(was) == {
+        "data_root": "data", "output": None, "task": {"name": "x", "root": "data"}, "vectors": "glove.npy", "k": [1],
+    }  # fmt: skip
+
+
+def test_a_line_keeps_six_digits_and_no_empty_fields():
+    line = {
+        "round": 3,
+        "test_accuracy": None,
+        "rejected": {},
+        "train_loss": 0.123456789,
+        "bytes_up": 123456789,
+        "dropped": 0,
+    }
+    assert short(line) == {"round": 3, "train_loss": 0.123457, "bytes_up": 123456789, "dropped": 0}
+
+
+def test_too_large_is_refused_before_anything_is_written(tmp_path):
+    run(tmp_path / "runs", [0.1] * 50)
+    with pytest.raises(ConfigError, match=r"MB, the limit is 0\.001 MB.*--limit-mb"):
+        record([tmp_path / "runs"], "n", tmp_path / "results", limit_mb=0.001)
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_page_is_made_from_all_records(tmp_path):
+    for seed in (1, 2):
+        run(tmp_path / "runs" / f"a{seed}", [0.1, 0.2, 0.25], "fedavg", seed)
+        run(tmp_path / "runs" / f"b{seed}", [0.1, 0.3, 0.5], "fedcross", seed)
+    arguments = ["--results", str(tmp_path / "results"), "--page", str(tmp_path / "docs" / "results.md")]
+    assert main([str(tmp_path / "runs"), "--name", "table2", *arguments]) == 0
+    (tmp_path / "results" / "table2" / "NOTE.md").write_text("Measured on a laptop.")
+    assert main(arguments) == 0
+    text = (tmp_path / "docs" / "results.md").read_text()
+    for words in ("## table2", "Measured on a laptop.", "fedcross", "4 runs", "commit: 0123abc", "torch: 2.15.0"):
+        assert words in text
+    assert str(tmp_path) not in text
+    assert (tmp_path / "docs" / "images" / "results-table2.png").stat().st_size > 1000
+    before = text
+    assert write_page(tmp_path / "results", tmp_path / "docs" / "results.md") == before
+
+
+def test_wrong_use_is_told(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "--name" in capsys.readouterr().err
+    assert main([str(tmp_path), "--name", "../x"]) == 2
+    assert main(["--results", str(tmp_path / "none")]) == 2
+    assert "no records" in capsys.readouterr().err
+    with pytest.raises(DataError):
+        record([tmp_path], "n", tmp_path / "results")

@@ -1,0 +1,59 @@
+"""What a sweep would take: every distinct run once, what is done left out, one measurement for jobs of equal speed."""
+
+import pytest
+
+from server.check import checked_plan
+from server.cost import Cell, cells, show
+from server.sweep import plan
+from tests.server.test_run import SMALL, call
+
+
+def test_cells_count_distinct_runs_and_what_is_left():
+    line = ["method=fedavg,fedcross", "method.alpha=0.8,0.9", "seed=1,2,3", "rounds=25", "evaluate_every=10"]
+    fedavg, fedcross = cells(plan(["-m"], [*SMALL, *line]))
+    # FedAvg has no alpha: 3 seeds; FedCross 2 alphas x 3 seeds. Evaluated after rounds 10, 20 and the last, 25.
+    assert (fedavg.names, fedavg.runs, fedavg.rounds, fedavg.evaluations) == (
+        ("fedavg", "digits", "mlp", "local"), 3, 75, 9,
+    )  # fmt: skip
+    assert (fedcross.runs, fedcross.rounds, fedcross.evaluations) == (6, 150, 18)
+    # 150 rounds of 20 s and 18 evaluations of 100 s are 4800 s.
+    assert fedcross.hours((20.0, 100.0)) == pytest.approx(4800 / 3600)
+
+
+def test_jobs_of_other_speed_are_measured_apart():
+    found = cells(plan(["-m"], [*SMALL, "method=fedavg", "clients_per_round=2,4", "train.epochs=1,3", "seed=1,2"]))
+    assert [cell.runs for cell in found] == [2, 2, 2, 2]
+
+
+def test_done_runs_cost_nothing(monkeypatch, tmp_path, capsys):
+    sweep = ["-m", *SMALL, "engine.workers=1", "method=fedavg", "rounds=2", f"hydra.sweep.dir={tmp_path / 'all'}"]
+    assert call(monkeypatch, tmp_path, *sweep, "seed=1") == 0
+    (cell,) = cells(checked_plan([*sweep, "seed=1,2"]))
+    assert (cell.runs, cell.done, cell.rounds) == (2, 1, 2)
+    assert call(monkeypatch, tmp_path, *sweep, "seed=1", "--cost") == 0
+    assert "total" in capsys.readouterr().out
+
+
+def test_the_command_measures_and_runs_nothing_else(monkeypatch, tmp_path, capsys):
+    line = [*SMALL, "engine.workers=1", "rounds=1000", "method=fedavg", "--cost"]
+    assert call(monkeypatch, tmp_path, *line) == 0
+    told = capsys.readouterr().out
+    row = next(line for line in told.splitlines() if "fedavg" in line)
+    cellsof = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cellsof[:7] == ["fedavg", "digits", "mlp", "local", "1", "0", "1000"]
+    seconds, evaluation, hours = map(float, cellsof[7:])
+    assert seconds > 0
+    assert hours == pytest.approx((1000 * seconds + 1000 * evaluation) / 3600, rel=0.02)
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_the_table_adds_up(capsys):
+    found = plan(["-m"], [*SMALL, "method=fedavg,fedcross", "rounds=36", "evaluate_every=36"])
+    show(found, lambda job: (100.0, 0.0))
+    # Twice 36 rounds of 100 s: an hour each.
+    total = next(line for line in capsys.readouterr().out.splitlines() if "total" in line)
+    assert [cell.strip() for cell in total.strip("│").split("│")][4:] == ["2", "0", "72", "", "", "2"]
+
+
+def test_a_cell_without_rounds_has_no_hours():
+    assert Cell(("a", "b", "c", "d"), []).hours((5.0, 1.0)) == 0

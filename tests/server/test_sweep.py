@@ -1,0 +1,202 @@
+"""Sweeps: what a command line expands to, and that nothing is run twice, lost or overwritten."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from analysis.groups import group_runs
+from analysis.runs import load_runs
+from analysis.tables import accuracy_table
+from conf.schema import load
+from server.check import checked_plan
+from server.jobs import standing, sweep_job
+from server.session import fingerprint
+from server.sweep import applicable, plan
+from tasks.errors import ConfigError
+from tests.server.test_run import SMALL, call, environment
+
+TINY = [*SMALL, "train.lr=0.1", "engine.workers=1"]
+
+
+def results(folder: Path) -> dict[str, dict[str, object]]:
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("result.json")}
+
+
+def table(folder: Path) -> list[list[str]]:
+    """Return the report's accuracy table without the seconds, which are never the same twice."""
+    found = accuracy_table(group_runs(load_runs([folder]).runs)[0])
+    keep = [i for i, name in enumerate(found.header) if "econds" not in name and "time" not in name.lower()]
+    return [[row[i] for i in keep] for row in (list(found.header), *map(list, found.rows))]
+
+
+# ---- what would run ----------------------------------------------------------------------------------------------
+
+
+def test_one_run_is_one_job():
+    found = plan([], ["method=fedavg", "seed=3"])
+    assert (found.multirun, found.jobs) == (False, [["method=fedavg", "seed=3"]])
+
+
+def test_an_experiments_own_sweep_is_expanded():
+    found = plan([], ["experiment=demo", "method.alpha=0.8"])
+    assert found.multirun
+    assert found.jobs == [
+        ["method=fedavg", "experiment=demo"],
+        ["method=fedcross", "++method.alpha=0.8", "experiment=demo"],
+    ]
+
+
+def test_the_command_line_replaces_what_the_experiment_sweeps():
+    found = plan(["-m"], ["experiment=demo", "method=fedcross", "seed=1,2", "hydra.sweep.dir=here"])
+    assert [job for job in found.jobs if "seed=2" in job] == [
+        ["method=fedcross", "++method.alpha=0.9", "experiment=demo", "seed=2"]
+    ]
+    assert len(found.jobs) == 2
+    assert found.folder == Path("here")
+
+
+def test_a_setting_goes_to_the_choices_that_have_it():
+    assert applicable(["partition=iid", "++partition.beta=0.1"]) == ["partition=iid"]
+    both = ["partition=dirichlet", "++partition.beta=0.1"]
+    assert applicable(both) == both
+    assert plan(["-m"], ["partition=iid,dirichlet", "partition.bta=1"]).unused == ("partition.bta",)
+
+
+def test_every_job_of_an_experiment_is_checked_beforehand():
+    with pytest.raises(ConfigError, match="greater than or equal to"):
+        checked_plan(["experiment=demo", "method.alpha=0.1,0.9"])
+
+
+@pytest.mark.parametrize("name", ["output", "resume"])
+def test_a_sweep_has_no_single_folder(name, tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("[]")
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir"):
+        checked_plan(["-m", "seed=1,2", f"{name}={tmp_path}"])
+
+
+# ---- which folder --------------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_is_of_what_is_computed():
+    same = ["rounds=7", "engine=ray", "logger=none", "device=cpu", "data_root=elsewhere", "checkpoint.every=3"]
+    mark = fingerprint(load([]))
+    assert all(fingerprint(load([override])) == mark for override in same)
+    other = ["seed=2", "method.alpha=0.9", "method=fedavg", "train.lr=0.1", "partition.beta=0.1", "evaluate_every=2"]
+    assert len({mark, *(fingerprint(load([override])) for override in other)}) == 1 + len(other)
+
+
+# ---- once, and only once -------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_is_skipped_and_what_is_longer_is_continued(monkeypatch, tmp_path, capsys):
+    sweep = ["-m", *TINY, "method=fedavg,fedcross", "method.alpha=0.8,0.9", "hydra.sweep.dir=all"]
+    assert call(monkeypatch, tmp_path, *sweep, "rounds=1") == 0
+    # FedAvg has no alpha: its two jobs are one run.
+    assert len(results(tmp_path / "all")) == 3
+    assert capsys.readouterr().err.count("Done already, 1 rounds") == 1
+    before = {
+        path: path.read_bytes() for path in (tmp_path / "all").rglob("*") if path.is_file() and "seed" in str(path)
+    }
+    before = {path: data for path, data in before.items() if path.suffix != ".log" and path.name != ".lock"}
+    assert call(monkeypatch, tmp_path, *sweep, "rounds=1") == 0
+    assert capsys.readouterr().err.count("Done already, 1 rounds") == 4
+    assert {path: path.read_bytes() for path in before} == before
+    longer = ["-m", *TINY, "method=fedavg", "seed=1", "hydra.sweep.dir=all", "rounds=2"]
+    assert call(monkeypatch, tmp_path, *longer) == 0
+    assert capsys.readouterr().err.count("Continued after round 1") == 1
+    rounds = sorted((r["method"], r["rounds"]) for r in results(tmp_path / "all").values())
+    assert rounds == [("fedavg", 2), ("fedcross", 1), ("fedcross", 1)]
+
+
+def test_another_configuration_is_never_overwritten(tmp_path):
+    folder = tmp_path / "one"
+    sweep_job([*TINY, "method=fedavg", "rounds=1"], folder)
+    kept = (folder / "result.json").read_bytes()
+    with pytest.raises(ConfigError, match="another configuration") as caught:
+        sweep_job([*TINY, "method=fedavg", "rounds=1", "seed=2"], folder)
+    assert any(fault.startswith("seed:") for fault in caught.value.faults)
+    # The same without checkpoints: the record says what it was.
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    assert standing(folder, load([*TINY, "method=fedavg", "rounds=1"])) == ("done", 1)
+    with pytest.raises(ConfigError, match="another configuration"):
+        sweep_job([*TINY, "method=fedavg", "rounds=1", "train.lr=0.2"], folder)
+    # And without a record either.
+    (folder / ".hydra" / "overrides.yaml").unlink()
+    with pytest.raises(ConfigError, match="not which configuration"):
+        sweep_job([*TINY, "method=fedavg", "rounds=1"], folder)
+    assert (folder / "result.json").read_bytes() == kept
+
+
+def test_a_job_that_runs_elsewhere_is_left_alone(tmp_path, capsys):
+    from filelock import FileLock
+
+    with FileLock(tmp_path / ".lock"):
+        sweep_job([*TINY, "rounds=1"], tmp_path)
+    assert "Runs in another process" in capsys.readouterr().err
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_an_experiments_setting_by_data_set_reaches_the_job(monkeypatch, tmp_path):
+    """FedProx's mu of the paper is looked up by the task's name inside the job."""
+    small = ["task=digits", "model=mlp", "partition=iid", "method=fedprox", "seed=1"]
+    sweep = ["experiment=fedcross/table2_cnn", *small, *TINY, "rounds=1", "hydra.sweep.dir=all"]
+    assert call(monkeypatch, tmp_path, *sweep) == 0
+    (run,) = load_runs([tmp_path / "all"]).runs
+    assert run.settings["method.mu"] == 0.01
+
+
+def wait_for(metrics: Path, lines: int, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_text().count("\n") >= lines):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_in_the_middle_ends_with_the_same_table(monkeypatch, tmp_path):
+    sweep = ["-m", *TINY, "method=fedavg,fedcross", "seed=1", "rounds=40"]
+    assert call(monkeypatch, tmp_path, *sweep, "hydra.sweep.dir=whole") == 0
+    mark = fingerprint(load([*TINY, "method=fedcross"]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server.run", *sweep, "hydra.sweep.dir=cut"],
+        cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    wait_for(tmp_path / "cut" / f"fedcross-digits-seed1-{mark}" / "metrics.jsonl", 3, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(results(tmp_path / "cut")) == 1
+    assert call(monkeypatch, tmp_path, *sweep, "hydra.sweep.dir=cut") == 0
+    assert table(tmp_path / "cut") == table(tmp_path / "whole")
+    for name in results(tmp_path / "whole"):
+        one, other = (tmp_path / where / name / "model.safetensors" for where in ("whole", "cut"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.slow
+def test_jobs_side_by_side_give_what_they_give_in_order(tmp_path):
+    sweep = [sys.executable, "-m", "server.run", "-m", *TINY, "method=scaffold,fedcross", "seed=1,2", "rounds=3"]
+    parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=together"]
+    for more in (["hydra.sweep.dir=alone"], parallel):
+        done = subprocess.run(
+            [*sweep, *more], cwd=tmp_path, capture_output=True, text=True, timeout=500,
+            env={k: v for k, v in environment(tmp_path).items() if k != "FEDCROSS_STATE"} | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert len(results(tmp_path / "together")) == 4
+    assert table(tmp_path / "together") == table(tmp_path / "alone")
+    for name in results(tmp_path / "alone"):
+        # SCAFFOLD's clients keep states: each run has its own.
+        states = {path.suffix for path in (tmp_path / "together" / name / "clients").rglob("*")}
+        assert (".npz" in states) == name.startswith("scaffold")
+        one, other = (tmp_path / where / name / "model.safetensors" for where in ("alone", "together"))
+        assert one.read_bytes() == other.read_bytes()
