@@ -38,7 +38,7 @@ def test_the_command_measures_and_runs_nothing_else(monkeypatch, tmp_path, capsy
     line = [*SMALL, "engine.workers=1", "rounds=1000", "method=fedavg", "--cost"]
     assert call(monkeypatch, tmp_path, *line) == 0
     told = capsys.readouterr().out
-    row = next(line for line in told.splitlines() if "fedavg" in line)
+    row = next(line for line in told.splitlines() if line.startswith("│ fedavg"))
     cellsof = [cell.strip() for cell in row.strip("│").split("│")]
     assert cellsof[:7] == ["fedavg", "digits", "mlp", "local", "1", "0", "1000"]
     seconds, evaluation, hours = map(float, cellsof[7:])
