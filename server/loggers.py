@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,6 +92,8 @@ class MLflow:
     def __init__(self, settings: Mapping[str, Any], folder: Path, run: str, config: Mapping[str, Any]) -> None:
         tracking = _library("mlflow.tracking", "mlflow")
         uri = str(settings.get("uri", "mlruns"))
+        # Newer versions want a database for local files; the slim package has none, and its files do.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = tracking.MlflowClient(uri if ":" in uri else Path(uri).resolve().as_uri())
         known = folder / "mlflow-run"
         if known.exists():
