@@ -72,6 +72,7 @@ def test_a_method_in_three_new_files_runs(plugin, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["method"] == "toy"
 
 
+@pytest.mark.slow
 def test_its_own_test_runs_too(plugin):
     own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/strategies/test_toy.py"]
     checkout = Path(__file__).resolve().parents[1]

@@ -34,6 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cka", "tsne", "forgetting", "gradcam"])
 def test_every_analysis_writes_its_picture(runs, tmp_path, capsys, kind):
     command = [str(runs["fedct"]), kind, "--out", str(tmp_path), "--examples", "40", "--rounds", "2", "--slots", "1"]

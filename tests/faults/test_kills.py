@@ -16,6 +16,7 @@ CASES = [[point, 2 + trial % (ROUNDS - 1)] for trial in range(size(1, 5)) for po
 
 
 # SCAFFOLD's clients keep a state of their own on disk, FedCross has the pool.
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcross", "scaffold"] if WHOLE else ["fedcross"])
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path, method):
     cases = [case for case in CASES if method == "fedcross" or case[0] != "mixing"]  # one model: nothing to mix

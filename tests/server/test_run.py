@@ -121,6 +121,7 @@ def test_help_imports_neither_torch_nor_ray(tmp_path):
     assert "method" in done.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "server.run", *SMALL, "rounds=100000", "hydra.run.dir=one"],
