@@ -7,6 +7,9 @@ from conf.schema import RunConfig, load
 from server.session import fingerprint
 from server.sweep import plan
 
+#: Composes many configurations or trains several federations.
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(path.stem for path in (CONF / "experiment" / "fedcross").glob("[!_]*.yaml"))
 #: Rounds, clients, clients per round of the first job.
 PUBLISHED = {

@@ -34,6 +34,7 @@ def test_the_protocol_is_the_papers(name):
     assert config.task.model_dump()["augment"]["crop_padding"] == "reflect"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_job_of_the_sweep_is_valid(name):
     # One setting at a time: the product of all would be hundreds of jobs.

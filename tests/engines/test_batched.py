@@ -19,6 +19,9 @@ from strategies.registry import method_class
 from tests import federation
 from tests.federation import SMALL, Quiet
 
+#: Composes many configurations or trains several federations.
+pytestmark = pytest.mark.slow
+
 METHODS = sorted(p.stem for p in (CONF / "method").glob("*.yaml"))
 #: Largest difference of a weight after two rounds in float32, weights being of size 1.
 SINGLE = 1e-4

@@ -8,6 +8,9 @@ from tasks.randomness import stream
 from tests.faults.scale import WHOLE, size
 from tests.federation import session
 
+#: Composes many configurations or trains several federations.
+pytestmark = pytest.mark.slow
+
 ROUNDS = size(30, 100)
 SETTINGS = (
     f"rounds={ROUNDS}",

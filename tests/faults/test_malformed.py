@@ -8,6 +8,9 @@ from tests.faults.bad_client import KINDS, malicious
 from tests.faults.scale import rss, size
 from tests.federation import run, same
 
+#: Composes many configurations or trains several federations.
+pytestmark = pytest.mark.slow
+
 LIMIT = 64 * 2**20
 
 

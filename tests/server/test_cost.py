@@ -7,6 +7,9 @@ from server.cost import Cell, cells, show
 from server.sweep import plan
 from tests.server.test_run import SMALL, call
 
+#: Composes many configurations or trains several federations.
+pytestmark = pytest.mark.slow
+
 
 def test_cells_count_distinct_runs_and_what_is_left():
     line = ["method=fedavg,fedcross", "method.alpha=0.8,0.9", "seed=1,2,3", "rounds=25", "evaluate_every=10"]

@@ -21,6 +21,9 @@ from server.sweep import applicable, plan
 from tasks.errors import ConfigError
 from tests.server.test_run import SMALL, call, environment
 
+#: Composes many configurations or trains several federations.
+pytestmark = pytest.mark.slow
+
 TINY = [*SMALL, "train.lr=0.1", "engine.workers=1"]
 
 
