@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pytest
 from flwr.clientapp import ClientApp
 
 from client.app import app as honest

@@ -1,6 +1,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from strategies.wire import decode, encode, spec_of
 from tasks.errors import UploadError
