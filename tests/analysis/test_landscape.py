@@ -89,6 +89,7 @@ def test_a_point_is_the_networks_own_loss():
     assert first[4:].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_two_runs_on_the_same_axes(monkeypatch, tmp_path, capsys):
     tiny = [*SMALL, "engine.workers=1", "train.lr=0.1", "rounds=2"]
     for method in ("fedavg", "fedcross"):

@@ -32,6 +32,7 @@ def test_measures_by_hand():
     assert newcomer.reached(0.9) is None
 
 
+@pytest.mark.slow
 def test_command_measures_every_run(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out"
     line = [*map(str, runs), "--epochs", "3", "--out", str(out), "--target", "0.01", "0.9999", "--set", "train.lr=0.03"]

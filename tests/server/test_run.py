@@ -39,6 +39,7 @@ def test_a_run_from_the_command_line(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "one" / "result.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_each_method_the_settings_it_has(monkeypatch, tmp_path):
     sweep = ["-m", "method=fedavg,fedcross", "method.alpha=0.8", "seed=1,2", "rounds=1", "hydra.sweep.dir=all"]
     assert call(monkeypatch, tmp_path, *SMALL, *sweep) == 0
@@ -48,6 +49,7 @@ def test_a_sweep_gives_each_method_the_settings_it_has(monkeypatch, tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_resume_continues_with_the_runs_own_settings(monkeypatch, tmp_path):
     assert call(monkeypatch, tmp_path, *SMALL, "method=fedavg", "rounds=1", "hydra.run.dir=one") == 0
     assert call(monkeypatch, tmp_path, "resume=one", "rounds=3") == 0
@@ -101,6 +103,7 @@ def environment(tmp_path):
     return {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[1]), "FLWR_HOME": str(tmp_path)}
 
 
+@pytest.mark.slow
 def test_help_imports_neither_torch_nor_ray(tmp_path):
     program = (
         "import sys; sys.argv = ['fedcross', '--help']\n"

@@ -89,6 +89,7 @@ def test_yogi_and_adagrad_by_hand():
     assert rounds(begun("FedAdagrad", eta=0.1), received) == pytest.approx(0.1 * 2 / 2.001, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_robust_means_by_hand():
     """Values 1, 2, 3, 4, 90: median 3; one of five trimmed at each end: 3; Krum takes one of the four in the middle."""
     received = [upload(i, w) for i, w in enumerate((1.0, 2.0, 3.0, 4.0, 90.0))]
