@@ -124,8 +124,8 @@ from tests.engines.test_workers import message, toy
 from engines.workers import WorkersGrid
 grid = WorkersGrid(toy, 4, {}, 2)
 grid.push_messages([message(0, "sleep"), message(1, "sleep")])
-print(*(w.process.pid for w in grid._pool), flush=True)
 try:
+    print(*(w.process.pid for w in grid._pool), flush=True)
     while True:
         grid.pull_messages([])
 except KeyboardInterrupt:
