@@ -62,7 +62,7 @@ def test_resume_continues_with_the_runs_own_settings(monkeypatch, tmp_path):
     [
         (["method.alpha=2"], ["method.alpha=2", "less than or equal to 1"]),
         (["method.alpha=0.3"], ["method.alpha=0.3", "greater than or equal to 0.5"]),
-        (["clients_per_round=500"], ["clients_per_round=500", "100 clients"]),
+        (["clients_per_round=500"], ["clients_per_round=500", "20 clients"]),
         (["method=fedcros"], ["method=fedcros", "Did you mean 'fedcross'?"]),
         (["metod=fedavg"], ["metod", "Did you mean 'method'?"]),
         (["train.lrr=1"], ["train.lrr", "Did you mean 'train.lr'?"]),

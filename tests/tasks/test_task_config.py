@@ -108,3 +108,13 @@ def test_file_opens_with_its_command(path):
     head = path.read_text().splitlines()[0]
     assert head.startswith("# fedcross ")
     assert f"{path.parent.name}={path.stem}" in head
+
+
+@pytest.mark.parametrize("task", ["digits", "digits task.limit=1000"])
+def test_the_bundled_task_divides_for_every_seed_as_it_comes(root, task):
+    config = composed(root, *f"task={task}".split())
+    tasks, task_params = settings_of(config, "tasks", "task")
+    partitions, partition_params = settings_of(config, "tasks.partition", "partition")
+    data = tasks.load(task_params)
+    sizes = [[len(part) for part in partitions.split(partition_params, data, seed).train] for seed in range(1, 21)]
+    assert all(min(size) >= partition_params.min_size and len(size) == partition_params.clients for size in sizes)
