@@ -68,9 +68,11 @@ def pool_case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any
         pool.mix(cross(k, everybody, partners, ALPHA))
         return middle - start, time.perf_counter() - middle
 
-    warm = Pool(layout({"w": ((100_000,), "float32")}), k)
+    warm = Pool(layout({"w": ((2**24 // k,), "float32")}), k)  # large enough for the compiled loops
     warm.rows[...] = 1.0
     aggregate(warm)
+    warm.mix_with_gram(cross(k, everybody, in_order(Question(k, 1)), ALPHA))
+    del warm
     model = layout(shapes(name))
     before = memory_now()
     pool = Pool(model, k)

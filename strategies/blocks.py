@@ -22,6 +22,13 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
+KERNEL_BYTES = 2**26
+"""Bytes from which on a pool is worked on by the compiled loops of :mod:`strategies.kernels` instead of torch.
+
+They are about twice as fast (docs/performance.md), and cost a second for their compilation once in a process. Their
+last bits differ from torch's, so the choice depends on nothing but the pool's size.
+"""
+
 BLOCK_BYTES = 2**22
 """Bytes of one block of all rows: small enough for a core's share of L3, large enough that calls cost little.
 
@@ -81,9 +88,37 @@ def _workers(_process: int, threads: int) -> ThreadPoolExecutor:
 def gram(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDArray[np.float64]:
     """Return the inner products (m, m) of the `members` rows over `columns`.
 
-    Products and sums inside a block are of the rows' dtype, sums across blocks are float64.
+    Products and sums inside a block (a chunk of 2048 columns in a large pool) are of the rows' dtype, sums across
+    them are float64.
     """
+    if rows.nbytes >= KERNEL_BYTES:
+        groups = _groups_of(rows, len(members), columns)
+        parts = np.zeros((len(groups), *_padded(len(members))))
+
+        def task(number: int, blocks: list[slice]) -> None:
+            for block in blocks:
+                _compiled_gram(rows, members, block, parts[number])
+
+        over_groups(task, groups)
+        return _symmetric(_total(parts)[: len(members), : len(members)])
     return _symmetric(_sum_over_blocks(_block_gram, rows, members, columns))
+
+
+def _groups_of(rows: NDArray[Any], members: int, columns: slice) -> list[list[slice]]:
+    start, stop, _ = columns.indices(rows.shape[1])
+    return column_groups(members, rows.itemsize, start, stop)
+
+
+def _padded(members: int) -> tuple[int, int]:
+    """Return the shape of a Gram matrix that whole tiles of the compiled loop fill."""
+    side = -(-members // 4) * 4
+    return side, side
+
+
+def _compiled_gram(rows: NDArray[Any], members: NDArray[np.int64], block: slice, total: NDArray[np.float64]) -> None:
+    from strategies.kernels import add_gram
+
+    add_gram(rows, members, block.start, block.stop, rows.dtype.type(0), total)
 
 
 def manhattan(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDArray[np.float64]:
@@ -101,8 +136,7 @@ def _sum_over_blocks(
 
     pool, chosen = torch.from_numpy(rows), torch.from_numpy(members)
     everybody = np.array_equal(members, np.arange(len(rows)))
-    start, stop, _ = columns.indices(rows.shape[1])
-    groups = column_groups(len(members), rows.itemsize, start, stop)
+    groups = _groups_of(rows, len(members), columns)
     parts = np.zeros((len(groups), len(members), len(members)))
 
     def task(number: int, blocks: list[slice]) -> None:
@@ -183,6 +217,8 @@ def mix(
         :func:`gram` gives for all rows, taken while each block is in the cache: the pool then travels from memory
         once instead of twice.
     """
+    if rows.nbytes >= KERNEL_BYTES:
+        return _compiled_mix(rows, targets, index, weight, gram_columns)
     import torch
 
     pool = torch.from_numpy(rows)
@@ -210,6 +246,35 @@ def mix(
 
     over_groups(task, groups)
     return None if gram_columns is None else _symmetric(_total(parts))
+
+
+def _compiled_mix(
+    rows: NDArray[Any],
+    targets: NDArray[np.int64],
+    index: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    gram_columns: slice | None,
+) -> NDArray[np.float64] | None:
+    """Do :func:`mix` with the compiled loops."""
+    from strategies.kernels import MIX_CHUNK
+    from strategies.kernels import mix as mix_columns
+
+    everybody = np.arange(len(rows))
+    shares = (weight / weight.cumsum(axis=1)).astype(rows.dtype)
+    index = np.ascontiguousarray(index)
+    groups = column_groups(len(rows), rows.itemsize, 0, rows.shape[1])
+    gram_stop = 0 if gram_columns is None else gram_columns.indices(rows.shape[1])[1]
+    parts = np.zeros((len(groups), *_padded(len(rows))))
+
+    def task(number: int, blocks: list[slice]) -> None:
+        scratch = np.empty((len(rows), MIX_CHUNK), rows.dtype)
+        for block in blocks:
+            if block.start < gram_stop:
+                _compiled_gram(rows, everybody, slice(block.start, min(block.stop, gram_stop)), parts[number])
+            mix_columns(rows, targets, index, shares, block.start, block.stop, scratch)
+
+    over_groups(task, groups)
+    return None if gram_columns is None else _symmetric(_total(parts)[: len(rows), : len(rows)])
 
 
 def mean(rows: NDArray[Any], members: NDArray[np.int64], out: NDArray[Any]) -> None:

@@ -27,6 +27,15 @@ def random_pool(k, d, seed=0, dtype=np.float32):
     return pool
 
 
+@pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])
+def loops(request):
+    """Run everything with torch's operations and with the compiled loops, which only large pools use."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "compiled":
+            patch.setattr(blocks, "KERNEL_BYTES", 0)
+        yield request.param
+
+
 @pytest.fixture
 def tiny_blocks(monkeypatch):
     """Make even a small pool many blocks: 256 columns each."""
@@ -79,7 +88,7 @@ def test_gram_by_hand():
     assert pool.gram([1]).tolist() == [[10]]
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 7])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7, 10])
 def test_gram_over_many_blocks_is_the_float64_product(k, tiny_blocks):
     pool = random_pool(k, 1000)
     members = list(range(k))[::2]
