@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from client.net import ModuleNet
 from client.replay import Replay
 from client.stacks import Extra, State, Work, alike, fitting
-from client.trainer import Augment, augmentation_stream, orders
+from client.trainer import Augment, augmentation_stream, orders, shortening
 from conf.schema import Train
 from strategies.objective import Batch, Objective, Tensors, Trained, Visit
 
@@ -168,6 +168,8 @@ class _Stack:
         gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
         if self._has_term:
             gradient = gradient + vmap(self._term, (0, extra.dims))(state.flat, extra.leaves)
+        if self.settings.clip is not None:
+            gradient = gradient * shortening(gradient, self.settings.clip)
         if self.settings.weight_decay:
             gradient = gradient.add(state.flat, alpha=self.settings.weight_decay)
         if self.settings.momentum:

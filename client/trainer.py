@@ -22,7 +22,8 @@ def train(
     """Train the model that is loaded in `net` on the client's data and return what came of it.
 
     SGD as ``torch.optim.SGD``: ``g += weight_decay * w``, ``m = momentum * m + g``, ``w -= lr * m``; the momentum
-    buffer starts at zero unless the visit brings one. Examples are shuffled each epoch by a generator keyed by (seed,
+    buffer starts at zero unless the visit brings one. With `clip`, g (the objective's closed-form term included) is
+    first brought to that norm at most. Examples are shuffled each epoch by a generator keyed by (seed,
     round, client, epoch, exchange); a short last batch is kept.
 
     Parameters
@@ -68,11 +69,18 @@ def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor,
     gradient = net.gradient
     if (term := objective.gradient(net.flat, extras)) is not None:
         gradient.add_(term)
+    if settings.clip is not None:
+        gradient.mul_(shortening(gradient, settings.clip))
     if settings.weight_decay:
         gradient.add_(net.flat, alpha=settings.weight_decay)
     if settings.momentum:
         gradient = momentum.mul_(settings.momentum).add_(gradient)
     net.flat.add_(gradient, alpha=-lr)
+
+
+def shortening(gradient: Tensor, longest: float) -> Tensor:
+    """Return the factors (..., 1) that bring gradients (..., p) to a Euclidean norm of at most `longest`."""
+    return (longest / gradient.norm(dim=-1, keepdim=True)).clamp(max=1.0)
 
 
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -27,6 +27,7 @@ PACKAGES = {
 class Train(Settings):
     """The client's optimiser: SGD with momentum. Units: `lr` per step, `epochs` passes, `batch` examples.
 
+    A step's gradient, the method's correction included, is brought to the Euclidean norm `clip` at most.
     With `examples` a visit uses at most so many of the client's own, drawn anew for every round.
     `precision` is that of the network's arithmetic; weights and optimiser are float32 in any case.
     """
@@ -36,6 +37,7 @@ class Train(Settings):
     lr_min: float = Field(0.0, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
+    clip: float | None = Field(None, gt=0)
     epochs: int = Field(ge=1)
     batch: int = Field(ge=1)
     examples: int | None = Field(None, ge=1)

@@ -58,6 +58,30 @@ def test_two_steps_with_momentum_and_weight_decay_by_hand():
     np.testing.assert_allclose(trained.loss, (np.log(2) + np.log1p(np.exp(-0.5))) / 2, rtol=1e-6)
 
 
+def test_a_long_gradient_is_shortened_with_the_methods_term_before_decay_and_momentum():
+    # As above, g = (-.5, .5) of norm .70711; the term (-2.5, 3.5) makes it (-3, 4) of norm 5; clip 1: (-.6, .8).
+    # w = 0, so decay adds nothing; w = -.5 (-.6, .8) = (.3, -.4).
+    class Pushed(Objective):
+        def gradient(self, flat, extras):
+            return torch.tensor([-2.5, 3.5])
+
+    net = ModuleNet(Line(), torch.device("cpu"))
+    x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    settings = Train(lr=0.5, momentum=0.9, weight_decay=0.1, clip=1.0, epochs=1, batch=1)
+    trained = train(net, Pushed(Settings()), visit_of(net, x, y), {}, settings)
+    np.testing.assert_allclose(trained.flat.numpy(), [0.3, -0.4], atol=1e-6)
+
+
+def test_a_short_gradient_stays_to_the_bit():
+    results = []
+    for clip in (None, 100.0):
+        net = ModuleNet(Line(), torch.device("cpu"))
+        x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+        settings = Train(lr=0.5, momentum=0.9, weight_decay=0.1, clip=clip, epochs=3, batch=1)
+        results.append(train(net, Objective(Settings()), visit_of(net, x, y), {}, settings).flat.numpy().tobytes())
+    assert results[0] == results[1]
+
+
 def test_the_steps_are_those_of_torch_sgd():
     torch.manual_seed(0)
     model = nn.Sequential()
