@@ -53,7 +53,6 @@ class Workshop:
         model = create(config.modules["model"], config.model, self.data.task, config.seed)
         self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
         self.objective: Objective = method.Objective(config.method)
-        self._keeps = type(self.objective).finish is not Objective.finish  # else its clients never have a state
         self._told = False
         if config.attack.name != "none" and self.data.partition.own:
             raise ConfigError(
@@ -125,7 +124,7 @@ class Workshop:
             if name.startswith(EXTRA)
         }
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
-        kept = store.load(int(asked["state"])) if self._keeps else {}
+        kept = store.load(int(asked["state"])) if self.objective.keeps else {}
         self.net.load(self.objective.start(arrays, kept))
         x, y = self._examples(asked)
         visit = Visit(
@@ -155,6 +154,8 @@ class Workshop:
         """Keep what the client keeps, and return its reply."""
         visit, prepared = arrived.visit, arrived.prepared
         outcome = self.objective.finish(visit, trained, prepared)
+        if (outcome.state is not None) != self.objective.keeps:
+            raise ProtocolError(f"{type(self.objective).__name__}: finish and `keeps` disagree about a state to keep.")
         if outcome.state is not None:
             arrived.store.save(int(visit.config["visit"]), outcome.state, int(visit.config["keep"]))
         metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}

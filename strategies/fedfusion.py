@@ -139,6 +139,10 @@ class Fusion(Objective):
     359 MiB), only while the client trains. Above ``cache_mib``, or with augmentation, it is computed batch by batch.
     """
 
+    def __init__(self, params: Settings) -> None:
+        super().__init__(params)
+        self.keeps = cast("FedFusion.Params", params).momentum == "keep"
+
     def prepare(self, visit: Visit) -> Extras:
         """Freeze the received extractor, compute global features where that is allowed, and take up kept momentum."""
         params = cast("FedFusion.Params", self.params)
@@ -169,8 +173,7 @@ class Fusion(Objective):
     def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
         """Keep the momentum buffer where asked; tell the size of the cache."""
         cached = extras["cache"].nbytes / MIB if "cache" in extras else 0.0
-        keep = cast("FedFusion.Params", self.params).momentum == "keep" and trained.momentum is not None
-        state = as_arrays({"momentum": cast("Tensor", trained.momentum)}) if keep else None
+        state = as_arrays({"momentum": cast("Tensor", trained.momentum)}) if self.keeps else None
         return Outcome(state=state, metrics={"cache-mib": cached})
 
 

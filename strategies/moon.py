@@ -29,6 +29,8 @@ from tasks.settings import Settings
 class Contrast(Objective):
     """Cross-entropy + mu times the model-contrastive term."""
 
+    keeps = True
+
     def prepare(self, visit: Visit) -> Extras:
         """Keep the received model and the one this client trained last; ``met`` is 0 where there is none yet."""
         kept = as_tensors(visit.state, like=visit.y)

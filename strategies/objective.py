@@ -155,6 +155,8 @@ class Objective:
 
     #: Whether the batched trainer may run this objective under vmap.
     batchable: bool = True
+    #: Whether ``finish`` returns a state that the client keeps for its next visit.
+    keeps: bool = False
     #: Whether a visit draws its examples from all clients' data together, as much as the server's ``pooled-share``
     #: says. For an upper bound only: it needs a process that holds everybody's data, which only a simulation has.
     pooled: bool = False
@@ -196,7 +198,7 @@ class Objective:
         return net.logits(params, buffers, x, train=False)
 
     def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
-        """Return what goes back beside the model, and what the client keeps."""
+        """Return what goes back beside the model, and what the client keeps (where :attr:`keeps` says so)."""
         return Outcome()
 
 

@@ -41,6 +41,8 @@ def unflatten(flat: Tensor, like: Tensors) -> Tensors:
 class Controlled(Objective):
     """Cross-entropy whose gradient is corrected by ``c - c_i``."""
 
+    keeps = True
+
     def prepare(self, visit: Visit) -> Extras:
         """Return G, c, c_i and ``c - c_i``, each flat (p,)."""
         start = flatten(visit.params)

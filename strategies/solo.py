@@ -13,6 +13,8 @@ from strategies.wire import Arrays
 class Alone(Objective):
     """Cross-entropy, continued from the client's own model."""
 
+    keeps = True
+
     def start(self, received: Arrays, state: Arrays) -> Arrays:
         """Return the client's own model; the received one the first time."""
         return state or received

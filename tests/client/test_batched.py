@@ -99,7 +99,9 @@ def test_agrees_in_single_precision() -> None:
         agree(a, b, SINGLE)
 
 
-@pytest.mark.parametrize("changes", [{"momentum": 0.0, "weight_decay": 0.0}, {"batch": 100}, {"epochs": 1}, {"clip": 0.05}])
+@pytest.mark.parametrize(
+    "changes", [{"momentum": 0.0, "weight_decay": 0.0}, {"batch": 100}, {"epochs": 1}, {"clip": 0.05}]
+)
 def test_agrees_under_other_settings(changes: dict[str, Any]) -> None:
     net = v.small_net()
     clients = [v.visit(net, i, n) for i, n in enumerate((3, 8))]

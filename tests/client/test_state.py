@@ -66,3 +66,25 @@ def forgetting_disk(tmp_path):
         return client_app(message, context)
 
     return app
+
+
+@pytest.mark.parametrize(
+    ("method", "kept"),
+    [
+        ("fedgen", False),
+        ("fedproc", False),
+        ("fedfusion", False),
+        ("fedfusion method.momentum=keep", True),
+        ("moon", True),
+    ],
+)
+def test_only_what_a_method_keeps_is_looked_for(tmp_path, monkeypatch, method, kept):
+    """A client that comes again finds what its method keeps; a method that keeps nothing is not told of a lost disk."""
+    missing: list[object] = []
+    monkeypatch.setattr("client.state.log", lambda *message: missing.append(message))
+    overrides = [f"method={method.split()[0]}", *method.split()[1:], "clients_per_round=6", "rounds=2"]
+    if "fedfusion" in method:
+        overrides += ["model=fedfusion_mnist", "partition.clients=2", "clients_per_round=2", "task.limit=40"]
+    run(tmp_path, *overrides)
+    assert missing == []
+    assert bool(list((tmp_path / "client-states").rglob("*.npz"))) == kept

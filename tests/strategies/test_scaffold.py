@@ -102,6 +102,7 @@ def test_without_variates_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
 
     true = run(tmp_path / "c", "method=scaffold")
     monkeypatch.setattr(Controlled, "finish", nothing)
+    monkeypatch.setattr(Controlled, "keeps", False)
     a = run(tmp_path / "a", "method=scaffold")
     b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform")
     assert same(a.method.global_model(), b.method.global_model())
