@@ -173,6 +173,13 @@ class Loaded:
     notes: list[str]
 
 
+LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none"}
+"""Settings that the first records do not have, with the value that says the same."""
+
+SWITCHES = {"defence": ("defence.enabled", False), "attack": ("attack.name", "none")}
+"""Groups of settings that say nothing while their switch is off."""
+
+
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as one mapping with dotted names; lists become tuples."""
     flat: dict[str, Any] = {}
@@ -204,7 +211,17 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     settings = flatten({str(k): v for k, v in values.items()}) if isinstance(values, dict) else {}
     if not settings.get("method.name"):
         raise BadRunError(".hydra/config.yaml has no method.name")
-    return settings
+    return settled(settings)
+
+
+def settled(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return `settings` with what older runs do not name yet, and without what a switch makes idle.
+
+    So a record from before a setting existed and a run with that setting off are one configuration.
+    """
+    settings = LATER | settings
+    idle = [group for group, (name, off) in SWITCHES.items() if settings[name] == off]
+    return {k: v for k, v in settings.items() if k in LATER or k.split(".")[0] not in idle}
 
 
 def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:

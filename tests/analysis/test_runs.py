@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.runs import load_run, load_runs, smoothed
+from analysis.runs import load_run, load_runs, settled, smoothed
 from tasks.errors import DataError
 from tests.analysis.fake import config, write_run
 
@@ -132,3 +132,11 @@ def test_several_folders_are_searched_and_each_run_is_found_once(tmp_path: Path)
     write_run(tmp_path / "a" / "b" / "1", [0.1])
     write_run(tmp_path / "a" / "2", [0.1])
     assert len(load_runs([tmp_path, tmp_path / "a" / "b"]).runs) == 2
+
+
+def test_a_setting_that_came_later_and_is_off_does_not_tell_runs_apart():
+    old = {"method.name": "scaffold", "train.lr": 0.05}
+    new = old | {"train.clip": None, "defence.enabled": False, "defence.clip": 1, "attack.name": "none"}
+    assert settled(dict(old)) == settled(dict(new))
+    assert settled(dict(new | {"train.clip": 10}))["train.clip"] == 10
+    assert settled(dict(new | {"defence.enabled": True}))["defence.clip"] == 1
