@@ -176,7 +176,7 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         extra = [
             f"{_short(name, differing)}={mine[name]}"
             for name in differing
-            if name not in PANEL and name in mine and _matters(name, mine, rivals)
+            if name not in PANEL and mine.get(name) is not None and _matters(name, mine, rivals)
         ]
         panel = [
             f"beta={mine[name]}" if name == "partition.beta" else str(mine[name])
