@@ -25,6 +25,10 @@ class FedctObjective(CrossObjective):
 
     params: FedCT.Params
 
+    def __init__(self, params: Settings) -> None:
+        super().__init__(params)
+        self.keeps = cast("FedCT.Params", params).base == "moon"
+
     def prepare(self, visit: Visit) -> Extras:
         """Return what the phase needs: at home MOON's models, if that is the base loss; at a host the prototypes."""
         if visit.exchange == 0 and self.params.base == "moon":
@@ -36,7 +40,7 @@ class FedctObjective(CrossObjective):
         outcome = super().finish(visit, trained, extras)
         if self.params.base == "moon":
             kept = Contrast(self.params).finish(visit, trained, extras).state if visit.exchange == 0 else visit.state
-            outcome.state = kept or None
+            outcome.state = kept
         return outcome
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:

@@ -63,7 +63,8 @@ class Blend(nn.Module):
 
     def forward(self, local: Tensor, reference: Tensor) -> Tensor:
         """Return fused features; all three are (batch, C, height, width)."""
-        return torch.lerp(local, reference, self.share.view(-1, 1, 1))
+        share = self.share.view(-1, 1, 1).to(local.dtype)  # with train.precision=bfloat16 the features are narrower
+        return torch.lerp(local, reference.to(local.dtype), share)
 
 
 def operator(name: str, channels: int) -> nn.Module:

@@ -1,0 +1,19 @@
+"""Every method trains in bfloat16 too: nothing it computes with stays behind in float32."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.federation import run
+
+METHODS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "method").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_in_bfloat16(tmp_path, method):
+    fusion = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []
+    ready = run(tmp_path, f"method={method}", "train.precision=bfloat16", "rounds=2", "task.limit=60", *fusion)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["dropped"] for line in lines] == [0, 0]
+    assert {str(array.dtype) for array in ready.method.global_model().values()} <= {"float32", "int64"}
