@@ -50,7 +50,7 @@ check: $(READY)
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload lenet5
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload w
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers --workload w
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak
 

@@ -170,6 +170,33 @@ def fluke(folder: Path, work: dict[str, Any]) -> None:
         turns.done()
 
 
+def blazefl(folder: Path, work: dict[str, Any]) -> None:
+    """BlazeFL: its own FedAvg on its thread pool, two threads of one torch thread each; its SGD has no momentum."""
+    from blazefl.contrib import fedavg
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Data:
+        def get_dataloader(self, type_: str, cid: int | None, batch_size: int, generator: Any) -> Any:
+            part = slice((cid or 0) * work["examples"], ((cid or 0) + 1) * work["examples"])
+            return DataLoader(TensorDataset(x[part], y[part]), batch_size, shuffle=True, generator=generator)
+
+    class Models:
+        def select_model(self, model_name: str) -> nn.Module:
+            return network(model_name)
+
+    x, y = load(folder, work)
+    turns = Turns(folder)
+    common = {"model_selector": Models(), "model_name": work["model"], "dataset": Data(), "device": "cpu", "seed": 1}
+    common |= {"num_clients": work["drawn"], "batch_size": work["batch"]}
+    server = fedavg.FedAvgBaseServerHandler(**common, global_round=10**6, sample_ratio=1.0)
+    clients = fedavg.FedAvgThreadPoolClientTrainer(**common, epochs=work["epochs"], lr=work["lr"], num_parallels=2)
+    while turns.wait():
+        clients.local_process(server.downlink_package(), server.sample_clients())
+        for package in clients.uplink_package():
+            server.load(package)
+        turns.done()
+
+
 if __name__ == "__main__":
     home = Path(sys.argv[2])
-    {"pfl": pfl, "fluke": fluke}[sys.argv[1]](home, json.loads((home / "work.json").read_text()))
+    {"pfl": pfl, "fluke": fluke, "blazefl": blazefl}[sys.argv[1]](home, json.loads((home / "work.json").read_text()))
