@@ -1,44 +1,62 @@
-"""The ClientApp: a message in, a message out. Imports no torch until it has to train."""
+"""The ClientApp: a message in, a message out. Imports no torch: that is the work of whoever trains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from logging import WARNING
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 
-from tasks.errors import ProtocolError
+from tasks.errors import FedcrossError, ProtocolError
 
 app = ClientApp()
 
 
 @app.query()
 def who(message: Message, context: Context) -> Message:
-    """Tell the server which partition this node holds."""
+    """Tell the server which partition this node holds; a resident trainer gets ready meanwhile."""
+    from client.warm import Resident, wanted
+
     partition = context.node_config.get("partition-id")
     if partition is None:
         raise ProtocolError(
             "This SuperNode has no partition-id. Start it with --node-config 'partition-id=0 num-partitions=10'."
         )
+    if wanted():
+        try:
+            Resident().prepare(str(context.run_config["overrides"]))
+        except (FedcrossError, OSError) as error:  # the first train message meets it again, and its reply says so
+            log(WARNING, "fedcross: no trainer yet: %s", error)
     return Message(RecordDict({"config": ConfigRecord({"partition-id": int(partition)})}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on this node's data."""
-    from client.work import workshop
-
-    _check_addressee(message, context)
-    return workshop(str(context.run_config["overrides"])).train(message)
+    return _work("train", message, context)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Score the received model on this node's own test data."""
-    from client.work import workshop
+    return _work("evaluate", message, context)
+
+
+def _work(task: str, message: Message, context: Context) -> Message:
+    """Have `task` done by the resident trainer in a deployment, else in this process; the result is the same."""
+    from client.warm import Resident, wanted
 
     _check_addressee(message, context)
-    return workshop(str(context.run_config["overrides"])).evaluate(message)
+    overrides = str(context.run_config["overrides"])
+    if wanted():
+        content = Resident().do(task, overrides, message.content, message.metadata.ttl)
+    else:
+        from client.work import do
+
+        content = do(task, overrides, message.content)
+    return Message(content, reply_to=message)
 
 
 def _check_addressee(message: Message, context: Context) -> None:
@@ -82,4 +100,5 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     from client.work import workshop
 
     shop = workshop(str(contexts[0].run_config["overrides"]))
-    return shop.train_together(messages, memory=memory, graph=graph)
+    contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)
+    return [Message(content, reply_to=message) for content, message in zip(contents, messages)]

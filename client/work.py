@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ from conf.schema import RunConfig, Train
 from conf.schema import load as load_config
 from strategies.arrays import Arrays
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
-from strategies.protocol import EXTRA, reply
+from strategies.protocol import EXTRA, answer
 from strategies.registry import method_class
 from strategies.wire import views
 from tasks.errors import ConfigError, DataError, ProtocolError
@@ -60,16 +60,16 @@ class Workshop:
             )
         self._malicious = malicious(config.attack, len(self.data.partition), config.seed)
 
-    def train(self, message: Message) -> Message:
-        """Do what a train message asks for, and return the reply."""
+    def train(self, content: RecordDict) -> RecordDict:
+        """Do what a train message with this content asks for, and return the content of the reply."""
         with one_thread(self.device):
-            arrived = self._arrive(message)
+            arrived = self._arrive(content)
             augment = self.data.task.augment
             trained = train(self.net, self.objective, arrived.visit, arrived.prepared, arrived.settings, augment)
             return self._leave(arrived, trained)
 
-    def train_together(self, messages: Sequence[Message], *, memory: int | None, graph: bool) -> list[Message]:
-        """Do what several train messages ask for as one computation, and return the replies in order.
+    def train_together(self, contents: Sequence[RecordDict], *, memory: int | None, graph: bool) -> list[RecordDict]:
+        """Do what several train messages ask for as one computation, and return the replies' contents in order.
 
         An objective that cannot be batched is trained one client after another.
         """
@@ -78,11 +78,11 @@ class Workshop:
                 self._told = True
                 kind = type(self.objective).__name__
                 log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
-            return [self.train(message) for message in messages]
+            return [self.train(content) for content in contents]
         from client.batched import train_batched
 
         with one_thread(self.device):
-            arrived = [self._arrive(message) for message in messages]
+            arrived = [self._arrive(content) for content in contents]
             if any(a.settings != arrived[0].settings for a in arrived):
                 raise ProtocolError("Clients of one exchange were asked for unequal epochs. Use engine=local.")
             results = train_batched(
@@ -96,9 +96,9 @@ class Workshop:
             )
             return [self._leave(a, trained) for a, trained in zip(arrived, results)]
 
-    def evaluate(self, message: Message) -> Message:
+    def evaluate(self, content: RecordDict) -> RecordDict:
         """Return the accuracy and loss of the received model on the client's own test part."""
-        client = int(message.content.config_records["config"]["client"])  # type: ignore[arg-type]
+        client = int(content.config_records["config"]["client"])  # type: ignore[arg-type]
         own = self.data.client_test(client, self.device)
         if own is None:
             raise DataError(f"client {client} has no test examples of its own: this partition deals none.")
@@ -107,20 +107,20 @@ class Workshop:
             model = create(config.modules["model"], config.model, self.data.task, config.seed)
             network = self.method.network(model, config.method, config.seed)
             self._scored = self.method.evaluation_network(network, config.method).to(self.device).eval()
-        arrays = views(message.content.array_records["arrays"])
+        arrays = views(content.array_records["arrays"])
         load_weights(self._scored, arrays)
         with one_thread(self.device):
             found = score(self._scored, *own, self.data.task.classes)
         metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        return RecordDict({"metrics": metrics})
 
-    def _arrive(self, message: Message) -> _Arrived:
+    def _arrive(self, content: RecordDict) -> _Arrived:
         """Load a message's model into the network and prepare the visit."""
-        asked: dict[str, Any] = dict(message.content.config_records["config"])
-        arrays = views(message.content.array_records["arrays"])
+        asked: dict[str, Any] = dict(content.config_records["config"])
+        arrays = views(content.array_records["arrays"])
         extras = {
             name.removeprefix(EXTRA): {key: a.numpy() for key, a in record.items()}
-            for name, record in message.content.array_records.items()
+            for name, record in content.array_records.items()
             if name.startswith(EXTRA)
         }
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
@@ -148,10 +148,10 @@ class Workshop:
         seed_dropout(self.net.module, key(visit.seed, "dropout", visit.round, visit.client, int(asked["exchange"])))
         prepared = self.objective.prepare(visit)
         dropout = {name: self.net.module.get_buffer(name).clone() for name in dropout_names(self.net.module)}
-        return _Arrived(message, store, visit, prepared, dropout, self._settings(asked))
+        return _Arrived(content, store, visit, prepared, dropout, self._settings(asked))
 
-    def _leave(self, arrived: _Arrived, trained: Trained) -> Message:
-        """Keep what the client keeps, and return its reply."""
+    def _leave(self, arrived: _Arrived, trained: Trained) -> RecordDict:
+        """Keep what the client keeps, and return the content of its reply."""
         visit, prepared = arrived.visit, arrived.prepared
         outcome = self.objective.finish(visit, trained, prepared)
         if (outcome.state is not None) != self.objective.keeps:
@@ -162,7 +162,7 @@ class Workshop:
         arrays = self.net.arrays(trained.params, trained.buffers)
         if visit.client in self._malicious:
             arrays = self._poisoned(visit, arrays)
-        return reply(arrived.message, arrays, outcome.extras, len(visit.y), metrics)
+        return answer(arrived.content, arrays, outcome.extras, len(visit.y), metrics)
 
     def _poisoned(self, visit: Visit, trained: Arrays) -> Arrays:
         """Return what a malicious client uploads instead of `trained`."""
@@ -207,7 +207,7 @@ class Workshop:
 class _Arrived:
     """A message that is being worked on."""
 
-    message: Message
+    content: RecordDict
     store: StateStore
     visit: Visit
     prepared: Extras
@@ -256,3 +256,11 @@ def workshop(overrides: str) -> Workshop:
         _open.clear()
         _open[overrides] = Workshop(config)
     return _open[overrides]
+
+
+def do(task: str, overrides: str, content: RecordDict | None) -> RecordDict:
+    """Do `task` (``train``, ``evaluate``) for the run that `overrides` describe; without content only get ready."""
+    shop = workshop(overrides)
+    if content is None:
+        return RecordDict()
+    return {"train": shop.train, "evaluate": shop.evaluate}[task](content)

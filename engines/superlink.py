@@ -6,7 +6,7 @@ The same programs, certificates and keys as in a deployment; only the network is
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ def launch(
     app: Path | None = None,
     extra_environment: Mapping[str, str] | None = None,
     sink: flower.LogSink = print,
+    relay: Callable[[int], int] | None = None,
 ) -> None:
     """Start a federation of `clients` SuperNodes, run one Flower app on it, wait for its end, and end everything.
 
@@ -60,6 +61,8 @@ def launch(
         Environment variables of all processes, besides those of this one.
     sink : callable
         Receives the log of the ServerApp line by line.
+    relay : callable, optional
+        Is given the SuperLink's port and returns the one that the SuperNodes connect to (a meter between them, say).
 
     Raises
     ------
@@ -81,10 +84,11 @@ def launch(
         family = stack.enter_context(Family(work, flower.environment(home, extra_environment), [state]))
         family.start("superlink", superlink_command(port, server, authority.public, state / "state.db"))
         flower.wait_for_superlink(family, port)
+        fleet_port = port if relay is None else relay(port)
         with contextlib.closing(flower.control_client(port, authority.public)) as client:
             for i, node in enumerate(nodes):
                 register(client, node)
-                command = supernode_command(port, node_ports[i], authority.public, node, i, clients)
+                command = supernode_command(fleet_port, node_ports[i], authority.public, node, i, clients)
                 family.start(f"supernode-{i}", command)
             flower.check_alive(family)
             flower.submit(family, app, config, client, sink)

@@ -122,7 +122,18 @@ def reply(
     message: Message, arrays: Arrays, extras: Mapping[str, Arrays], num_examples: int, metrics: Mapping[str, float]
 ) -> Message:
     """Return the client's answer to `message`."""
-    asked = message.content.config_records["config"]
+    return Message(answer(message.content, arrays, extras, num_examples, metrics), reply_to=message)
+
+
+def answer(
+    asked_for: RecordDict,
+    arrays: Arrays,
+    extras: Mapping[str, Arrays],
+    num_examples: int,
+    metrics: Mapping[str, float],
+) -> RecordDict:
+    """Return the content of the client's answer to a message with content `asked_for`."""
+    asked = asked_for.config_records["config"]
     content = RecordDict({"arrays": encode(arrays)})
     for name, group in extras.items():
         content[EXTRA + name] = encode(group)
@@ -130,4 +141,4 @@ def reply(
         {name: asked[name] for name in ("run", "round", "exchange", "client", "slot", "nonce")}
     )
     content["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
-    return Message(content, reply_to=message)
+    return content
