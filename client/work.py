@@ -25,8 +25,9 @@ from conf.compose import split
 from conf.schema import RunConfig, Train
 from conf.schema import load as load_config
 from strategies.arrays import Arrays
+from strategies.compression import ClientHalf, apart, marked
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
-from strategies.protocol import EXTRA, answer
+from strategies.protocol import EXTRA, SCALES, answer
 from strategies.registry import method_class
 from strategies.wire import views
 from tasks.errors import ConfigError, DataError, ProtocolError
@@ -53,6 +54,7 @@ class Workshop:
         model = create(config.modules["model"], config.model, self.data.task, config.seed)
         self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
         self.objective: Objective = method.Objective(config.method)
+        self._wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         self._told = False
         if config.attack.name != "none" and self.data.partition.own:
             raise ConfigError(
@@ -117,14 +119,17 @@ class Workshop:
     def _arrive(self, content: RecordDict) -> _Arrived:
         """Load a message's model into the network and prepare the visit."""
         asked: dict[str, Any] = dict(content.config_records["config"])
-        arrays = views(content.array_records["arrays"])
+        records = content.array_records
+        scales = views(records[SCALES]) if SCALES in records else {}
+        arrays = self._wire.received(views(records["arrays"]), scales)
         extras = {
             name.removeprefix(EXTRA): {key: a.numpy() for key, a in record.items()}
-            for name, record in content.array_records.items()
+            for name, record in records.items()
             if name.startswith(EXTRA)
         }
         store = StateStore(state_root(), str(asked["run"]), int(asked["client"]))
-        kept = store.load(int(asked["state"])) if self.objective.keeps else {}
+        keeps = self.objective.keeps or self.config.compression.up != "float32"
+        kept, residual = apart(store.load(int(asked["state"])) if keeps else {})
         self.net.load(self.objective.start(arrays, kept))
         x, y = self._examples(asked)
         visit = Visit(
@@ -148,7 +153,7 @@ class Workshop:
         seed_dropout(self.net.module, key(visit.seed, "dropout", visit.round, visit.client, int(asked["exchange"])))
         prepared = self.objective.prepare(visit)
         dropout = {name: self.net.module.get_buffer(name).clone() for name in dropout_names(self.net.module)}
-        return _Arrived(content, store, visit, prepared, dropout, self._settings(asked))
+        return _Arrived(content, store, visit, prepared, dropout, self._settings(asked), arrays, residual)
 
     def _leave(self, arrived: _Arrived, trained: Trained) -> RecordDict:
         """Keep what the client keeps, and return the content of its reply."""
@@ -156,13 +161,17 @@ class Workshop:
         outcome = self.objective.finish(visit, trained, prepared)
         if (outcome.state is not None) != self.objective.keeps:
             raise ProtocolError(f"{type(self.objective).__name__}: finish and `keeps` disagree about a state to keep.")
-        if outcome.state is not None:
-            arrived.store.save(int(visit.config["visit"]), outcome.state, int(visit.config["keep"]))
         metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}
         arrays = self.net.arrays(trained.params, trained.buffers)
         if visit.client in self._malicious:
             arrays = self._poisoned(visit, arrays)
-        return answer(arrived.content, arrays, outcome.extras, len(visit.y), metrics)
+        kept, scales = outcome.state, None
+        if self.config.compression.up != "float32":
+            arrays, scales, residual = self._wire.upload(arrays, arrived.received, arrived.residual)
+            kept = {**(kept or {}), **marked(residual)}
+        if kept is not None:
+            arrived.store.save(int(visit.config["visit"]), kept, int(visit.config["keep"]))
+        return answer(arrived.content, arrays, outcome.extras, len(visit.y), metrics, scales)
 
     def _poisoned(self, visit: Visit, trained: Arrays) -> Arrays:
         """Return what a malicious client uploads instead of `trained`."""
@@ -213,6 +222,8 @@ class _Arrived:
     prepared: Extras
     dropout: Tensors
     settings: Train
+    received: Arrays
+    residual: Arrays
 
 
 @torch.no_grad()

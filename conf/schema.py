@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, SerializeAsAny
 
 from conf.compose import compose
+from strategies.compression import Compression
 from strategies.defence import Defence
 from tasks.errors import ConfigError
 from tasks.settings import Settings, find, parse
@@ -107,6 +108,7 @@ class RunConfig(Settings):
     checkpoint: Checkpoints
     snapshots: Snapshots = Snapshots()
     defence: Defence = Defence()
+    compression: Compression = Compression()
     attack: Attack = Attack()
     logger: Logger
     task: SerializeAsAny[Settings]

@@ -170,6 +170,7 @@ def federation_of(config: RunConfig, run: str) -> Federation:
         run=run,
         nonce=True,
         defence=config.defence,
+        compression=config.compression,
     )
 
 
@@ -179,6 +180,8 @@ def describe(config: RunConfig) -> dict[str, Any]:
     idle = {"modules", *FREE}  # what decides nothing, or nothing in this run
     if not config.defence.enabled:
         idle.add("defence")
+    if config.compression.exact:
+        idle.add("compression")
     if config.attack.name == "none":
         idle.add("attack")
     return {name: value for name, value in plain.items() if name not in idle} | {

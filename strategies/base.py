@@ -11,16 +11,17 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
+from strategies.compression import Compression, Compressor
 from strategies.defence import Defence, defend
 from strategies.guard import check
 from strategies.objective import Objective
@@ -37,7 +38,8 @@ class Federation(Settings):
 
     `clients_per_round` clients are drawn each round. A round ends after `deadline_s` seconds at the latest. `nonce`
     asks for fedcross clients, which echo the request's random nonce; without it any Flower client may answer. `defence`
-    is against poisoned uploads (:mod:`strategies.defence`).
+    is against poisoned uploads (:mod:`strategies.defence`). `compression` (:mod:`strategies.compression`) needs
+    fedcross clients.
     """
 
     seed: int = Field(0, ge=0)
@@ -49,6 +51,13 @@ class Federation(Settings):
     run: str = Field("", description="identity of the run, bound into every message")
     nonce: bool = False
     defence: Defence = Defence()
+    compression: Compression = Compression()
+
+    @model_validator(mode="after")
+    def _clients_can_decode(self) -> Self:
+        if not self.compression.exact and not self.nonce:
+            raise ValueError("compression needs fedcross clients on the same configuration: set nonce=True")
+        return self
 
 
 @dataclass
@@ -112,8 +121,9 @@ class Method(Strategy):
         self.spec: Spec = {}
         self.parameter_names: tuple[str, ...] = ()
         self._tickets: dict[str, Ticket] = {}
-        #: (client, slot) -> the model it was sent in this exchange: views, kept while the defence is on.
+        #: (client, slot) -> the model it got in this exchange: views, kept while defence or compression need it.
         self._sent: dict[tuple[int, int], Arrays] = {}
+        self._compressor = Compressor(self.federation.compression, {})
         self._messages: list[tuple[Message, Ticket]] | None = None
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -207,6 +217,8 @@ class Method(Strategy):
         self.spec = spec_of(arrays)
         floats = [name for name, a in arrays.items() if a.dtype.kind == "f"]
         self.parameter_names = tuple(n for n in floats if parameters is None or n in parameters)
+        initial = {name: arrays[name] for name in self.parameter_names}
+        self._compressor = Compressor(self.federation.compression, {} if self.federation.compression.exact else initial)
         self.setup(arrays)
 
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Any] | None = None) -> RoundReport:
@@ -244,9 +256,12 @@ class Method(Strategy):
         self._round = current
         self._sent = {}
         outgoing = []
-        for payload in self.dispatch(current):
-            if self.federation.defence.enabled and self.defended:
-                self._sent[payload.client, payload.slot] = payload.arrays
+        self._compressor.begin_exchange()
+        payloads = self.dispatch(current)
+        for payload, received in map(self._compressor.down, payloads):
+            if self._defending or not self.federation.compression.exact:
+                self._sent[payload.client, payload.slot] = received
+            model, scales = self._compressor.expected(self.upload_model(payload), received)
             payload.config = {
                 **config,
                 **payload.config,
@@ -262,9 +277,10 @@ class Method(Strategy):
                     current,
                     self.federation.run,
                     self.roster.node(payload.client),
-                    self.upload_model(payload),
+                    model,
                     self.upload_extras(payload),
                     self.federation.deadline_s,
+                    scales,
                 )
             )
             self._report.bytes_down += payload.nbytes
@@ -282,7 +298,9 @@ class Method(Strategy):
             try:
                 if asked not in tickets or asked in accepted:
                     raise UploadError("duplicate" if asked in accepted else "unknown", "not an open request")
-                accepted[asked] = check(reply, tickets[asked].expected, nonce=self.federation.nonce)
+                upload = check(reply, tickets[asked].expected, nonce=self.federation.nonce)
+                received = self._sent.get((upload.client, upload.slot), {})
+                accepted[asked] = self._compressor.up(upload, received)
             except UploadError as error:
                 self._report.rejected[error.reason] += 1
                 self.on_rejected(tickets[asked].expected.client if asked in tickets else None, error)
@@ -317,9 +335,14 @@ class Method(Strategy):
             self.accepted[upload.client] = self._visit(current)
         report.seconds_aggregation += time.perf_counter() - started
 
+    @property
+    def _defending(self) -> bool:
+        return self.federation.defence.enabled and self.defended
+
     def _defend(self, uploads: list[Upload]) -> list[Upload]:
         """Return what of `uploads` the defence lets through; quarantined ones count as rejected."""
-        if not self._sent:
+        if not self._defending:
+            self._sent = {}
             return uploads
         sent = [self._sent[upload.client, upload.slot] for upload in uploads]
         self._sent = {}
@@ -338,7 +361,7 @@ class Method(Strategy):
         state = self.state()
         accepted = {str(client): visit for client, visit in self.accepted.items()}
         own = {"_accepted": accepted, "_model": self.spec, "_parameters": self.parameter_names}
-        return State(state.arrays, {**state.values, **own})
+        return State({**state.arrays, **self._compressor.state()}, {**state.values, **own})
 
     def resume(self, state: State) -> None:
         """Continue from what :meth:`checkpoint` returned."""
@@ -346,7 +369,7 @@ class Method(Strategy):
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
         for known in ("_model", "_parameters"):  # for readers that have no network; `begin` has set both
             values.pop(known, None)
-        self.restore(State(state.arrays, values))
+        self.restore(State(self._compressor.restore(state.arrays), values))
 
     # ---- Flower's Strategy ------------------------------------------------------------------------------------
 

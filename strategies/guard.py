@@ -11,7 +11,7 @@ import math
 
 from flwr.app import Message, MetricRecord
 
-from strategies.protocol import EXTRA, Expected, Upload
+from strategies.protocol import EXTRA, SCALES, Expected, Upload
 from strategies.wire import decode, nbytes
 from tasks.errors import UploadError
 
@@ -45,7 +45,10 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
     if not message.has_content():
         raise UploadError("malformed_message", "a reply without content")
     content = message.content
-    records = {"arrays", "metrics", *(EXTRA + name for name in expected.extras)} | ({"config"} if nonce else set())
+    groups = {"arrays": expected.model, **{EXTRA + name: spec for name, spec in expected.extras.items()}}
+    if expected.scales:
+        groups[SCALES] = expected.scales
+    records = {"metrics", *groups} | ({"config"} if nonce else set())
     if (set(content) if nonce else set(content) - {"config"}) != records:
         raise UploadError("malformed_message", f"records {sorted(map(str, content))[:8]} instead of {sorted(records)}")
     if "metrics" not in content.metric_records:
@@ -53,7 +56,6 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
     if nonce:
         _check_origin(message, expected)
     num_examples, metrics = check_metrics(content.metric_records["metrics"])
-    groups = {"arrays": expected.model, **{EXTRA + name: spec for name, spec in expected.extras.items()}}
     decoded = {}
     for name, spec in groups.items():
         if name not in content.array_records:
@@ -63,6 +65,7 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
         client=expected.client,
         slot=expected.slot,
         arrays=decoded.pop("arrays"),
+        scales=decoded.pop(SCALES, {}),
         extras={name.removeprefix(EXTRA): arrays for name, arrays in decoded.items()},
         num_examples=num_examples,
         metrics=metrics,

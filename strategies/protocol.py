@@ -16,6 +16,8 @@ from strategies.wire import Arrays, Spec, encode, nbytes, spec_of
 
 Scalar = int | float | str | bool
 EXTRA = "extra."
+#: Record, and array in it, with the scales of coded arrays (:mod:`strategies.compression`).
+SCALES = "scales"
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,12 @@ class Payload:
     arrays: Arrays
     extras: Mapping[str, Arrays] = field(default_factory=dict)
     config: Mapping[str, Scalar] = field(default_factory=dict)
+    scales: Arrays = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all array values in this payload."""
-        return sum(nbytes(spec_of(a)) for a in (self.arrays, *self.extras.values()))
+        return sum(nbytes(spec_of(a)) for a in (self.arrays, self.scales, *self.extras.values()))
 
 
 @dataclass
@@ -67,6 +70,7 @@ class Upload:
     num_examples: int
     metrics: Mapping[str, float]
     nbytes: int = 0
+    scales: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Expected:
     nonce: str
     model: Spec
     extras: Mapping[str, Spec]
+    scales: Spec = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,13 +98,22 @@ class Ticket:
 
 
 def request(
-    payload: Payload, current: Round, run: str, node: int, model: Spec, extras: Mapping[str, Spec], ttl_s: float
+    payload: Payload,
+    current: Round,
+    run: str,
+    node: int,
+    model: Spec,
+    extras: Mapping[str, Spec],
+    ttl_s: float,
+    scales: Spec | None = None,
 ) -> tuple[Message, Ticket]:
     """Return the Flower message that carries `payload` to `node`, and the ticket for its reply."""
     nonce = secrets.token_hex(16)
     content = RecordDict({"arrays": encode(payload.arrays)})
     for name, arrays in payload.extras.items():
         content[EXTRA + name] = encode(arrays)
+    if payload.scales:
+        content[SCALES] = encode(payload.scales)
     content["config"] = ConfigRecord(
         {
             **payload.config,
@@ -114,7 +128,9 @@ def request(
     message = Message(
         content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl_s, group_id=str(current.number)
     )
-    expected = Expected(run, current.number, current.exchange, payload.client, payload.slot, nonce, model, dict(extras))
+    expected = Expected(
+        run, current.number, current.exchange, payload.client, payload.slot, nonce, model, dict(extras), scales or {}
+    )
     return message, Ticket(node, expected, payload.nbytes)
 
 
@@ -131,12 +147,15 @@ def answer(
     extras: Mapping[str, Arrays],
     num_examples: int,
     metrics: Mapping[str, float],
+    scales: Arrays | None = None,
 ) -> RecordDict:
     """Return the content of the client's answer to a message with content `asked_for`."""
     asked = asked_for.config_records["config"]
     content = RecordDict({"arrays": encode(arrays)})
     for name, group in extras.items():
         content[EXTRA + name] = encode(group)
+    if scales:
+        content[SCALES] = encode(scales)
     content["config"] = ConfigRecord(
         {name: asked[name] for name in ("run", "round", "exchange", "client", "slot", "nonce")}
     )
