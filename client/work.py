@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from client.attack import malicious, poison
 from client.data import FederatedData, load
 from client.net import ModuleNet
+from client.privacy import noise_source, protect
 from client.scoring import load_weights, score
 from client.stacks import Work
 from client.state import StateStore
@@ -56,6 +57,11 @@ class Workshop:
         self.objective: Objective = method.Objective(config.method)
         self._wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         self._told = False
+        if config.privacy.enabled and any(buffer.is_floating_point() for buffer in self.net.buffers.values()):
+            raise ConfigError(
+                f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch normalisation). "
+                "Choose a model that has none."
+            )
         if config.attack.name != "none" and self.data.partition.own:
             raise ConfigError(
                 "attack: a device that knows its own data only cannot draw who is malicious. Simulate it."
@@ -162,7 +168,10 @@ class Workshop:
         if (outcome.state is not None) != self.objective.keeps:
             raise ProtocolError(f"{type(self.objective).__name__}: finish and `keeps` disagree about a state to keep.")
         metrics = {"train-loss": trained.loss, **self._local_accuracy(visit, trained, prepared), **outcome.metrics}
-        arrays = self.net.arrays(trained.params, trained.buffers)
+        arrays, examples = self.net.arrays(trained.params, trained.buffers), len(visit.y)
+        if (private := self.config.privacy).enabled:  # nothing exact leaves: no loss, no number of examples
+            source = noise_source(private, self.config.seed, visit.round, visit.client, visit.exchange)
+            arrays, examples, metrics = protect(private, arrived.received, arrays, source), 1, {}
         if visit.client in self._malicious:
             arrays = self._poisoned(visit, arrays)
         kept, scales = outcome.state, None
@@ -171,7 +180,7 @@ class Workshop:
             kept = {**(kept or {}), **marked(residual)}
         if kept is not None:
             arrived.store.save(int(visit.config["visit"]), kept, int(visit.config["keep"]))
-        return answer(arrived.content, arrays, outcome.extras, len(visit.y), metrics, scales)
+        return answer(arrived.content, arrays, outcome.extras, examples, metrics, scales)
 
     def _poisoned(self, visit: Visit, trained: Arrays) -> Arrays:
         """Return what a malicious client uploads instead of `trained`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -83,6 +84,21 @@ class Attack(Settings):
     factor: float | None = None
 
 
+class Privacy(Settings):
+    """Differential privacy of uploads, on the client (:mod:`client.privacy`).
+
+    `clip` is the largest L2 norm of an update, `noise` the standard deviation of each entry's noise in units of `clip`,
+    `delta` the probability that epsilon does not hold. `randomness` is ``system``, or ``seed`` for experiments that
+    must be repeatable: that noise hides nothing from whoever knows the run's seed.
+    """
+
+    enabled: bool = False
+    clip: float = Field(1.0, gt=0)
+    noise: float = Field(1.0, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    randomness: Literal["system", "seed"] = "system"
+
+
 class Logger(Settings):
     """Where scalars go beside ``metrics.jsonl``."""
 
@@ -109,6 +125,7 @@ class RunConfig(Settings):
     snapshots: Snapshots = Snapshots()
     defence: Defence = Defence()
     compression: Compression = Compression()
+    privacy: Privacy = Privacy()
     attack: Attack = Attack()
     logger: Logger
     task: SerializeAsAny[Settings]
@@ -192,6 +209,7 @@ def _cross_faults(config: RunConfig) -> list[str]:
         faults.append(f"federation.min_clients={needed}: the federation has {clients} clients. Lower it.")
     if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
         faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")
+    faults += _privacy_faults(config) if config.privacy.enabled else []
     own = getattr(config.method, "faults", None)
     faults += own(config.clients_per_round) if callable(own) else []
     if config.resume is not None and not Path(config.resume).is_dir():
@@ -199,10 +217,45 @@ def _cross_faults(config: RunConfig) -> list[str]:
     return faults
 
 
+def _privacy_faults(config: RunConfig) -> list[str]:
+    """Return what would leave a client beside its noised model."""
+    from strategies.base import Method
+    from strategies.registry import method_class
+
+    faults = [
+        f"{name}=true: a client's accuracy leaves it without noise. Turn it or privacy.enabled off."
+        for name in ("evaluate_local", "evaluate_clients")
+        if getattr(config, name)
+    ]
+    if method_class(config.modules["method"]).upload_extras is not Method.upload_extras:
+        faults.append(
+            f"privacy.enabled=true: method={config.names['method']} sends more than its model, which nothing protects. "
+            "Choose fedavg, fedprox or fedcross."
+        )
+    if importlib.util.find_spec("opacus") is None:
+        faults.append("privacy.enabled=true: opacus, the accountant, is not installed. Install fedcross[privacy].")
+    return faults
+
+
 def remarks(config: RunConfig) -> list[str]:
     """Return warnings about settings that are allowed but unusual."""
     remark = getattr(config.method, "remarks", None)
-    return list(remark()) if callable(remark) else []
+    found = list(remark()) if callable(remark) else []
+    if config.privacy.enabled and config.privacy.randomness == "seed":
+        found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")
+    return found
 
 
-__all__ = ["Attack", "Checkpoints", "Logger", "Meeting", "RunConfig", "Snapshots", "Train", "check", "load", "remarks"]
+__all__ = [
+    "Attack",
+    "Checkpoints",
+    "Logger",
+    "Meeting",
+    "Privacy",
+    "RunConfig",
+    "Snapshots",
+    "Train",
+    "check",
+    "load",
+    "remarks",
+]

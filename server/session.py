@@ -88,6 +88,8 @@ class Session:
         self.method.begin(arrays, {name for name, _ in model.named_parameters()})
         if state is not None:
             self.method.resume(state)
+            if config.privacy.enabled:  # the round that was cut off may have released uploads that nobody counted
+                self.method.requests.update(list(self.method.requests))
         self.method.observer = self.snapshots.uploads
 
     def execute(self) -> dict[str, Any]:
@@ -141,12 +143,21 @@ class Session:
                 "seed": self.config.seed,
                 "device": str(self.device),
                 "machine": f"{platform.machine()} {platform.system()}",
+                **self._privacy(),
             },
             self._last_score,
         )
         write_model(self.folder / "model.safetensors", self.method.evaluation_arrays())
         accounting.write_atomically(self.folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
         return result
+
+    def _privacy(self) -> dict[str, Any]:
+        """Return what ``result.json`` says about privacy; nothing where it is off."""
+        if not self.config.privacy.enabled:
+            return {}
+        from server.privacy import statement
+
+        return {"privacy": statement(self.config.privacy, self.method.requests)}
 
     def _identity(self) -> dict[str, Any]:
         return {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
@@ -182,6 +193,8 @@ def describe(config: RunConfig) -> dict[str, Any]:
         idle.add("defence")
     if config.compression.exact:
         idle.add("compression")
+    if not config.privacy.enabled:
+        idle.add("privacy")
     if config.attack.name == "none":
         idle.add("attack")
     return {name: value for name, value in plain.items() if name not in idle} | {

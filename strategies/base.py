@@ -114,6 +114,8 @@ class Method(Strategy):
         self.params = params if params is not None else self.Params.model_validate(own)
         self.federation = federation if federation is not None else Federation.model_validate(meeting)
         self.roster = Roster()
+        #: Client -> how many requests went to it, answered or not.
+        self.requests: Counter[int] = Counter()
         #: Client -> its last accepted visit, the one it continues from.
         self.accepted: dict[int, int] = {}
         #: The same as of the oldest checkpoint that a resume may go back to; clients forget nothing from there on.
@@ -284,6 +286,7 @@ class Method(Strategy):
                 )
             )
             self._report.bytes_down += payload.nbytes
+            self.requests[payload.client] += 1
         return outgoing
 
     def _visit(self, current: Round) -> int:
@@ -360,13 +363,15 @@ class Method(Strategy):
         """Return the method's state with the base's own part."""
         state = self.state()
         accepted = {str(client): visit for client, visit in self.accepted.items()}
-        own = {"_accepted": accepted, "_model": self.spec, "_parameters": self.parameter_names}
+        requests = {str(client): count for client, count in self.requests.items()}
+        own = {"_accepted": accepted, "_requests": requests, "_model": self.spec, "_parameters": self.parameter_names}
         return State({**state.arrays, **self._compressor.state()}, {**state.values, **own})
 
     def resume(self, state: State) -> None:
         """Continue from what :meth:`checkpoint` returned."""
         values = dict(state.values)
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
+        self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})
         for known in ("_model", "_parameters"):  # for readers that have no network; `begin` has set both
             values.pop(known, None)
         self.restore(State(self._compressor.restore(state.arrays), values))

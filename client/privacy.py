@@ -1,0 +1,52 @@
+"""Differential privacy on the client: an upload is clipped and noised before it leaves (the local model).
+
+The clipping is Flower's own, that of its ``fixedclipping_mod`` and ``LocalDpMod``. The mods themselves cannot be used:
+they want a single record of arrays whose entries are all floats, and draw their noise from numpy's global generator,
+which forked workers share: all clients of a round would add the same noise.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+from flwr.supercore.differential_privacy import clip_inputs_inplace
+
+from conf.schema import Privacy
+from strategies.arrays import Arrays
+from tasks.randomness import stream
+
+
+def protect(settings: Privacy, received: Arrays, trained: Arrays, generator: np.random.Generator) -> Arrays:
+    """Return what is uploaded for `trained`: ``received + u min(1, clip / |u|) + N(0, (noise clip)^2)``.
+
+    ``u = trained - received`` over all float entries together. Integer entries are returned as they were received, and
+    an update that is not finite counts as none: neither may tell anything.
+
+    Parameters
+    ----------
+    settings : Privacy
+        `clip` is in units of the weights, `noise` in units of `clip`.
+    received, trained : Arrays
+        The model as the server knows it, and as this client would send it.
+    generator : numpy.random.Generator
+        Draws the noise, entry by entry in the order of `trained`.
+    """
+    floats = [name for name, array in trained.items() if array.dtype.kind == "f"]
+    updates = [np.subtract(trained[name], received[name], dtype=np.float64) for name in floats]
+    if not all(np.isfinite(update).all() for update in updates):
+        updates = [np.zeros_like(update) for update in updates]
+    if any(update.any() for update in updates):  # Flower divides by the norm
+        clip_inputs_inplace(updates, settings.clip)
+    made: Arrays = {name: np.array(array) for name, array in received.items() if name in trained}
+    for name, update in zip(floats, updates):
+        update += generator.normal(0.0, settings.noise * settings.clip, update.shape)
+        made[name] = np.asarray(received[name] + update, dtype=trained[name].dtype)
+    return {name: made[name] for name in trained}
+
+
+def noise_source(settings: Privacy, seed: int, number: int, client: int, exchange: int) -> np.random.Generator:
+    """Return the generator of one upload's noise: from the system's entropy, or from the run's seed."""
+    if settings.randomness == "seed":
+        return stream(seed, "privacy", number, client, exchange)
+    return np.random.Generator(np.random.PCG64(secrets.randbits(256)))
