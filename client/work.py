@@ -59,7 +59,7 @@ class Workshop:
         self._told = False
         if config.privacy.enabled and any(buffer.is_floating_point() for buffer in self.net.buffers.values()):
             raise ConfigError(
-                f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch normalisation). "
+                f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch norm). "
                 "Choose a model that has none."
             )
         if config.attack.name != "none" and self.data.partition.own:

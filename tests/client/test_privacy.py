@@ -162,5 +162,5 @@ def test_what_would_tell_more_is_refused() -> None:
         load((*SMALL, *ON, "method=scaffold", "evaluate_local=true"))
     assert [fault.split(":")[0] for fault in caught.value.faults] == ["evaluate_local=true", "privacy.enabled=true"]
     config = load((*SMALL, *ON, "model=resnet18"))
-    with pytest.raises(ConfigError, match="batch normalisation"):
+    with pytest.raises(ConfigError, match="batch norm"):
         Workshop(config)
