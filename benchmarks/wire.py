@@ -1,12 +1,13 @@
 """What a round costs beside training: seconds and bytes between three SuperNodes on this machine.
 
     python -m benchmarks.wire                      # floor, trainer inside, resident trainer; LeNet-5, one example
+    python -m benchmarks.wire --only resident --set model=cnn_w
     python -m benchmarks.wire --only resident --set compression.down=int8 --set compression.up=int8
 
-Contestants take turns. The floor is a ClientApp that imports nothing of ours nor torch and sends back what it got, with
-the same server, model and messages. Seconds are those between the first message pushed and the last reply pulled,
-bytes those that a relay between SuperNodes and SuperLink passed on (TLS, HTTP, heartbeats and polls included). The
-first rounds of a run are left out: they carry the app's bundle and start the trainer.
+Contestants take turns round by round in one federation, so that all meet the same load. The floor is a ClientApp that
+imports neither ours nor torch and sends back what it got: same server, model and messages. Seconds are those between
+the first message pushed and the last reply pulled, bytes those that a relay between SuperNodes and SuperLink passed on
+(TLS, HTTP, heartbeats and polls included).
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from benchmarks.common import Workload, images, machine
 from conf.compose import join
 from engines import bundle, superlink
 
-SKIP = 2
 CLIENTS = 3
-FLOOR = '''
-"""A ClientApp that sends back what it got: Flower's own cost."""
-from flwr.app import ConfigRecord, MetricRecord, Message, RecordDict
+TURNS = '''
+"""A ClientApp that takes turns, round by round: Flower's own cost, our trainer inside, our resident trainer."""
+import os
+
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -45,6 +47,13 @@ def who(message, context):
 @app.train()
 def train(message, context):
     asked = message.content["config"]
+    turns = os.environ["TURNS"].split()
+    turn = turns[asked["round"] % len(turns)]
+    if turn != "floor":  # what we import is ours
+        os.environ["FEDCROSS_TRAINER"] = turn
+        from client.app import _work
+
+        return _work("train", message, context)
     content = RecordDict({
         "arrays": message.content["arrays"],
         "config": ConfigRecord({name: asked[name] for name in ECHO}),
@@ -52,7 +61,7 @@ def train(message, context):
     })
     return Message(content, reply_to=message)
 '''
-CONTESTANTS = {"floor": "auto", "inside": "inside", "resident": "auto"}
+CONTESTANTS = ("floor", "inside", "resident")
 
 
 class Meter:
@@ -111,38 +120,39 @@ class Rounds(threading.Thread):
             self.marks += [self.meter.bytes] * (lines - len(self.marks))
 
 
-def app_folder(folder: Path, floor: bool) -> Path:
-    """Return a Flower app: ours, or ours with the floor's ClientApp."""
+def app_folder(folder: Path) -> Path:
+    """Return our Flower app with the ClientApp that takes turns."""
     made = bundle.make(folder)
-    if floor:
-        project = made / "pyproject.toml"
-        project.write_text(project.read_text().replace("client.app:app", "floor:app"))
-        (made / "floor.py").write_text(FLOOR)
+    project = made / "pyproject.toml"
+    project.write_text(project.read_text().replace("client.app:app", "turns:app"))
+    (made / "turns.py").write_text(TURNS)
     return made
 
 
-def federation(name: str, data: Path, rounds: int, settings: Sequence[str]) -> tuple[list[float], list[float], float]:
-    """Run `rounds` rounds; return seconds and bytes of each, the first ones left out, and bytes of one model."""
+def federation(
+    turns: Sequence[str], data: Path, rounds: int, settings: Sequence[str]
+) -> list[tuple[str, float, float, float]]:
+    """Run `rounds` rounds of each contestant; return contestant, seconds, bytes and array bytes of each round."""
     with tempfile.TemporaryDirectory(prefix="fedcross-wire-") as scratch:
         folder = Path(scratch)
+        total = (rounds + 1) * len(turns) + 1
         overrides = [
             *("task=arrays", f"task.root={data}", "task.classes=10", "model=lenet5", "method=fedcross"),
             *("partition=iid", f"partition.clients={CLIENTS}", f"clients_per_round={CLIENTS}"),
             *("train.epochs=1", "train.examples=1", "device=cpu", "logger=none", "evaluate_every=100000"),
-            *(f"rounds={rounds}", f"output={folder / 'run'}", "federation.wait_s=600", *settings),
+            *(f"rounds={total}", f"output={folder / 'run'}", "federation.wait_s=600", *settings),
         ]
         meter = Meter()
         watch = Rounds(folder / "run" / "metrics.jsonl", meter)
         watch.start()
-        variables = {"FEDCROSS_TRAINER": CONTESTANTS[name], "FEDCROSS_STATE": str(folder / "states")}
         try:
             superlink.launch(
                 None,
                 join(overrides),
                 CLIENTS,
                 folder / "engine",
-                app=app_folder(folder / "app", name == "floor"),
-                extra_environment=variables,
+                app=app_folder(folder / "app"),
+                extra_environment={"TURNS": " ".join(turns), "FEDCROSS_STATE": str(folder / "states")},
                 sink=lambda _: None,
                 relay=meter,
             )
@@ -151,43 +161,41 @@ def federation(name: str, data: Path, rounds: int, settings: Sequence[str]) -> t
             watch.over.set()
             meter.close()
         lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-        model = sum(line["bytes_down"] for line in lines) / len(lines) / CLIENTS
-    passed = [float(b - a) for a, b in zip(watch.marks, watch.marks[1:])]
-    return [line["seconds_training"] for line in lines[SKIP:]], passed[SKIP - 1 :], model
+    # The first rounds carry the app's bundle and start the trainer; the last one's bytes are not delimited.
+    return [
+        (
+            turns[line["round"] % len(turns)],
+            line["seconds_training"],
+            float(watch.marks[line["round"] - 1] - watch.marks[line["round"] - 2]),
+            float(line["bytes_down"] + line["bytes_up"]),
+        )
+        for line in lines[len(turns) : -1]
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="counted rounds of each run")
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--only", choices=[*CONTESTANTS], nargs="*", default=[*CONTESTANTS])
+    parser.add_argument("--rounds", type=int, default=10, help="counted rounds of each contestant")
+    parser.add_argument("--only", choices=CONTESTANTS, nargs="*", default=CONTESTANTS)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="further settings of the run")
     options = parser.parse_args()
-    seconds: dict[str, list[float]] = {name: [] for name in options.only}
-    passed: dict[str, list[float]] = {name: [] for name in options.only}
-    model = 0.0
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="fedcross-wire-") as scratch:
         data = images(Workload("wire", "lenet5", clients=CLIENTS, examples=10), Path(scratch)).parent
-        for turn in range(options.turns):
-            for name in options.only:
-                took, bytes_, model = federation(name, data, options.rounds + SKIP, options.settings)
-                seconds[name] += took
-                passed[name] += bytes_
-                shown = " ".join(f"{s:.1f}" for s in took)
-                print(f"turn {turn + 1} {name}: {shown} s; {median(bytes_) / 1e6:.3f} MB a round", flush=True)
-    exact = 2 * CLIENTS * 4 * 62_006
-    print("\n| contestant | s a round, median (range) | over the floor, s | MB a round | of 2K float32 models |")
+        found = federation(options.only, data, options.rounds, options.settings)
+    for name, seconds, passed, arrays in found:
+        print(f"{name}: {seconds:.1f} s, {passed / 1e6:.3f} MB, of it arrays {arrays / 1e6:.3f} MB")
+    floor = median([seconds for name, seconds, *_ in found if name == "floor"] or [0.0])
+    print("\n| contestant | s a round, median (range) | over the floor, s | MB a round | times its arrays |")
     print("|---|---|---|---|---|")
     for name in options.only:
-        own = seconds[name]
-        over = f"{median(own) - median(seconds['floor']):.1f}" if "floor" in seconds else ""
-        size = median(passed[name])
+        own = [seconds for n, seconds, *_ in found if n == name]
+        size = median(passed for n, _, passed, _ in found if n == name)
+        arrays = median(a for n, _, _, a in found if n == name)
         print(
-            f"| {name} | {median(own):.1f} ({min(own):.1f}-{max(own):.1f}) | {over} | {size / 1e6:.3f} | "
-            f"{size / exact:.3f} |"
+            f"| {name} | {median(own):.1f} ({min(own):.1f}-{max(own):.1f}) | {median(own) - floor:+.1f} | "
+            f"{size / 1e6:.3f} | {size / arrays:.3f} |"
         )
-    print(f"\nArrays of one model: {model:.0f} bytes.")
 
 
 if __name__ == "__main__":

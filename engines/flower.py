@@ -81,8 +81,14 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
     }
     # Flower starts its helpers by name.
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), result.get("PATH", os.defpath)])
+    return {**result, **absolute_folders(result)}
+
+
+def absolute_folders(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `variables` that name folders, with absolute paths."""
+    result = {}
     for variable in FOLDERS:
-        if folders := result.get(variable):
+        if folders := variables.get(variable):
             absolute = (str(Path(folder).expanduser().resolve()) for folder in folders.split(os.pathsep) if folder)
             result[variable] = os.pathsep.join(absolute)
     return result

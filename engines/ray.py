@@ -7,6 +7,8 @@ SuperLink in simulation mode belongs to the engine: a free port, an own Flower h
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +23,9 @@ from tasks.settings import Settings
 if TYPE_CHECKING:
     from engines.job import Job
 
+#: Beginnings of the names of variables that clients read.
+OURS = ("FEDCROSS_", "OMP_NUM_THREADS")
+
 
 class Params(Settings):
     """What Ray gives to the clients.
@@ -34,7 +39,8 @@ class Params(Settings):
     cpus, gpus : int or None
         Cores and GPUs that Ray may use in all; None: those it finds.
     address : str or None
-        An existing Ray cluster (``host:port``, ``auto``) to join; None: start one on this machine.
+        An existing Ray cluster (``host:port``) to join; None: start one on this machine. Its resources are its own
+        affair, so `cpus` and `gpus` cannot be given with it.
     """
 
     name: str = "ray"
@@ -46,6 +52,8 @@ class Params(Settings):
 
     @model_validator(mode="after")
     def _one_client_fits(self) -> Self:
+        if self.address is not None and (self.cpus is not None or self.gpus is not None):
+            raise ValueError("a cluster that is joined has its own cpus and gpus: leave both unset, or address")
         # Ray would wait for ever for resources that nobody has.
         if self.cpus is not None and self.cpus < self.client_cpus:
             raise ValueError(f"cpus={self.cpus} is less than client_cpus={self.client_cpus}, so no client could run")
@@ -139,8 +147,14 @@ def federation_config(clients: int, params: Params) -> str:
 
 
 def ray_environment(params: Params, scratch: str) -> dict[str, str]:
-    """Return the variables that Ray reads: no usage report, its session files in `scratch`, the cluster's address."""
-    result = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": scratch}
-    if params.address is not None:
-        result["RAY_ADDRESS"] = params.address
-    return result
+    """Return the variables that Ray reads: no usage report, and where the cluster is.
+
+    A cluster of our own has its session files in `scratch`. The workers of one that is joined were started by somebody
+    else and know nothing of this process's variables: those that clients read travel with the job.
+    """
+    result = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if params.address is None:
+        return {**result, "RAY_TMPDIR": scratch}
+    ours = {name: value for name, value in os.environ.items() if name.startswith(OURS)}
+    job = {"runtime_env": {"env_vars": {**ours, **flower.absolute_folders(ours)}}}
+    return {**result, "RAY_ADDRESS": params.address, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}

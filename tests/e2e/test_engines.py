@@ -9,13 +9,16 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from engines import ray, superlink
+from engines import flower, ray, superlink
+from engines.processes import Family
 from tasks.errors import FederationError
 from tests.e2e import toy_app
 
@@ -125,3 +128,35 @@ def test_nothing_is_left_behind_when_the_user_or_the_system_ends_a_run(
     while left_behind(token) or kept(tmp_path / "work") != {".log"}:
         assert time.monotonic() < deadline, left_behind(token)
         time.sleep(0.1)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """The address of a Ray cluster that somebody else started, without any variable of this test."""
+    [port] = flower.free_ports(1)
+    with tempfile.TemporaryDirectory(prefix="fedcross-", ignore_cleanup_errors=True) as short:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDCROSS_")}
+        command = [flower.executable("ray"), "start", "--head", "--block", f"--port={port}", "--num-cpus=2"]
+        command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", f"--temp-dir={short}"]
+        with Family(tmp_path, {**environment, "RAY_USAGE_STATS_ENABLED": "0"}, [Path(short)]) as family:
+            family.start("ray-head", [*command, "--disable-usage-stats"])
+            deadline = time.monotonic() + 120
+            while "Ray runtime started" not in family.log("ray-head").read_text():
+                assert time.monotonic() < deadline, family.log("ray-head").read_text()
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}"
+            assert family.ended() == []  # whoever joins a cluster leaves it running
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_run_joins_an_existing_cluster_and_leaves_it_alone(
+    cluster: str, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDCROSS_PATH", str(tmp_path / "mine"))
+    output = tmp_path / "replies.json"
+    overrides = shlex.join([str(output), "ask", "3"])
+    ray.launch(None, overrides, 3, tmp_path / "work", ray.Params(address=cluster), app=app, sink=lambda line: None)
+    replies = sorted(json.loads(output.read_text()), key=lambda reply: int(reply["partition"]))
+    expected = {"partitions": 3, "overrides": overrides, "path": str(tmp_path / "mine")}
+    assert replies == [{"partition": i, **expected} for i in range(3)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,8 +38,19 @@ def test_what_is_not_set_is_left_to_ray() -> None:
     assert ray.ray_environment(Params(), "/tmp/x") == {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": "/tmp/x"}
 
 
-def test_an_existing_cluster_is_joined() -> None:
-    assert ray.ray_environment(Params(address="10.0.0.1:6379"), "/tmp/x")["RAY_ADDRESS"] == "10.0.0.1:6379"
+def test_an_existing_cluster_is_joined_and_told_what_clients_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(ray.OURS)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FEDCROSS_DATA", "data")
+    monkeypatch.setenv("FEDCROSS_STATE", "/shared/states")
+    result = ray.ray_environment(Params(address="10.0.0.1:6379"), "/tmp/x")
+    assert result["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert "RAY_TMPDIR" not in result
+    variables = {"FEDCROSS_DATA": f"{tmp_path}/data", "FEDCROSS_STATE": "/shared/states"}
+    assert json.loads(result["RAY_JOB_CONFIG_JSON_ENV_VAR"]) == {"runtime_env": {"env_vars": variables}}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +60,7 @@ def test_an_existing_cluster_is_joined() -> None:
         ({"client_gpus": -1}, "greater than or equal to 0"),
         ({"client_cpus": 4, "cpus": 2}, "cpus=2 is less than client_cpus=4, so no client could run"),
         ({"client_gpus": 0.5, "gpus": 0}, r"gpus=0 is less than client_gpus=0.5, so no client could run"),
+        ({"address": "10.0.0.1:6379", "cpus": 2}, "has its own cpus and gpus"),
         ({"client_cpu": 1}, "Extra inputs"),
     ],
 )
