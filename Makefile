@@ -53,6 +53,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers --workload w
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.wire
 
 lock: .boot/bin/uv
 	.boot/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements.lock

@@ -29,8 +29,6 @@ CONNECTION = "fedcross"
 LOOPBACK = "127.0.0.1"
 #: Variables that hold folders; Flower's processes get them as absolute paths.
 FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
-#: How often Flower looks for work that has come: its own second costs two in every round.
-POLL, POLL_SECONDS = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"
 LogSink = Callable[[str], None]
 
 _START_SECONDS = 60.0
@@ -76,7 +74,6 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PYTHONUNBUFFERED": "1",
-        POLL: os.environ.get(POLL, POLL_SECONDS),
         **(extra or {}),
     }
     # Flower starts its helpers by name.

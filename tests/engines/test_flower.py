@@ -63,7 +63,6 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["FLWR_DISABLE_UPDATE_CHECK"] == result["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert result["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert result["EXTRA"] == "1"
-    assert result["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.1"
 
 
 @pytest.mark.parametrize("secure", [True, False])
