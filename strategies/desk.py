@@ -23,6 +23,10 @@ from tasks.errors import UploadError
 if TYPE_CHECKING:
     from strategies.base import Federation
 
+#: Flower reports in the SuperLink's name that a node is gone; in one process every reply bears this id.
+SUPERLINK_NODE_ID = 1
+#: Somebody else answers, or the reply is to another request: the client's own one may still come.
+FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
 #: Seconds between two questions for replies, at first and at most.
 PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
 
@@ -51,6 +55,8 @@ class Desk:
         self._on_rejected = on_rejected
         self._tickets: dict[str, Ticket] = {}
         self._answered: set[str] = set()
+        #: Whether a request has exactly one reply, whatever it looks like: so it is in one process.
+        self.single = False
         #: Message id -> slot, of the requests whose reply may still win.
         self.waiting: dict[str, int] = {}
         self.won: dict[int, Upload] = {}
@@ -62,13 +68,14 @@ class Desk:
 
     def settle(self, reply: Message) -> int | None:
         """Accept or reject `reply`; return the slot that nobody is working on any more because of it, if any."""
-        asked = reply.metadata.reply_to_message_id
+        asked, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         ticket = self._tickets.get(asked)
-        self.waiting.pop(asked, None)
         try:
             if ticket is None:
                 raise UploadError("unknown", "not an open request")
             slot = ticket.expected.slot
+            if sender not in {ticket.node, SUPERLINK_NODE_ID}:
+                raise UploadError("wrong_node", f"node {sender} answers for node {ticket.node}")
             if asked in self._answered:
                 raise UploadError("duplicate", "answered already")
             if slot in self.won:
@@ -76,7 +83,10 @@ class Desk:
             upload = check(reply, ticket.expected, nonce=self._nonce)
         except UploadError as error:
             self._on_rejected(ticket.expected.client if ticket else None, error)
-            return self._orphan(ticket.expected.slot) if ticket else None
+            if ticket is None or (error.reason in FOREIGN and not self.single):
+                return None
+            self.waiting.pop(asked, None)
+            return self._orphan(ticket.expected.slot)
         self._answered.add(asked)
         self.take(upload)
         self._on_accepted(upload)
@@ -161,6 +171,8 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
                 told["spares"] += 1
                 send([replace(by_slot[slot], client=exchange.spares.pop(0))])
 
+    # A grid of this machine waits by itself, and each of its clients answers once.
+    pause, desk.single = PAUSE_S, getattr(grid, "blocking", False)
     lost = send(payload for payload in payloads if payload.slot not in desk.won)
     stale = [slot for slot in exchange.stalest if slot not in desk.won][: rules.hedge]
     twice = list(zip(stale, exchange.spares))
@@ -169,7 +181,6 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
     send(replace(by_slot[slot], client=client) for slot, client in twice)
     replace_lost(slot for slot in lost if slot not in desk.waiting.values())
 
-    pause, patient = PAUSE_S, getattr(grid, "blocking", False)
     enough = min(rules.enough_replies or len(payloads), len(payloads))
     while desk.waiting and len(desk.won) < enough:
         replies = list(grid.pull_messages(set(desk.waiting)))
@@ -177,6 +188,6 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
         if time.monotonic() >= deadline:
             break
         pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
-        if desk.waiting and not patient:
+        if desk.waiting and not desk.single:
             time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
     return told

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.serverapp import Grid
 
 from engines.local import LocalGrid
 from server.accounting import Ledger
@@ -38,15 +39,16 @@ DRAWN = LAST_PULL = 3  # SMALL draws three clients
 class Clock:
     """The round that is being done, and how often a point was passed in it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, victim: Callable[[], int] = os.getpid, grid: type[Grid] = LocalGrid) -> None:
         self.due, self.now, self.passed = number, 0, 0
+        self.victim, self.grid = victim, grid
 
     def kill(self, after: int = 1) -> None:
-        """End this process at once if it is the round and the `after`-th time."""
+        """End the victim, this process, at once if it is the round and the `after`-th time."""
         if self.now == self.due:
             self.passed += 1
             if self.passed == after:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(self.victim(), signal.SIGKILL)
 
 
 def before(owner: Any, name: str, act: Callable[..., None]) -> None:
@@ -122,9 +124,9 @@ ACCEPTED = {
 POINTS: dict[str, Callable[[Clock], None]] = {
     "before_sampling": lambda clock: before(Method, "sample", lambda *_: clock.kill()),
     "after_sampling": lambda clock: after(Method, "sample", clock.kill),
-    "push": lambda clock: after(LocalGrid, "push_messages", clock.kill),
-    "first_pull": lambda clock: after(LocalGrid, "pull_messages", clock.kill),
-    "last_pull": lambda clock: after(LocalGrid, "pull_messages", lambda: clock.kill(LAST_PULL)),
+    "push": lambda clock: after(clock.grid, "push_messages", clock.kill),
+    "first_pull": lambda clock: after(clock.grid, "pull_messages", clock.kill),
+    "last_pull": lambda clock: after(clock.grid, "pull_messages", lambda: clock.kill(LAST_PULL)),
     "validation": lambda clock: after(desk, "check", lambda: clock.kill(2)),
     "reply_half_logged": lambda clock: before(Replies, "accept", half_a_record(clock)),
     "reply_logged": lambda clock: after(Replies, "accept", lambda: clock.kill(2)),

@@ -197,3 +197,23 @@ def test_without_spares_to_ask_nothing_is_drawn(clock):
     method, grid = federation(clock, {})
     plan = method._plan(Round(1, 0, drawn(method), 0), grid, [], {})
     assert plan.spares == []
+
+
+def test_who_answers_in_anothers_name_takes_nothing_from_it(clock):
+    method, grid = federation(clock, {})
+    first, second = drawn(method)[:2]
+    requests = {}
+
+    def remembered(message):
+        requests[first] = message
+        return [(3, trained(message))]
+
+    def impostor(message):
+        fake = trained(requests[first], 9.0)
+        fake.metadata.__dict__["_src_node_id"] = second + 1
+        return [(1, fake), (2, trained(message))]
+
+    grid.scripts = {first: remembered, second: impostor}
+    report = method.run_round(1, grid)
+    assert (dict(report.rejected), report.dropped) == ({"wrong_node": 1}, 0)
+    assert (method.pool.rows == 1).all()
