@@ -26,7 +26,7 @@ def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path, method):
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=600 if not WHOLE else 1800,
+        timeout=600 if not WHOLE else 3000,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from tests.faults.impostor import KINDS
 from tests.faults.killer import digest
 from tests.faults.network import Network, lines, undisturbed, wait_for_rounds
 from tests.faults.network_server import POINTS
@@ -93,7 +94,7 @@ def test_a_stopped_node_and_a_link_that_is_down(tmp_path):
             assert took <= 2 * HEARTBEAT_S
 
 
-@pytest.mark.parametrize("kind", ["duplicate", "replay", "spoof"])
+@pytest.mark.parametrize("kind", KINDS if WHOLE else ["spoof"])
 def test_an_impostor_is_never_believed(tmp_path, kind):
     each = size(5, 250)
     rounds = "rounds=5"
