@@ -121,8 +121,8 @@ class Ledger:
             self._file = self.path.open("a")
         except OSError as error:
             raise StorageError(
-                f"{self.path}: cannot be written ({error}). Free disk space and continue with resume=RUN, or choose "
-                "another output folder."
+                f"{self.path}: cannot be written ({error}). Choose another output folder, or free disk space and "
+                "continue with resume=RUN."
             ) from error
 
     def add(self, entry: dict[str, Any]) -> None:
