@@ -25,6 +25,7 @@ from flwr.common.logger import log
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from server.accounting import sync_folder
 from strategies.arrays import Arrays
 from strategies.protocol import Round, Upload
 from tasks.errors import StorageError
@@ -129,6 +130,7 @@ class Replies:
                 self._file = self.path.open("r+b" if self._good else "wb")
                 self._file.truncate(self._good)
                 self._file.seek(self._good)
+                sync_folder(self.path.parent)
             if not self._good:
                 self._append({"kind": "start", "run": self.run, "after": self._after}, durable=False)
         return self._file

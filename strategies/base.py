@@ -70,8 +70,8 @@ class Method(Strategy):
         self.spec: Spec = {}
         self.parameter_names: tuple[str, ...] = ()
         self._available: list[int] = []
-        #: (client, slot) -> the model it was sent in this exchange: views, kept while the defence is on.
-        self._sent: dict[tuple[int, int], Arrays] = {}
+        #: Slot -> the model that is sent out for it in this exchange: views, kept while the defence is on.
+        self._sent: dict[int, Arrays] = {}
         self._messages: list[tuple[Message, Ticket]] | None = None
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -202,9 +202,11 @@ class Method(Strategy):
         desk = self._desk(current)
         for upload in log.accepted(current) if log is not None else ():
             desk.take(upload)
-        report.clients += len(desk.won)
-        report.bytes_down += sum(payload.nbytes for payload in payloads if payload.slot in desk.won)
-        if payloads and not (log is not None and log.is_over(current)):
+        over = log is not None and log.is_over(current)
+        before = [payload.nbytes for payload in payloads if over or payload.slot in desk.won]
+        report.clients += len(before)
+        report.bytes_down += sum(before)
+        if payloads and not over:
             told = carry_out(self._plan(current, grid, payloads, config), payloads, desk)
             report.clients += told["asked"]
             report.spares += told["spares"]
@@ -253,7 +255,7 @@ class Method(Strategy):
     def _addressed(self, current: Round, payload: Payload, config: Mapping[str, Any]) -> Payload:
         """Return `payload` with what every request says to its client."""
         if self.federation.defence.enabled and self.defended:
-            self._sent[payload.client, payload.slot] = payload.arrays
+            self._sent[payload.slot] = payload.arrays
         payload.config = {
             **config,
             **payload.config,
@@ -314,7 +316,7 @@ class Method(Strategy):
         """Return what of `uploads` the defence lets through; quarantined ones count as rejected."""
         if not self._sent:
             return uploads
-        sent = [self._sent[upload.client, upload.slot] for upload in uploads]
+        sent = [self._sent[upload.slot] for upload in uploads]
         self._sent = {}
         judgement = defend(self.federation.defence, uploads, sent, self.parameter_names)
         self._report.clipped += judgement.clipped

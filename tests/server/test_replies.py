@@ -8,9 +8,12 @@ from conf.schema import load
 from engines.local import LocalGrid
 from server.replies import Replies, records
 from server.session import logs_replies
+from strategies.defence import Defence
+from strategies.fedcross import FedCross
 from strategies.protocol import Round, Upload
 from tasks.errors import StorageError
 from tests.federation import SMALL, run, same, session
+from tests.strategies.virtual import Clock, VirtualGrid, fails, silent
 
 FIRST, SECOND = Round(3, 0, (4, 7), 0), Round(3, 1, (4, 7), 0)
 
@@ -173,6 +176,23 @@ def test_a_resumed_run_is_exact_and_repeats_no_accepted_visit(tmp_path, method, 
     assert done == visits - per_round - 2
     assert same(resumed.method.global_model(), whole.method.global_model())
     assert resumed.method.accepted == whole.method.accepted
+
+
+def test_a_slot_that_a_spare_client_won_is_replayed_as_it_was(tmp_path, monkeypatch):
+    """Client and slot come from the log, the model that was sent from the state: the defence judges it as before."""
+    rules = {"clients_per_round": 3, "nonce": True, "deadline_s": 100, "run": "r", "reassign": 1}
+    pools = []
+    for scripts in (dict.fromkeys(range(2), fails(1)), dict.fromkeys(range(6), silent)):  # the second time all are gone
+        method = FedCross(selection="in_order", alpha=0.9, defence=Defence(enabled=True), **rules)
+        method.begin({"w": np.zeros(3, np.float32)})
+        method.log = log = Replies(tmp_path, "r", 0)
+        report = method.run_round(1, VirtualGrid(Clock(monkeypatch), 6, scripts))
+        log.close()
+        assert report.dropped == 0
+        pools.append((method.pool.rows.copy(), method.accepted))
+    assert report.clients == 3
+    assert (pools[0][0] == pools[1][0]).all()
+    assert pools[0][1] == pools[1][1]
 
 
 @pytest.mark.slow
