@@ -79,10 +79,10 @@ def test_a_stopped_node_and_a_link_that_is_down(tmp_path):
         slowest = max(line["seconds"] for line in lines(output)[before:])
         network.stop("stopped", signal.SIGCONT)
         print(f"SIGSTOP: slowest round {slowest:.1f} s, deadline {DEADLINE_S} s")
-        assert any(line["dropped"] for line in lines(output)[before:])
-        assert slowest <= DEADLINE_S + 5
+        lost = any(line["dropped"] for line in lines(output)[before:])
         recovered(output, len(lines(output)) + 1, PATIENCE_S)
 
+        times = []
         for seconds in (10, 60, 180) if WHOLE else (10,):
             before = len(lines(output))
             proxy.partition()
@@ -91,7 +91,10 @@ def test_a_stopped_node_and_a_link_that_is_down(tmp_path):
             proxy.heal()
             took = recovered(output, before + meanwhile, PATIENCE_S)
             print(f"partition of {seconds} s: {meanwhile} rounds meanwhile, all clients again {took:.1f} s after it")
-            assert took <= 2 * HEARTBEAT_S
+            times.append(took)
+    assert lost
+    assert slowest <= DEADLINE_S + 5
+    assert max(times) <= 2 * HEARTBEAT_S
 
 
 @pytest.mark.parametrize("kind", KINDS if WHOLE else ["spoof"])
