@@ -51,9 +51,20 @@ class Clock:
                 os.kill(self.victim(), signal.SIGKILL)
 
 
+#: What was patched, so that it can be put back where this process lives on.
+PATCHED: list[tuple[Any, str, Any]] = []
+
+
+def restore() -> None:
+    """Take all patches back, the last one first."""
+    while PATCHED:
+        setattr(*PATCHED.pop())
+
+
 def before(owner: Any, name: str, act: Callable[..., None]) -> None:
     """Let ``owner.name`` call `act` with its arguments first."""
     real = getattr(owner, name)
+    PATCHED.append((owner, name, real))
 
     def patched(*args: Any, **kwargs: Any) -> Any:
         act(*args, **kwargs)
@@ -65,6 +76,7 @@ def before(owner: Any, name: str, act: Callable[..., None]) -> None:
 def after(owner: Any, name: str, act: Callable[[], None]) -> None:
     """Let ``owner.name`` call `act` when it is done."""
     real = getattr(owner, name)
+    PATCHED.append((owner, name, real))
 
     def patched(*args: Any, **kwargs: Any) -> Any:
         result = real(*args, **kwargs)

@@ -14,7 +14,9 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -60,10 +62,12 @@ class Network:
         Folder for logs, keys and state.
     clients : int
         Number of registered nodes.
+    superexec : bool
+        Whether a SuperExec starts the ServerApp; else :meth:`serve` is it.
     """
 
-    def __init__(self, work: Path, clients: int = 3) -> None:
-        self.work, self.clients = work, clients
+    def __init__(self, work: Path, clients: int = 3, *, superexec: bool = True) -> None:
+        self.work, self.clients, self._superexec = work, clients, superexec
         self.visits = work / "visits"
         self._stack = contextlib.ExitStack()
         self._started: dict[str, int] = {}
@@ -101,14 +105,14 @@ class Network:
             "--disable-runtime-dependency-installation",
         ]
         self.start_superlink()
-        self.start(
-            "superexec",
-            [
-                flower.executable("flower-superexec"),
-                *("--runtime-api-address", f"{flower.LOOPBACK}:{self.port}"),
-                *("--root-certificates", str(self.authority.public), "--superexec-auth-secret-file", str(secret)),
-            ],
-        )
+        self.secret = secret
+        command = [
+            flower.executable("flower-superexec"),
+            *("--runtime-api-address", f"{flower.LOOPBACK}:{self.port}"),
+            *("--root-certificates", str(self.authority.public), "--superexec-auth-secret-file", str(secret)),
+        ]
+        if self._superexec:
+            self.start("superexec", command)
         with contextlib.closing(flower.control_client(self.port, self.authority.public)) as client:
             for key in self.keys:
                 register(client, key)
@@ -157,6 +161,29 @@ class Network:
         if self.processes["run"].wait(120) != 0:
             raise self.family.failure(f"run-{self._started['run']}", "flwr run failed.")
 
+    def serve(self, output: Path, *overrides: str, kills: Sequence[tuple[str, int]] = ()) -> None:
+        """Submit a run and do the server's part in a thread of this process, until the federation is gone."""
+        from conf.schema import load
+        from server.session import Session
+        from tests.faults import killer
+        from tests.faults.inner_server import grid
+        from tests.faults.network_server import install
+        from tests.federation import Quiet
+
+        self.submit(output, *overrides)
+
+        def work() -> None:
+            try:
+                with grid(self.port, self.authority.public, self.secret) as found:
+                    install(list(kills), self.work, type(found))
+                    Session(load([*SETTINGS, *overrides, f"output={output}"]), found, Quiet()).execute()
+            except Exception:  # noqa: BLE001 - at the end of a test the SuperLink goes, and with it the run
+                (self.work / "server.log").write_text(traceback.format_exc())
+            finally:
+                killer.restore()
+
+        threading.Thread(target=work, daemon=True).start()
+
     def wait(self, output: Path, seconds: float, *, restart: bool = False) -> int:
         """Wait for the end of the run; with `restart` start a killed SuperLink again. Return how often that was."""
         deadline, restarts = time.monotonic() + seconds, 0
@@ -165,8 +192,7 @@ class Network:
                 restarts += 1
                 self.start_superlink()
             if time.monotonic() > deadline:
-                log = self.family.log("superexec-1").read_text(errors="replace")[-3000:]
-                raise FederationError(f"no result after {seconds:.0f} s; rounds {len(lines(output))}\n{log}")
+                raise FederationError(f"no result after {seconds:.0f} s; {len(lines(output))} rounds are done")
             time.sleep(0.1)
         return restarts
 

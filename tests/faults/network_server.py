@@ -18,26 +18,31 @@ POINTS = (
 )
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run what ``run_config["overrides"]`` describes; kill the SuperLink where the harness asked for it."""
-    from conf.compose import split
-    from conf.schema import load
+def install(kills: list[tuple[str, int]], work: Path, grid: type[Grid]) -> None:
+    """Let the SuperLink of the network in `work` be killed at each (point, round)."""
     from server.session import Session
     from tests.faults import killer
-    from tests.federation import Quiet
 
-    work = Path(os.environ["FEDCROSS_NETWORK"])
-    (work / "server.pid").write_text(str(os.getpid()))
-    clocks = []
-    for point, number in json.loads((work / "kills.json").read_text()):
-        clock = killer.Clock(number, lambda: int((work / "superlink.pid").read_text()), type(grid))
+    clocks = [killer.Clock(number, lambda: int((work / "superlink.pid").read_text()), grid) for _, number in kills]
+    for (point, _), clock in zip(kills, clocks):
         killer.POINTS[point](clock)
-        clocks.append(clock)
 
     def begun(_: Session, number: int) -> None:
         for clock in clocks:
             clock.now = number
 
     killer.before(Session, "_round", begun)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what ``run_config["overrides"]`` describes; kill the SuperLink where the harness asked for it."""
+    from conf.compose import split
+    from conf.schema import load
+    from server.session import Session
+    from tests.federation import Quiet
+
+    work = Path(os.environ["FEDCROSS_NETWORK"])
+    (work / "server.pid").write_text(str(os.getpid()))
+    install(json.loads((work / "kills.json").read_text()), work, type(grid))
     Session(load(split(str(context.run_config["overrides"]))), grid, Quiet()).execute()

@@ -26,9 +26,9 @@ def test_a_killed_superlink_loses_nothing(tmp_path):
     kills = [(point, 2 + i) for i, point in enumerate(list(POINTS) * 5 if WHOLE else ["push", "validation"])]
     rounds = f"rounds={len(kills) + 2}"
     reference = undisturbed(tmp_path / "whole", rounds)
-    with Network(tmp_path / "work") as network:
+    with Network(tmp_path / "work", superexec=False) as network:
         network.start_nodes("nodes", [0, 1, 2])
-        network.submit(tmp_path / "run", rounds, kills=kills)
+        network.serve(tmp_path / "run", rounds, kills=kills)
         restarts = network.wait(tmp_path / "run", PATIENCE_S, restart=True)
         done = digest(tmp_path / "run")
     found = lines(tmp_path / "run")
@@ -65,12 +65,15 @@ def recovered(output, after, seconds):
 def test_a_stopped_node_and_a_link_that_is_down(tmp_path):
     """One federation: SIGSTOP of one node, then partitions of another; rounds go on meanwhile and all come back."""
     output = tmp_path / "run"
-    with Network(tmp_path / "work") as network, Proxy(network.port, latency=0.005) as proxy:
+    with (
+        Network(tmp_path / "work", superexec=False) as network,
+        Proxy(network.port, latency=0.005) as proxy,
+    ):
         network.start_nodes("behind", [0], proxy.port)
         network.start_nodes("direct", [1])
         network.start_nodes("stopped", [2])
         rules = (f"federation.deadline_s={DEADLINE_S}", "federation.min_clients=2")
-        network.submit(output, "rounds=100000", *rules)
+        network.serve(output, "rounds=100000", *rules)
         wait_for_rounds(output, 2, PATIENCE_S)
 
         network.stop("stopped", signal.SIGSTOP)
@@ -102,10 +105,10 @@ def test_an_impostor_is_never_believed(tmp_path, kind):
     each = size(5, 250)
     rounds = "rounds=5"
     reference = undisturbed(tmp_path / "whole", rounds)
-    with Network(tmp_path / "work") as network:
+    with Network(tmp_path / "work", superexec=False) as network:
         network.start_nodes("honest", [0, 1])
         network.start_nodes("impostor", [2], FEDCROSS_ATTACK=kind, FEDCROSS_ATTACKS=str(each))
-        network.submit(tmp_path / "run", rounds, "federation.deadline_s=300")
+        network.serve(tmp_path / "run", rounds, "federation.deadline_s=300")
         network.wait(tmp_path / "run", PATIENCE_S)
         outcomes = Counter(network.visits.with_suffix(".attack").read_text().split())
     told: Counter[str] = Counter()
