@@ -130,10 +130,13 @@ def serve(port: int, root: bytes, key: Path, partition: int, log: Path) -> None:
                     meta = message.metadata
                     file.write(f"{meta.group_id} {meta.message_id} {connection.node}\n")
             honest = connection.answer(message)
-            if attack is not None and train:
-                attack.act(message, honest)
-            else:
-                connection.send(honest)
+            try:
+                if attack is not None and train:
+                    attack.act(message, honest)
+                else:
+                    connection.send(honest)
+            except Exception as error:  # noqa: BLE001 - a SuperNode drops what it could not send, and goes on
+                print(f"could not send: {type(error).__name__}: {error}", flush=True)
 
 
 def main() -> None:
