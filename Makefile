@@ -39,7 +39,8 @@ unit: $(READY)
 
 # Every fault test at its full size (docs/reliability.md).
 reliability: $(READY)
-	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest tests/faults tests/strategies/test_rounds.py tests/strategies/test_defence.py
+	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --durations=0 tests/faults tests/server/test_checkpoint.py \
+	  tests/server/test_replies.py tests/strategies/test_desk.py tests/strategies/test_rounds.py tests/strategies/test_defence.py
 
 check: $(READY)
 	$(BIN)/ruff check .

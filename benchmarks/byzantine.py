@@ -40,7 +40,7 @@ def settings(row: str, selection: str, defended: bool, seed: int, rounds: int, o
         *("task=digits", "model.hidden=[32]", "partition=dirichlet", "partition.beta=0.5"),
         *(f"partition.clients={clients}", "clients_per_round=10", f"rounds={rounds}", f"evaluate_every={rounds}"),
         *("method=fedcross", "method.alpha=0.99", f"method.selection={selection}", "method.diagnostics_every=0"),
-        *("train.lr=0.05", "train.epochs=5", f"seed={seed}", "logger=none", f"checkpoint.every={rounds}"),
+        *("train.lr=0.1", "train.epochs=5", f"seed={seed}", "logger=none", f"checkpoint.every={rounds}"),
         *(f"defence.enabled={str(defended).lower()}", *attack, f"output={output}"),
     ]
 

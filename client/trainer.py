@@ -80,7 +80,8 @@ def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor,
 
 def shortening(gradient: Tensor, longest: float) -> Tensor:
     """Return the factors (..., 1) that bring gradients (..., p) to a Euclidean norm of at most `longest`."""
-    return (longest / gradient.norm(dim=-1, keepdim=True)).clamp(max=1.0)
+    factors: Tensor = longest / gradient.norm(dim=-1, keepdim=True)
+    return factors.clamp(max=1.0)
 
 
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

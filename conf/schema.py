@@ -51,19 +51,24 @@ class Train(Settings):
 
 
 class Meeting(Settings):
-    """How long the server waits, and for how many clients."""
+    """How long the server waits, for how many clients, and what it does about those that fail or are slow."""
 
     min_clients: int | None = Field(None, ge=1)
     wait_s: float = Field(120, gt=0)
     deadline_s: float = Field(3600, gt=0)
+    min_replies: int = Field(1, ge=1)
+    enough_replies: int | None = Field(None, ge=1)
+    reassign: int = Field(0, ge=0)
+    hedge: int = Field(0, ge=0)
 
 
 class Checkpoints(Settings):
-    """Which rounds stay on disk."""
+    """Which rounds stay on disk, and whether accepted replies do before the round is over (:mod:`server.replies`)."""
 
     every: int = Field(1, ge=1)
     keep: int = Field(2, ge=1)
     milestone: int = Field(0, ge=0)
+    log: Literal["auto"] | bool = "auto"
 
 
 class Snapshots(Settings):
@@ -207,6 +212,17 @@ def _cross_faults(config: RunConfig) -> list[str]:
     needed = config.federation.min_clients
     if needed is not None and isinstance(clients, int) and needed > clients:
         faults.append(f"federation.min_clients={needed}: the federation has {clients} clients. Lower it.")
+    rules = config.federation
+    if rules.min_replies > config.clients_per_round:
+        faults.append(
+            f"federation.min_replies={rules.min_replies}: no more than clients_per_round={config.clients_per_round} "
+            "replies can come, every round would change nothing. Lower it."
+        )
+    if rules.enough_replies is not None and rules.enough_replies < rules.min_replies:
+        faults.append(
+            f"federation.enough_replies={rules.enough_replies}: fewer than min_replies={rules.min_replies}, every "
+            "round would change nothing. Raise it or lower min_replies."
+        )
     if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
         faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")
     faults += _privacy_faults(config) if config.privacy.enabled else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -32,6 +33,7 @@ def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, 
         "dropped": report.dropped,
         "rejected": dict(report.rejected),
         "clipped": report.clipped,
+        "spares": report.spares,
         "exchanges": report.exchanges,
         "bytes_down": report.bytes_down,
         "bytes_up": report.bytes_up,
@@ -118,7 +120,10 @@ class Ledger:
             write_atomically(self.path, "".join(json.dumps(entry) + "\n" for entry in self.lines).encode())
             self._file = self.path.open("a")
         except OSError as error:
-            raise StorageError(f"{self.path}: cannot be written ({error}). Choose another output folder.") from error
+            raise StorageError(
+                f"{self.path}: cannot be written ({error}). Choose another output folder, or free disk space and "
+                "continue with resume=RUN."
+            ) from error
 
     def add(self, entry: dict[str, Any]) -> None:
         """Append one round."""
@@ -131,7 +136,8 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # on a full disk what could not be written was said before
+            self._file.close()
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
@@ -150,7 +156,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in the folder `path` durable."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

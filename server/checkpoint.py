@@ -57,7 +57,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path(number), save(arrays, metadata=header))
             for old in self.rounds()[: -self.keep]:
-                if not (self.milestone and old % self.milestone == 0):
+                if not (self.milestone and old and old % self.milestone == 0):
                     self.path(old).unlink()
         except OSError as error:
             raise StorageError(

@@ -24,6 +24,7 @@ from server.checkpoint import Checkpoints
 from server.evaluation import Evaluator, across_clients, mean_score
 from server.loggers import open_logger
 from server.progress import Progress
+from server.replies import Replies
 from server.snapshots import Snapshots
 from strategies.arrays import Arrays
 from strategies.base import Federation, Method
@@ -91,6 +92,8 @@ class Session:
             if config.privacy.enabled:  # the round that was cut off may have released uploads that nobody counted
                 self.method.requests.update(list(self.method.requests))
         self.method.observer = self.snapshots.uploads
+        self.replies = Replies(self.folder, self.run, self.done) if logs_replies(config, grid) else None
+        self.method.log = self.replies
 
     def execute(self) -> dict[str, Any]:
         """Run the remaining rounds and return ``result.json``; whatever is done stays on disk if it is cut off."""
@@ -98,6 +101,8 @@ class Session:
         ledger = accounting.Ledger(self.folder, self.done)
         shown = flatten(describe(config))
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
+        if self.replies is not None and config.resume is None:
+            self._checkpoint(0)  # else what the first rounds accept could not be used after a crash
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
         try:
             for number in range(self.done + 1, config.rounds + 1):
@@ -111,6 +116,8 @@ class Session:
             self.progress.stop()
             ledger.close()
             logger.close()
+            if self.replies is not None:
+                self.replies.close()
         return self._finish(ledger)
 
     def _round(self, number: int) -> dict[str, Any]:
@@ -133,6 +140,8 @@ class Session:
         self._accepted.append(dict(self.method.accepted))
         if len(self._accepted) == self._accepted.maxlen:
             self.method.durable = self._accepted[0]
+        if self.replies is not None:
+            self.replies.restart(number)
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
         names = self.config.names
@@ -163,6 +172,18 @@ class Session:
         return {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
 
 
+def logs_replies(config: RunConfig, grid: Grid) -> bool:
+    """Return whether accepted replies are logged.
+
+    ``auto`` does so where a reply has cost the work of a device elsewhere, not where clients are part of this machine:
+    there a crash costs at most one round of its own computing, and a run of small rounds would wait for its disk.
+    """
+    if config.checkpoint.log != "auto":
+        return config.checkpoint.log
+    simulated = hasattr(grid, "partitions") or config.names["engine"] == "ray"
+    return not simulated
+
+
 def fingerprint(config: RunConfig) -> str:
     """Return ten hexadecimal digits that are the same exactly for runs that compute the same."""
     decisive = {name: value for name, value in flatten(describe(config)).items() if name not in PLACES}
@@ -178,6 +199,10 @@ def federation_of(config: RunConfig, run: str) -> Federation:
         min_clients=config.federation.min_clients,
         wait_s=config.federation.wait_s,
         deadline_s=config.federation.deadline_s,
+        min_replies=config.federation.min_replies,
+        enough_replies=config.federation.enough_replies,
+        reassign=config.federation.reassign,
+        hedge=config.federation.hedge,
         run=run,
         nonce=True,
         defence=config.defence,

@@ -10,80 +10,29 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from pydantic import Field, model_validator
 from torch import nn
 
-from strategies.compression import Compression, Compressor
-from strategies.defence import Defence, defend
-from strategies.guard import check
+from strategies.compression import Compressor
+from strategies.defence import defend
+from strategies.desk import Desk, Exchange, carry_out
+from strategies.federation import Federation as Federation
+from strategies.federation import ReplyLog
+from strategies.federation import RoundReport as RoundReport
+from strategies.federation import State as State
 from strategies.objective import Objective
 from strategies.protocol import Payload, Round, Ticket, Upload, request
-from strategies.roster import Roster, receive
+from strategies.roster import Roster
 from strategies.wire import Arrays, Spec, encode, spec_of
 from tasks.errors import FederationError, UploadError
 from tasks.randomness import key, stream
 from tasks.settings import Settings
-
-
-class Federation(Settings):
-    """How a method meets its clients; the same for every method.
-
-    `clients_per_round` clients are drawn each round. A round ends after `deadline_s` seconds at the latest. `nonce`
-    asks for fedcross clients, which echo the request's random nonce; without it any Flower client may answer. `defence`
-    is against poisoned uploads (:mod:`strategies.defence`). `compression` (:mod:`strategies.compression`) needs
-    fedcross clients.
-    """
-
-    seed: int = Field(0, ge=0)
-    rounds: int = Field(1, ge=1, description="planned global rounds")
-    clients_per_round: int = Field(10, ge=1)
-    min_clients: int | None = Field(None, ge=1, description="wait for so many; clients_per_round if unset")
-    wait_s: float = Field(120.0, gt=0, description="seconds to wait for min_clients")
-    deadline_s: float = Field(3600.0, gt=0, description="seconds until a round ends without the missing clients")
-    run: str = Field("", description="identity of the run, bound into every message")
-    nonce: bool = False
-    defence: Defence = Defence()
-    compression: Compression = Compression()
-
-    @model_validator(mode="after")
-    def _clients_can_decode(self) -> Self:
-        if not self.compression.exact and not self.nonce:
-            raise ValueError("compression needs fedcross clients on the same configuration: set nonce=True")
-        return self
-
-
-@dataclass
-class State:
-    """All that resume needs: arrays by name, and JSON values."""
-
-    arrays: Arrays = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class RoundReport:
-    """What one global round cost and gave; the source of one line of ``metrics.jsonl``."""
-
-    round: int
-    clients: int = 0
-    dropped: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    clipped: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    exchanges: int = 0
-    train_loss: float | None = None
-    seconds_training: float = 0.0
-    seconds_aggregation: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Method(Strategy):
@@ -105,6 +54,8 @@ class Method(Strategy):
     may_change: ClassVar[frozenset[str]] = frozenset()
     #: Whether the defence makes sense: not where clients do not share one model's fate (references).
     defended: ClassVar[bool] = True
+    #: Whether any client may train any slot, so that a lost one can be handed to another client.
+    interchangeable: ClassVar[bool] = False
     #: Exchanges of messages in one global round.
     exchanges: int = 1
 
@@ -122,13 +73,15 @@ class Method(Strategy):
         self.durable: dict[int, int] | None = None
         self.spec: Spec = {}
         self.parameter_names: tuple[str, ...] = ()
-        self._tickets: dict[str, Ticket] = {}
-        #: (client, slot) -> the model it got in this exchange: views, kept while defence or compression need it.
-        self._sent: dict[tuple[int, int], Arrays] = {}
+        self._available: list[int] = []
+        #: Slot -> the model its client gets in this exchange: views, kept while defence or compression need it.
+        self._sent: dict[int, Arrays] = {}
         self._compressor = Compressor(self.federation.compression, {})
         self._messages: list[tuple[Message, Ticket]] | None = None
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
+        #: Where accepted replies are kept until the round is in a checkpoint; None for nowhere.
+        self.log: ReplyLog | None = None
         #: Told about the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
 
@@ -238,76 +191,109 @@ class Method(Strategy):
         return self._report
 
     def _draw(self, number: int, grid: Grid) -> tuple[int, ...]:
-        needed = self.federation.min_clients or self.federation.clients_per_round
-        available = self.roster.wait_for(grid, needed, self.federation.wait_s)
-        return self.sample(number, available)
+        rules, roster = self.federation, self.roster
+        needed = rules.min_clients or rules.clients_per_round
+        if self.log is not None and (before := self.log.available(number)) is not None:
+            clients = self.sample(number, before)
+            self._available = roster.wait_for(grid, needed, rules.wait_s, clients)
+            return clients
+        self._available = roster.wait_for(grid, needed, rules.wait_s)
+        if self.log is not None:
+            self.log.draw(number, self._available)
+        return self.sample(number, self._available)
 
     def _exchange(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> None:
         started = time.perf_counter()
-        outgoing = self._requests(current, config)
-        ids = list(grid.push_messages([message for message, _ in outgoing]))
-        tickets = dict(zip(ids, (ticket for _, ticket in outgoing)))
-        del outgoing
-        self._report.clients += len(tickets)
-        self._report.exchanges += bool(tickets)
-        uploads = self._collect(receive(grid, tickets, self.federation.deadline_s), tickets)
-        self._report.seconds_training += time.perf_counter() - started
-        self._finish(current, uploads, len(tickets))
+        report, log = self._report, self.log
+        payloads = self._payloads(current, config)
+        desk = self._desk(current)
+        for upload in log.accepted(current) if log is not None else ():
+            desk.take(upload)
+            self.requests[upload.client] += 1
+        over = log is not None and log.is_over(current)
+        before = [payload.nbytes for payload in payloads if over or payload.slot in desk.won]
+        report.clients += len(before)
+        report.bytes_down += sum(before)
+        if payloads and not over:
+            told = carry_out(self._plan(current, grid, payloads, config), payloads, desk)
+            report.clients += told["asked"]
+            report.spares += told["spares"]
+            report.bytes_down += told["bytes"]
+            if log is not None:
+                log.end(current)
+        report.exchanges += bool(payloads)
+        report.seconds_training += time.perf_counter() - started
+        self._finish(current, desk.uploads, len(payloads))
 
-    def _requests(self, current: Round, config: Mapping[str, Any]) -> list[tuple[Message, Ticket]]:
+    def _desk(self, current: Round) -> Desk:
+        """Return where the replies of this exchange are judged."""
+
+        def accepted(upload: Upload) -> None:
+            if self.log is not None:
+                self.log.accept(current, upload)
+
+        def decoded(upload: Upload) -> Upload:
+            return self._compressor.up(upload, self._sent.get(upload.slot, {}))
+
+        return Desk(self.federation.nonce, accepted, self._rejected, decoded)
+
+    def _rejected(self, client: int | None, error: UploadError) -> None:
+        self._report.rejected[error.reason] += 1
+        self.on_rejected(client, error)
+
+    def _plan(self, current: Round, grid: Grid, payloads: Sequence[Payload], config: Mapping[str, Any]) -> Exchange:
+        """Return how this exchange is carried out: the rules, and which spare clients there are, in a seeded order."""
+
+        def ask(payload: Payload, seconds: float) -> tuple[Message, Ticket] | None:
+            return self._request(current, self._addressed(current, payload, config), seconds)
+
+        spares: list[int] = []
+        if self.interchangeable and (self.federation.reassign or self.federation.hedge):
+            free = sorted(set(self._available) - {payload.client for payload in payloads})
+            order = stream(self.federation.seed, "spares", current.number, current.exchange).permutation(len(free))
+            spares = [free[i] for i in order]
+        return Exchange(grid, self.federation, ask, spares, self.stalest([payload.slot for payload in payloads]))
+
+    def stalest(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return `slots`, those whose model has waited longest for training first."""
+        return slots
+
+    def _payloads(self, current: Round, config: Mapping[str, Any]) -> list[Payload]:
         self._round = current
         self._sent = {}
-        outgoing = []
         self._compressor.begin_exchange()
-        payloads = self.dispatch(current)
-        for payload, received in map(self._compressor.down, payloads):
+        payloads = []
+        for payload, received in map(self._compressor.down, self.dispatch(current)):
             if self._defending or not self.federation.compression.exact:
-                self._sent[payload.client, payload.slot] = received
-            model, scales = self._compressor.expected(self.upload_model(payload), received)
-            payload.config = {
-                **config,
-                **payload.config,
-                "server-round": current.number,
-                "rounds": self.federation.rounds,
-                "state": self.accepted.get(payload.client, 0),
-                "keep": (self.accepted if self.durable is None else self.durable).get(payload.client, 0),
-                "visit": self._visit(current),
-            }
-            outgoing.append(
-                request(
-                    payload,
-                    current,
-                    self.federation.run,
-                    self.roster.node(payload.client),
-                    model,
-                    self.upload_extras(payload),
-                    self.federation.deadline_s,
-                    scales,
-                )
-            )
-            self._report.bytes_down += payload.nbytes
-            self.requests[payload.client] += 1
-        return outgoing
+                self._sent[payload.slot] = received
+            payloads.append(self._addressed(current, payload, config))
+        return payloads
+
+    def _addressed(self, current: Round, payload: Payload, config: Mapping[str, Any]) -> Payload:
+        """Return `payload` with what every request says to its client."""
+        payload.config = {
+            **config,
+            **payload.config,
+            "server-round": current.number,
+            "rounds": self.federation.rounds,
+            "state": self.accepted.get(payload.client, 0),
+            "keep": (self.accepted if self.durable is None else self.durable).get(payload.client, 0),
+            "visit": self._visit(current),
+        }
+        return payload
+
+    def _request(self, current: Round, payload: Payload, seconds: float) -> tuple[Message, Ticket] | None:
+        """Return the message for `payload` and its ticket; None if its client is not connected."""
+        if not self.roster.has(payload.client):
+            return None
+        self.requests[payload.client] += 1
+        node, run = self.roster.node(payload.client), self.federation.run
+        model, scales = self._compressor.expected(self.upload_model(payload), self._sent.get(payload.slot, {}))
+        return request(payload, current, run, node, model, self.upload_extras(payload), seconds, scales)
 
     def _visit(self, current: Round) -> int:
         """Return the number that names a client's state after this exchange; grows with every exchange."""
         return (current.number - 1) * self.exchanges + current.exchange + 1
-
-    def _collect(self, replies: Iterable[Message], tickets: Mapping[str, Ticket]) -> list[Upload]:
-        """Return the accepted uploads by slot; count the rest by reason. The first valid reply of a slot wins."""
-        accepted: dict[str, Upload] = {}
-        for reply in replies:
-            asked = reply.metadata.reply_to_message_id
-            try:
-                if asked not in tickets or asked in accepted:
-                    raise UploadError("duplicate" if asked in accepted else "unknown", "not an open request")
-                upload = check(reply, tickets[asked].expected, nonce=self.federation.nonce)
-                received = self._sent.get((upload.client, upload.slot), {})
-                accepted[asked] = self._compressor.up(upload, received)
-            except UploadError as error:
-                self._report.rejected[error.reason] += 1
-                self.on_rejected(tickets[asked].expected.client if asked in tickets else None, error)
-        return sorted(accepted.values(), key=lambda upload: upload.slot)
 
     def on_rejected(self, client: int | None, error: UploadError) -> None:
         """Log a rejected reply; the server overrides nothing here, tests and tools may."""
@@ -322,6 +308,11 @@ class Method(Strategy):
         started = time.perf_counter()
         report = self._report
         uploads = self._defend(uploads)
+        if 0 < len(uploads) < self.federation.min_replies:
+            for upload in uploads:
+                few = f"{len(uploads)} replies, federation.min_replies={self.federation.min_replies}"
+                self._rejected(upload.client, UploadError("too_few", few))
+            uploads = []
         report.dropped += asked - len(uploads)
         report.bytes_up += sum(upload.nbytes for upload in uploads)
         examples = sum(upload.num_examples for upload in uploads)
@@ -347,14 +338,12 @@ class Method(Strategy):
         if not self._defending:
             self._sent = {}
             return uploads
-        sent = [self._sent[upload.client, upload.slot] for upload in uploads]
+        sent = [self._sent[upload.slot] for upload in uploads]
         self._sent = {}
         judgement = defend(self.federation.defence, uploads, sent, self.parameter_names)
         self._report.clipped += judgement.clipped
         for upload, norm, limit in judgement.quarantined:
-            error = UploadError("quarantined", f"update norm {norm:.4g}, limit {limit:.4g}")
-            self._report.rejected[error.reason] += 1
-            self.on_rejected(upload.client, error)
+            self._rejected(upload.client, UploadError("quarantined", f"update norm {norm:.4g}, limit {limit:.4g}"))
         return judgement.uploads
 
     # ---- the whole state --------------------------------------------------------------------------------------
@@ -416,7 +405,9 @@ class Method(Strategy):
         self._report = RoundReport(number + 1)
         clients = self._draw(number + 1, grid) if exchange == 0 else self._round.clients
         current = Round(number + 1, exchange, clients, self.federation.seed)
-        self._messages = self._requests(current, dict(config))
+        asked = [self._request(current, p, self.federation.deadline_s) for p in self._payloads(current, dict(config))]
+        self._messages = [one for one in asked if one is not None]
+        self._report.bytes_down += sum(ticket.down for _, ticket in self._messages)
         return [message for message, _ in self._messages]
 
     def aggregate_train(
@@ -425,9 +416,13 @@ class Method(Strategy):
         """Validate the replies, aggregate, and return the global model with the round's metrics."""
         if self._messages is None:
             raise FederationError(f"aggregate_train({server_round}) without configure_train before it")
-        tickets = {message.metadata.message_id: ticket for message, ticket in self._messages}
-        self._messages = None
-        self._finish(self._round, self._collect(replies, tickets), len(tickets))
+        desk = self._desk(self._round)
+        for message, ticket in self._messages:
+            desk.open(message.metadata.message_id, ticket)
+        asked, self._messages = len(self._messages), None
+        for reply in replies:
+            desk.settle(reply)
+        self._finish(self._round, desk.uploads, asked)
         values = {"train-loss": self._report.train_loss} if self._report.train_loss is not None else {}
         return encode(self.global_model()), MetricRecord({**values, **self._report.metrics})
 

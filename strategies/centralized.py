@@ -32,6 +32,7 @@ class Centralized(SingleModel):
 
     #: There is one process and nobody to compare it with.
     defended = False
+    interchangeable = False
 
     Objective: ClassVar[type[Objective]] = Pooled
 

@@ -74,6 +74,8 @@ class CluSamp(SingleModel):
             return self
 
     params: Params
+    #: Who takes part is the method.
+    interchangeable = False
 
     def setup(self, arrays: Arrays) -> None:
         """Start with no client seen."""

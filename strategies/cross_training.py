@@ -119,6 +119,8 @@ class CrossTraining(SingleModel):
 
     params: Params
     Objective = CrossObjective
+    #: A model's home and hosts are part of the method.
+    interchangeable = False
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__(*args, **values)

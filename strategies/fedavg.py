@@ -19,6 +19,8 @@ class SingleModel(Method):
     Weights and batch-normalisation statistics are averaged alike. A round without uploads changes nothing.
     """
 
+    interchangeable = True
+
     def setup(self, arrays: Arrays) -> None:
         """Keep a copy of the initial model as the global one."""
         self.model: Arrays = {name: array.copy() for name, array in arrays.items()}

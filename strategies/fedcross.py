@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
@@ -123,6 +124,7 @@ class FedCross(Method):
     Params = FedCrossParams
     params: FedCrossParams
 
+    interchangeable = True
     may_change = frozenset({"clients_per_round", "method.k", "method.diagnostics_every", "method.storage"})
 
     def setup(self, arrays: Arrays) -> None:
@@ -165,6 +167,10 @@ class FedCross(Method):
             self._resize(k)
         slots = sorted(self.queue[: len(current.clients)])
         return [Payload(client, slot, self.pool.model(slot)) for slot, client in zip(slots, current.clients)]
+
+    def stalest(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return `slots`, the least recently trained first."""
+        return sorted(slots, key=self.queue.index)
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Take the uploads into their rows, choose partners, mix in place."""

@@ -7,7 +7,7 @@ learned from the nodes themselves (a ``query`` message), once per node.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -40,20 +40,25 @@ class Roster:
         """Return the node id that holds `partition`."""
         return self._online[partition]
 
-    def wait_for(self, grid: Grid, count: int, wait_s: float) -> list[int]:
-        """Refresh until `count` partitions are online or `wait_s` seconds have passed.
+    def has(self, partition: int) -> bool:
+        """Return whether `partition` was connected when last asked."""
+        return partition in self._online
+
+    def wait_for(self, grid: Grid, count: int, wait_s: float, wanted: Collection[int] = ()) -> list[int]:
+        """Refresh until `count` partitions and all `wanted` ones are online or `wait_s` seconds have passed.
 
         Raises
         ------
         FederationError
-            If fewer are online in the end; nothing waits for ever.
+            If fewer than `count` are online in the end; nothing waits for ever.
         """
         deadline = time.monotonic() + wait_s
         while True:
             partitions = self.refresh(grid)
-            if len(partitions) >= count:
+            over = time.monotonic() >= deadline
+            if len(partitions) >= count and (over or set(wanted) <= set(partitions)):
                 return partitions
-            if time.monotonic() >= deadline:
+            if over:
                 raise FederationError(
                     f"{len(partitions)} clients are connected after {wait_s:.0f} s, {count} are needed. Start more "
                     "clients, raise federation.wait_s or lower federation.min_clients."

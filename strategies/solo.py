@@ -41,6 +41,7 @@ class Solo(SingleModel):
 
     #: Every client trains its own model, so there is no common size of an update to judge by.
     defended = False
+    interchangeable = False
 
     Objective: ClassVar[type[Objective]] = Alone
 

@@ -46,6 +46,13 @@ def test_waiting_for_more_clients_than_there_are():
     assert "federation.min_clients=21" in found
 
 
+def test_rounds_that_could_only_change_nothing():
+    (found,) = faults("clients_per_round=5", "federation.min_replies=6")
+    assert "federation.min_replies=6" in found
+    (found,) = faults("federation.min_replies=4", "federation.enough_replies=3")
+    assert "federation.enough_replies=3" in found
+
+
 def test_an_unknown_setting_of_a_part():
     (found,) = faults("+method.alfa=0.9")
     assert found == "method.alfa: unknown setting. Did you mean 'alpha'?"

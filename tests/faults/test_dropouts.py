@@ -42,9 +42,9 @@ def dropping(share):
     return app
 
 
-def accuracy(folder, share):
+def accuracy(folder, share, seed):
     """Run a federation; return its final accuracy, the largest error of the pool's mean and the visits lost."""
-    ready = session(folder, *SETTINGS, app=dropping(share))
+    ready = session(folder, *SETTINGS, f"seed={seed}", app=dropping(share))
     pool, errors = ready.method.pool, []  # type: ignore[attr-defined]
     mix = pool.mix
 
@@ -61,12 +61,17 @@ def accuracy(folder, share):
 
 
 def test_a_third_of_all_visits_lost(tmp_path):
-    whole, _, none_lost = accuracy(tmp_path / "whole", 0.0)
-    dropped, error, lost = accuracy(tmp_path / "dropped", 0.3)
-    print(f"accuracy {whole:.3f} undisturbed, {dropped:.3f} with {lost:.1%} lost; error of the mean {error:.1e}")
-    assert none_lost == 0
-    assert 0.2 < lost < 0.4
-    assert error <= 1e-6
+    """The mean over seeds: the test set has 359 examples, so one run's accuracy is known to a point only."""
+    found = []
+    for seed in (1, 2, 3) if WHOLE else (1,):
+        whole, _, none_lost = accuracy(tmp_path / f"whole-{seed}", 0.0, seed)
+        dropped, error, lost = accuracy(tmp_path / f"dropped-{seed}", 0.3, seed)
+        print(f"accuracy {whole:.3f} undisturbed, {dropped:.3f} with {lost:.1%} lost; error of the mean {error:.1e}")
+        assert none_lost == 0
+        assert 0.2 < lost < 0.4
+        assert error <= 1e-6
+        found.append((whole, dropped))
+    undisturbed, disturbed = np.mean(found, axis=0)
     # 100 rounds must lose at most one point; after 30 training is not done and fewer visits mean a little less.
-    assert whole > 0.7
-    assert dropped >= whole - (0.01 if WHOLE else 0.05)
+    assert undisturbed > 0.7
+    assert disturbed >= undisturbed - (0.01 if WHOLE else 0.05)

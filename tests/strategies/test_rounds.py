@@ -84,6 +84,7 @@ def test_an_old_reply_under_an_open_request_is_a_replay(opened):
     def replaying(messages):
         ids = push(messages)
         grid.held.metadata.__dict__["_reply_to_message_id"] = ids[0]
+        grid.held.metadata.__dict__["_src_node_id"] = next(iter(messages)).metadata.dst_node_id
         grid.late = [grid.held]
         return ids
 

@@ -1,0 +1,96 @@
+"""What the base of all methods works with: the rules of the federation, its record of a round, its state on disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from strategies.arrays import Arrays
+from strategies.compression import Compression
+from strategies.defence import Defence
+from strategies.protocol import Round, Upload
+from tasks.settings import Settings
+
+
+class Federation(Settings):
+    """How a method meets its clients; the same for every method.
+
+    `clients_per_round` clients are drawn each round. A round ends after `deadline_s` seconds at the latest
+    (:mod:`strategies.desk`). `nonce` asks for fedcross clients, which echo the request's random nonce; without it any
+    Flower client may answer. `defence` is against poisoned uploads (:mod:`strategies.defence`). `compression`
+    (:mod:`strategies.compression`) needs fedcross clients.
+    """
+
+    seed: int = Field(0, ge=0)
+    rounds: int = Field(1, ge=1, description="planned global rounds")
+    clients_per_round: int = Field(10, ge=1)
+    min_clients: int | None = Field(None, ge=1, description="wait for so many; clients_per_round if unset")
+    wait_s: float = Field(120.0, gt=0, description="seconds to wait for min_clients")
+    deadline_s: float = Field(3600.0, gt=0, description="seconds until a round ends without the missing clients")
+    min_replies: int = Field(1, ge=1, description="with fewer accepted replies an exchange changes nothing")
+    enough_replies: int | None = Field(None, ge=1, description="end an exchange with so many; all of them if unset")
+    reassign: int = Field(0, ge=0, description="times a slot whose client failed goes to a spare client")
+    hedge: int = Field(0, ge=0, description="slots, the stalest ones, that a spare client is asked for too")
+    run: str = Field("", description="identity of the run, bound into every message")
+    nonce: bool = False
+    defence: Defence = Defence()
+    compression: Compression = Compression()
+
+    @model_validator(mode="after")
+    def _clients_can_decode(self) -> Self:
+        if not self.compression.exact and not self.nonce:
+            raise ValueError("compression needs fedcross clients on the same configuration: set nonce=True")
+        return self
+
+
+@dataclass
+class State:
+    """All that resume needs: arrays by name, and JSON values."""
+
+    arrays: Arrays = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RoundReport:
+    """What one global round cost and gave; the source of one line of ``metrics.jsonl``."""
+
+    round: int
+    clients: int = 0
+    dropped: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    clipped: int = 0
+    spares: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    exchanges: int = 0
+    train_loss: float | None = None
+    seconds_training: float = 0.0
+    seconds_aggregation: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class ReplyLog(Protocol):
+    """Keeps what the rounds since the last checkpoint have accepted (:mod:`server.replies`)."""
+
+    def available(self, number: int) -> list[int] | None:
+        """Return the partitions that round `number` was drawn from before the server died, None if it was not."""
+
+    def draw(self, number: int, available: Sequence[int]) -> None:
+        """Keep what round `number` is drawn from."""
+
+    def accepted(self, current: Round) -> list[Upload]:
+        """Return what was accepted in this exchange before the server died."""
+
+    def accept(self, current: Round, upload: Upload) -> None:
+        """Keep `upload`; when it returns, it is on disk."""
+
+    def is_over(self, current: Round) -> bool:
+        """Return whether the exchange had ended before the server died: who is missing is lost."""
+
+    def end(self, current: Round) -> None:
+        """Keep that the exchange has ended."""
