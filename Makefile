@@ -9,7 +9,7 @@ READY := .venv/.ready
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: demo test unit reliability check bench clean lock
+.PHONY: demo test unit reliability compose check bench clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,10 @@ unit: $(READY)
 # Every fault test at its full size (docs/reliability.md).
 reliability: $(READY)
 	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest tests/faults tests/strategies/test_rounds.py tests/strategies/test_defence.py
+
+# The compose federation for real; needs a container engine, and BASE_IMAGE where python:3.11-slim cannot be fetched.
+compose: $(READY)
+	$(BIN)/python -m pytest -s -m compose tests/e2e/test_compose.py
 
 check: $(READY)
 	$(BIN)/ruff check .

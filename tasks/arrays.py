@@ -3,8 +3,8 @@
 ``x`` is one of: uint8 images ``(n, height, width)`` or ``(n, channels, height, width)``; float images or feature
 vectors of the same shapes or ``(n, features)``; token ids ``(n, length)`` of integers with `vocabulary` set. ``y``
 holds integers from 0. ``users`` names the owner of each row of ``x``. Without ``x_test``, `test_fraction` of every
-class is held out. A file with ``x_test`` and ``y_test`` alone is for a machine that only evaluates: the server of a real
-federation.
+class is held out. A file with ``x_test`` and ``y_test`` alone is for a machine that only evaluates: the server of a
+real federation.
 """
 
 from __future__ import annotations

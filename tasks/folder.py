@@ -1,8 +1,9 @@
 """Your own pictures: one folder per class, for example on an edge device.
 
 Layout: ``root/train/CLASS/*`` and ``root/test/CLASS/*``, or only ``root/CLASS/*``, of which `test_fraction` is held
-out; ``root/test`` alone is for a machine that only evaluates, the server of a real federation. Labels are the positions in `classes`, else in the sorted folder names: give `classes` wherever a device may
-lack a class, so that all devices number them alike.
+out; ``root/test`` alone is for a machine that only evaluates, the server of a real federation. Labels are the positions
+in `classes`, else in the sorted folder names: give `classes` wherever a device may lack a class, so that all devices
+number them alike.
 """
 
 from __future__ import annotations

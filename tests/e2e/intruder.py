@@ -1,0 +1,173 @@
+"""What somebody on a client's network may try. Most functions return Python code for a client's container."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy import certificates
+
+if TYPE_CHECKING:
+    from tests.e2e.containers import Federation
+
+
+def superlink_paths() -> list[str]:
+    """Return every path that Flower's SuperLink serves, from its own description."""
+    code = (
+        "from flwr.superlink.main import create_app\n"
+        "print(*create_app().openapi()['paths'], '/docs', '/openapi.json', '/', sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return sorted(line for line in done.stdout.splitlines() if line.startswith("/"))
+
+
+def asks(address: str, paths: Sequence[str], authority: str) -> str:
+    """Code that POSTs (and GETs, where that is not refused less) each path and prints the statuses as JSON."""
+    return f"""
+import http.client, json, ssl
+context = ssl.create_default_context(cafile={authority!r})
+def status(method, path):
+    connection = http.client.HTTPSConnection({address!r}, context=context, timeout=20)
+    connection.request(method, path, body=b"" if method == "POST" else None,
+                       headers={{"content-type": "application/x-protobuf"}} if method == "POST" else {{}})
+    return connection.getresponse().status
+found = {{}}
+for path in {list(paths)!r}:
+    post = status("POST", path)
+    if post == 403:
+        assert status("GET", path) == 403, path
+        for trick in ("/v1/fleet/.." + path.removeprefix("/v1"), "/v1/fleet/%2e%2e" + path, "/" + path, path + "/"):
+            assert status("POST", trick) == 403, trick
+    else:
+        assert status("GET", path) == 405, path
+    found[path] = post
+print(json.dumps(found))
+"""
+
+
+def connects(hosts: Sequence[str], port: int) -> str:
+    """Code that tries to reach hosts that must not be reachable."""
+    return f"""
+import socket
+def reached(host):
+    try:
+        socket.create_connection((host, {port}), timeout=4).close()
+    except OSError:
+        return "refused"
+    return "REACHED"
+print(*map(reached, {list(hosts)!r}))
+"""
+
+
+def wrong_authority(address: str, certificate: str) -> str:
+    """Code that trusts another authority and prints what TLS says of the gateway."""
+    return f"""
+import ssl, urllib.request
+try:
+    urllib.request.urlopen("https://{address}/", context=ssl.create_default_context(cadata={certificate!r}), timeout=10)
+except OSError as error:
+    print(error)
+"""
+
+
+def plaintext(address: str) -> str:
+    """Code that speaks HTTP without TLS."""
+    host, port = address.split(":")
+    return f"""
+import socket
+link = socket.create_connection(({host!r}, {port}), timeout=10)
+link.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 0\\r\\n\\r\\n")
+try:
+    answer = link.recv(100)
+except ConnectionResetError:
+    answer = b""
+print("ANSWERED" if answer.startswith(b"HTTP") else "no answer to plain HTTP")
+"""
+
+
+def expired(folder: Path) -> str:
+    """Return what a device says to a server whose certificate, signed by the right authority, has run out."""
+    authority = certificates.make_authority(folder / "ca")
+    early = datetime.now(UTC) - timedelta(days=2)
+    pair = certificates.make_server(authority, folder / "server", [], days=1, now=early)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(pair.public, pair.private)
+    near, far = socket.socketpair()
+
+    def serve() -> None:
+        with contextlib.suppress(ssl.SSLError, OSError), server.wrap_socket(far, server_side=True):
+            pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with near:
+            ssl.create_default_context(cafile=str(authority.public)).wrap_socket(near, server_hostname="localhost")
+    except ssl.SSLError as error:
+        return str(error)
+    finally:
+        thread.join()
+    return "accepted"
+
+
+def unregistered(address: str, authority: str) -> str:
+    """Code that starts a SuperNode with a key of its own that nobody registered, and prints what it says."""
+    return f"""
+import subprocess, tempfile
+folder = tempfile.mkdtemp()
+subprocess.run(["fedcross-deploy", "node", folder, "stranger"], check=True, capture_output=True)
+done = subprocess.run(
+    ["flower-supernode", "--superlink", {address!r}, "--root-certificates", {authority!r}, "--port", "9999",
+     "--auth-supernode-private-key", folder + "/stranger-node.key"], capture_output=True, text=True, timeout=120)
+assert done.returncode != 0
+print(done.stdout + done.stderr)
+"""
+
+
+def large_body(address: str, authority: str, size: int, how: str) -> str:
+    """Code that sends a body of `size` bytes without credentials and prints the status.
+
+    `how` is ``announced`` (its length in the header) or ``chunked``.
+    """
+    host, port = address.split(":")
+    head = f"content-length: {size}" if how == "announced" else "transfer-encoding: chunked"
+    piece = "b'x' * 2**20" if how == "announced" else "b'100000\\r\\n' + b'x' * 2**20 + b'\\r\\n'"
+    return f"""
+import socket, ssl
+context = ssl.create_default_context(cafile={authority!r})
+link = context.wrap_socket(socket.create_connection(({host!r}, {port}), timeout=30), server_hostname={host!r})
+link.sendall(b"POST /v1/fleet/push-object HTTP/1.1\\r\\nhost: x\\r\\n{head}\\r\\n\\r\\n")
+piece = {piece}
+sent = 0
+try:
+    while sent < {size}:
+        link.sendall(piece)
+        sent += 2**20
+except OSError:
+    pass
+answer = b""
+try:
+    answer = link.recv(4096)
+except OSError:
+    pass
+print(answer.split(b" ")[1].decode() if answer.startswith(b"HTTP") else "cut")
+"""
+
+
+def peak_rss(federation: Federation) -> int:
+    """Return the largest memory in bytes that the SuperLink's process ever had."""
+    code = (
+        "import re, pathlib\n"
+        "for entry in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    if b'flower-superlink' in (entry / 'cmdline').read_bytes() and int(entry.name) != 1:\n"
+        "        print(re.search(r'VmHWM:\\s*(\\d+)', (entry / 'status').read_text())[1])\n"
+    )
+    return max(int(line) for line in federation.python("superlink", code).split()) * 1024
