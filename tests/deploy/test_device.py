@@ -11,7 +11,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from deploy import certificates, cli, nodes
+from deploy import certificates, cli, commands, nodes
 from deploy.device import Device, new_client, rotate_key
 from tasks.errors import ConfigError, FederationError, StorageError
 
@@ -161,5 +161,5 @@ def test_keys_that_must_not_or_cannot_be_registered(bundle: Path) -> None:
 def test_a_key_from_standard_input(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = (bundle / "keys" / "porch-node.pub").read_bytes()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-    [(name, key)] = cli._public_keys(["-"])
+    [(name, key)] = commands.public_keys(["-"])
     assert (name, key) == ("-", nodes.read_public_key(content, "x"))
