@@ -19,6 +19,7 @@ from engines.flower import free_ports
 
 ROOT = Path(deploy.__file__).resolve().parent.parent
 CLIENTS = ("client-1", "client-2", "client-3")
+IMAGE = "fedcross-e2e"
 
 
 def compose_command() -> list[str]:
@@ -43,7 +44,15 @@ class Federation:
         self.name = f"fedcross-{secrets.token_hex(4)}"
         (self.port,) = free_ports(1)
         base = {"BASE_IMAGE": os.environ["BASE_IMAGE"]} if "BASE_IMAGE" in os.environ else {}
-        own = {"FEDCROSS_IMAGE": "fedcross-e2e", "FEDCROSS_PORT": str(self.port), "COMPOSE_PROFILES": "cpu"}
+        # Where containers of other networks find this machine: the engine's own bridge.
+        self.address = docker("network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}").stdout.strip()
+        own = {
+            "FEDCROSS_IMAGE": IMAGE,
+            "FEDCROSS_BIND": self.address,
+            "FEDCROSS_PORT": str(self.port),
+            "FEDCROSS_NAMES": self.address,
+            "COMPOSE_PROFILES": "cpu",
+        }
         # Without BuildKit 1.29 and the engine agree on how to build.
         self.environment = {**os.environ, "DOCKER_BUILDKIT": "0", **base, **own, **settings}
         self._compose = compose_command()
@@ -63,15 +72,27 @@ class Federation:
             Path(folder, f"{self.name}.log").write_text(log, encoding="utf-8")
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
 
-    def compose(self, *arguments: str, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run one compose command with the federation's settings."""
+    def compose(self, *arguments: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run one compose command with the federation's settings; errors are part of its output."""
         done = subprocess.run(
             [*self._compose, "--project-name", self.name, *arguments],
-            cwd=self.folder, env={**self.environment, **more}, text=True, stdin=subprocess.DEVNULL,
+            cwd=self.folder, env=self.environment, text=True, input=stdin,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         assert done.returncode == 0 or not check, f"{' '.join(arguments)}\n{done.stdout[-6000:]}"
         return done
+
+    def admin(self, *arguments: str, check: bool = True, stdin: str = "") -> str:
+        """Run ``fedcross-deploy`` at the server and return what it says."""
+        command = ["run", "--rm", "-T", "--no-deps", "admin", *arguments]
+        return self.compose(*command, check=check, stdin=stdin).stdout
+
+    def wait_for_nodes(self, count: int, seconds: float = 180) -> None:
+        """Wait until so many devices are online."""
+        deadline = time.monotonic() + seconds
+        while (listed := self.admin("nodes")).count("online") != count:
+            assert time.monotonic() < deadline, listed
+            time.sleep(2)
 
     def container(self, service: str) -> str:
         """Return the id of the service's container."""
@@ -123,6 +144,34 @@ class Federation:
             cwd=self.folder, env=self.environment, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+
+
+class Bundle:
+    """A device's bundle, started as its page says, as a context manager that takes it down."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.folder = folder
+        owner = 10001 if os.getuid() == 0 else os.getuid()  # root's files would need a container of root's
+        if owner != os.getuid():
+            for path in [folder, *folder.rglob("*")]:
+                os.chown(path, owner, owner)
+        settings = {"DEVICE_USER": f"{owner}:{owner}", "FEDCROSS_IMAGE": IMAGE, "DEVICE_DATA": str(data)}
+        self._environment = {**os.environ, **settings}
+        self._command = [*compose_command(), "--project-name", f"device-{secrets.token_hex(4)}"]
+
+    def __enter__(self) -> Self:
+        self._run("up", "-d")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._run("down", "--volumes", "--timeout", "5")
+
+    def _run(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [*self._command, *arguments], cwd=self.folder, env=self._environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
 
 
 def docker(*arguments: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
