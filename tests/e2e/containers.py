@@ -166,12 +166,17 @@ class Bundle:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._run("down", "--volumes", "--timeout", "5")
 
-    def _run(self, *arguments: str) -> None:
+    def log(self) -> str:
+        """Return what the device has said."""
+        return self._run("logs", "--no-color")
+
+    def _run(self, *arguments: str) -> str:
         done = subprocess.run(
             [*self._command, *arguments], cwd=self.folder, env=self._environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
+        return done.stdout
 
 
 def docker(*arguments: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deploy import certificates
@@ -162,24 +164,34 @@ def test_a_revoked_device_is_out_and_a_registered_one_is_in(federation: Federati
     assert "refuses" in federation.admin("register", key, check=False)
 
 
-def test_a_fourth_device_from_its_bundle_takes_part(federation: Federation, data: Path, tmp_path: Path) -> None:
-    """Through the published port, as a device elsewhere would; its data are client-1's."""
+def test_a_fourth_device_from_its_bundle_takes_part_and_says_what_is_wrong_with_its_data(
+    federation: Federation, data: Path, tmp_path: Path
+) -> None:
+    """Through the published port, as a device elsewhere would."""
     authority = tmp_path / "ca.crt"
-    printed = federation.compose(
-        "run", "--rm", "-T", "--no-deps", "--entrypoint", "cat", "admin", "/keys/public/ca.crt"
-    )
-    authority.write_text(printed.stdout[printed.stdout.index("-----BEGIN") :])
-    device = Device("porch", f"{federation.address}:{federation.port}", 3, 4)
-    bundle = new_client(device, authority, tmp_path / "devices")
+    authority.write_text(federation.python("superlink", "print(open('/keys/server/ca.crt').read())"))
+    bundle = new_client(Device("porch", f"{federation.address}:{federation.port}", 3, 4), authority, tmp_path)
     public = (bundle / "keys" / "porch-node.pub").read_text()
+    own = tmp_path / "own"
+    shutil.copytree(data / "client-3", own)
     assert "-: node " in federation.admin("register", "-", stdin=public)
-    with containers.Bundle(bundle, data / "client-1"):
-        federation.wait_for_nodes(3)
-        overrides = [*TASK, *METHOD, "partition=local", "rounds=2", "seed=6"]
-        run = federation.submit(" ".join(overrides), "fourth")
+    before = federation.admin("nodes").count("online")
+    overrides = " ".join([*TASK, *METHOD, "partition=local", "rounds=2", "seed=6", f"clients_per_round={before + 1}"])
+    with containers.Bundle(bundle, own) as device:
+        federation.wait_for_nodes(before + 1)
+        run = federation.submit(overrides, "fourth")
         output = run.communicate(timeout=900)[0]
-    assert run.returncode == 0, output
-    assert [line["clients"] for line in lines(federation.folder / "outputs" / "fourth")] == [3, 3]
+        assert run.returncode == 0, output
+        assert [line["dropped"] for line in lines(federation.folder / "outputs" / "fourth")] == [0, 0]
+
+        np.savez(own / "data.npz", x=np.zeros((4, 28, 30), np.uint8), y=np.arange(4))
+        run = federation.submit(overrides, "refused")
+        output = run.communicate(timeout=900)[0]
+        assert run.returncode == 0, output
+        assert [line["dropped"] for line in lines(federation.folder / "outputs" / "refused")] == [1, 1]
+        said = "/data/data.npz: inputs of shape (1, 28, 30), this federation's are (1, 28, 28) (task.shape)"
+        assert f"client_error: code 2: <class 'tasks.errors.DataError'>:<'{said}" in output
+        assert said in device.log()
 
 
 def test_a_client_that_is_killed_is_missed_once_and_takes_part_again(federation: Federation) -> None:
