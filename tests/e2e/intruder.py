@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -67,17 +63,6 @@ print(*map(reached, {list(hosts)!r}))
 """
 
 
-def wrong_authority(address: str, certificate: str) -> str:
-    """Code that trusts another authority and prints what TLS says of the gateway."""
-    return f"""
-import ssl, urllib.request
-try:
-    urllib.request.urlopen("https://{address}/", context=ssl.create_default_context(cadata={certificate!r}), timeout=10)
-except OSError as error:
-    print(error)
-"""
-
-
 def plaintext(address: str) -> str:
     """Code that speaks HTTP without TLS."""
     host, port = address.split(":")
@@ -93,43 +78,50 @@ print("ANSWERED" if answer.startswith(b"HTTP") else "no answer to plain HTTP")
 """
 
 
-def expired(folder: Path) -> str:
-    """Return what a device says to a server whose certificate, signed by the right authority, has run out."""
-    authority = certificates.make_authority(folder / "ca")
-    early = datetime.now(UTC) - timedelta(days=2)
-    pair = certificates.make_server(authority, folder / "server", [], days=1, now=early)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(pair.public, pair.private)
-    near, far = socket.socketpair()
+def supernode(address: str, authority: str, server: str = "") -> str:
+    """Code that starts a SuperNode with a key that nobody registered, and prints what it says as it gives up.
 
-    def serve() -> None:
-        with contextlib.suppress(ssl.SSLError, OSError), server.wrap_socket(far, server_side=True):
-            pass
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with near:
-            ssl.create_default_context(cafile=str(authority.public)).wrap_socket(near, server_hostname="localhost")
-    except ssl.SSLError as error:
-        return str(error)
-    finally:
-        thread.join()
-    return "accepted"
-
-
-def unregistered(address: str, authority: str) -> str:
-    """Code that starts a SuperNode with a key of its own that nobody registered, and prints what it says."""
+    Parameters
+    ----------
+    address : str
+        Whom it calls.
+    authority : str
+        The certificate that it trusts, PEM.
+    server : str
+        Certificate and key, PEM, of a server that listens on `address` in the same container; none if empty.
+    """
     return f"""
-import subprocess, tempfile
-folder = tempfile.mkdtemp()
-subprocess.run(["fedcross-deploy", "node", folder, "stranger"], check=True, capture_output=True)
+import pathlib, socket, ssl, subprocess, tempfile, threading
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "ca.crt").write_text({authority!r})
+def serve(listener, context):
+    while True:
+        try:
+            context.wrap_socket(listener.accept()[0], server_side=True).close()
+        except OSError:
+            pass
+if {server!r}:
+    (folder / "server.pem").write_text({server!r})
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    listener = socket.create_server(("127.0.0.1", {address.rsplit(":", 1)[1]}))
+    threading.Thread(target=serve, args=(listener, context), daemon=True).start()
+subprocess.run(["fedcross-deploy", "node", folder / "keys", "stranger"], check=True, capture_output=True)
 done = subprocess.run(
-    ["flower-supernode", "--superlink", {address!r}, "--root-certificates", {authority!r}, "--port", "9999",
-     "--auth-supernode-private-key", folder + "/stranger-node.key"], capture_output=True, text=True, timeout=120)
+    ["flower-supernode", "--superlink", {address!r}, "--root-certificates", folder / "ca.crt", "--port", "9999",
+     "--auth-supernode-private-key", folder / "keys" / "stranger-node.key"],
+    capture_output=True, text=True, timeout=180)
 assert done.returncode != 0
 print(done.stdout + done.stderr)
 """
+
+
+def expired(folder: Path) -> tuple[str, str]:
+    """Return an authority's certificate and, signed by it, a server's that has run out, with its key (PEM)."""
+    authority = certificates.make_authority(folder)
+    early = datetime.now(UTC) - timedelta(days=2)
+    pair = certificates.make_server(authority, folder, [], days=1, now=early)
+    return authority.public.read_text(), pair.public.read_text() + pair.private.read_text()
 
 
 def large_body(address: str, authority: str, size: int, how: str) -> str:

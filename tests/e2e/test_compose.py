@@ -128,18 +128,24 @@ def test_the_superlink_itself_cannot_be_reached_from_a_clients_network(federatio
     assert federation.python("client-1", intruder.connects(["192.0.2.1", "1.1.1.1"], 443)) == "refused refused\n"
 
 
-def test_wrong_ca_plaintext_and_expired_certificates_are_refused(federation: Federation, tmp_path: Path) -> None:
+def test_strangers_are_refused_and_a_device_refuses_a_wrong_server(federation: Federation, tmp_path: Path) -> None:
+    ours = federation.python("client-1", f"print(open({CA!r}).read())")
     other = certificates.make_authority(tmp_path / "other").public.read_text()
-    said = federation.python("client-1", intruder.wrong_authority("gateway:8443", other))
-    assert "CERTIFICATE_VERIFY_FAILED" in said
-    assert federation.python("client-1", intruder.plaintext("gateway:8443")) == "no answer to plain HTTP\n"
-    assert "certificate has expired" in intruder.expired(tmp_path)
-
-
-def test_an_unregistered_key_is_refused(federation: Federation) -> None:
-    said = federation.python("client-1", intruder.unregistered("gateway:8443", CA))
-    assert "Failed to initialize the connection" in said
-    assert "activat" in said
+    attempts = {
+        "unregistered key": intruder.supernode("gateway:8443", ours),
+        "wrong CA": intruder.supernode("gateway:8443", other),
+        "expired": intruder.supernode("127.0.0.1:7443", *intruder.expired(tmp_path / "expired")),
+        "plaintext": intruder.plaintext("gateway:8443"),
+    }
+    said = {kind: federation.python("client-1", code) for kind, code in attempts.items()}
+    for kind, text in said.items():
+        print(f"{kind}: {text.strip()[-400:]}")
+    assert (
+        "No SuperNode found with the given public key" in said["unregistered key"] or "401" in said["unregistered key"]
+    )
+    assert "self-signed certificate" in said["wrong CA"] or "CERTIFICATE_VERIFY_FAILED" in said["wrong CA"]
+    assert "certificate has expired" in said["expired"]
+    assert said["plaintext"] == "no answer to plain HTTP\n"
 
 
 def test_a_body_of_600_mib_is_refused_and_costs_the_superlink_nothing(federation: Federation) -> None:
