@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -118,32 +119,54 @@ class Federation:
             time.sleep(1)
         return int(state["ExitCode"]), self.compose("logs", "--no-color", "run").stdout
 
-    def wait_for_round(self, folder: Path, number: int, run: subprocess.Popen[str], seconds: float = 600) -> None:
-        """Wait until the run that writes into `folder` has finished round `number`."""
-        ledger, deadline = folder / "metrics.jsonl", time.monotonic() + seconds
-        while not ledger.exists() or len(ledger.read_text().splitlines()) < number:
-            assert run.poll() in (None, 0), run.stdout and run.stdout.read()
-            assert time.monotonic() < deadline, f"no round {number} within {seconds:.0f} s"
-            time.sleep(0.1)
+    def process(self, service: str) -> int:
+        """Return the number that the first process of the service's container has on this machine."""
+        return int(self.inspect(service)["State"]["Pid"])
 
-    def interface_bytes(self, service: str) -> int:
-        """Return the bytes that the container has received and sent on all its network interfaces but loopback."""
-        code = (
-            "lines = open('/proc/net/dev').read().splitlines()[2:]\n"
-            "rows = [line.replace(':', ' ').split() for line in lines]\n"
-            "print(sum(int(row[1]) + int(row[9]) for row in rows if row[0] != 'lo'))"
-        )
-        return int(self.python(service, code))
-
-    def submit(self, overrides: str, output: str) -> subprocess.Popen[str]:
+    def submit(self, overrides: str, output: str) -> Submitted:
         """Start one more run that writes into ``outputs/OUTPUT``; the caller waits for it."""
         command = [*self._compose, "--project-name", self.name, "run", "--rm", "-T", "--no-deps", "run"]
         ours = "fedcross engine=remote engine.address=superlink:8000 engine.authority=/keys/public/ca.crt"
-        return subprocess.Popen(
-            [*command, *ours.split(), *overrides.split(), f"output=/outputs/{output}"],
-            cwd=self.folder, env=self.environment, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        log = self.folder / f"{output}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*command, *ours.split(), *overrides.split(), f"output=/outputs/{output}"],
+                cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        return Submitted(process, log, self.folder / "outputs" / output)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run on its way: its process, its log, its folder."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    folder: Path
+
+    def wait_for_round(self, number: int, seconds: float = 900) -> None:
+        """Wait until round `number` has been written."""
+        deadline = time.monotonic() + seconds
+        while len(self.lines()) < number:
+            assert self.process.poll() in (None, 0), self.log.read_text()
+            assert time.monotonic() < deadline, f"no round {number} within {seconds:.0f} s\n{self.log.read_text()}"
+            time.sleep(0.1)
+
+    def finish(self, seconds: float = 900) -> str:
+        """Wait for the end, which must be a good one, and return the log."""
+        try:
+            code = self.process.wait(seconds)
+        finally:
+            self.process.kill()
+            self.process.wait()
+        text = self.log.read_text()
+        assert code == 0, text
+        return text
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return ``metrics.jsonl`` as far as it goes."""
+        ledger = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
 
 
 class Bundle:
@@ -177,6 +200,16 @@ class Bundle:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
         return done.stdout
+
+
+def interface_bytes(process: int) -> int:
+    """Return the bytes that a container has received and sent on all its interfaces but loopback.
+
+    From outside and at once: to start something in the container would take as long as a round's messages do.
+    """
+    lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()[2:]
+    rows = [line.replace(":", " ").split() for line in lines]
+    return sum(int(row[1]) + int(row[9]) for row in rows if row[0] != "lo")
 
 
 def docker(*arguments: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:

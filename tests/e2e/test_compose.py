@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,15 +71,15 @@ def test_five_rounds_on_three_devices_give_the_local_model(
 
 def test_a_round_costs_two_models_per_client_on_the_wire(federation: Federation) -> None:
     """Everything that passes the clients' network interfaces, TCP and polling included, over rounds 3 to 8."""
-    folder = federation.folder / "outputs" / "wire"
     overrides = " ".join([*TASK, *METHOD, "partition=local", "rounds=8", "seed=5", "train.examples=50"])
+    processes = [federation.process(name) for name in CLIENTS]
     run = federation.submit(overrides, "wire")
-    federation.wait_for_round(folder, 2, run)
-    before = sum(federation.interface_bytes(name) for name in CLIENTS)
-    federation.wait_for_round(folder, 8, run)
-    measured = (sum(federation.interface_bytes(name) for name in CLIENTS) - before) / 6
-    assert run.wait(timeout=120) == 0
-    models = sum(int(str(line["bytes_down"])) + int(str(line["bytes_up"])) for line in lines(folder)[2:]) / 6
+    run.wait_for_round(2)
+    before = sum(map(containers.interface_bytes, processes))
+    run.wait_for_round(8)
+    measured = (sum(map(containers.interface_bytes, processes)) - before) / 6
+    run.finish()
+    models = sum(line["bytes_down"] + line["bytes_up"] for line in run.lines()[2:]) / 6
     print(f"on the wire per round: {measured:.0f} bytes, {measured / models:.3f} x 2K models of {models / 6:.0f} bytes")
     assert measured <= 1.05 * models
 
@@ -186,38 +185,30 @@ def test_a_fourth_device_from_its_bundle_takes_part_and_says_what_is_wrong_with_
     with containers.Bundle(bundle, own) as device:
         federation.wait_for_nodes(before + 1)
         run = federation.submit(overrides, "fourth")
-        output = run.communicate(timeout=900)[0]
-        assert run.returncode == 0, output
-        assert [line["dropped"] for line in lines(federation.folder / "outputs" / "fourth")] == [0, 0]
+        run.finish()
+        assert [line["dropped"] for line in run.lines()] == [0, 0]
 
         np.savez(own / "data.npz", x=np.zeros((4, 28, 30), np.uint8), y=np.arange(4))
         run = federation.submit(overrides, "refused")
-        output = run.communicate(timeout=900)[0]
-        assert run.returncode == 0, output
-        assert [line["dropped"] for line in lines(federation.folder / "outputs" / "refused")] == [1, 1]
+        output = run.finish()
+        assert [line["dropped"] for line in run.lines()] == [1, 1]
         said = "/data/data.npz: inputs of shape (1, 28, 30), this federation's are (1, 28, 28) (task.shape)"
         assert f"client_error: code 2: <class 'tasks.errors.DataError'>:<'{said}" in output
         assert said in device.log()
 
 
 def test_a_client_that_is_killed_is_missed_once_and_takes_part_again(federation: Federation) -> None:
-    """Runs last: two devices are left, one of them is killed with ``kill -9`` in a round."""
-    folder = federation.folder / "outputs" / "second"
+    """Runs last: two devices are left, one of them is killed with ``kill -9`` in a round and starts again by itself."""
     overrides = [*TASK, *METHOD, "clients_per_round=2", "partition=local", "rounds=10", "seed=4"]
     run = federation.submit(" ".join(overrides), "second")
-    federation.wait_for_round(folder, 2, run)
-    started = federation.inspect("client-2")["State"]["StartedAt"]
-    os.kill(federation.inspect("client-2")["State"]["Pid"], signal.SIGKILL)
-    try:
-        output = run.communicate(timeout=900)[0]
-    except subprocess.TimeoutExpired:
-        run.kill()
-        raise
-    assert run.returncode == 0, output
-    clients = [int(str(line["clients"])) for line in lines(folder)]
-    lost = [int(str(line["dropped"])) for line in lines(folder)]
+    run.wait_for_round(2)
+    before = federation.process("client-2")
+    os.kill(before, signal.SIGKILL)
+    run.finish()
+    clients = [line["clients"] for line in run.lines()]
+    lost = [line["dropped"] for line in run.lines()]
     print(f"clients asked {clients}, lost {lost}")
     assert len(lost) == 10
     assert sum(lost) >= 1
     assert (clients[-1], lost[-1]) == (2, 0)
-    assert federation.inspect("client-2")["State"]["StartedAt"] != started
+    assert federation.process("client-2") not in (0, before)
