@@ -96,8 +96,10 @@ class Federation:
             time.sleep(2)
 
     def container(self, service: str) -> str:
-        """Return the id of the service's container."""
-        return self.compose("ps", "-q", service).stdout.split()[-1]
+        """Return the id of the service's container, running or not."""
+        labels = {"project": self.name, "service": service, "oneoff": "False"}
+        filters = [f"--filter=label=com.docker.compose.{key}={value}" for key, value in labels.items()]
+        return docker("ps", "--all", "--quiet", "--no-trunc", *filters).stdout.split()[0]
 
     def inspect(self, service: str) -> dict[str, Any]:
         """Return what the engine knows of the service's container."""
