@@ -33,7 +33,7 @@ context = ssl.create_default_context(cafile={authority!r})
 def status(method, path):
     connection = http.client.HTTPSConnection({address!r}, context=context, timeout=20)
     connection.request(method, path, body=b"" if method == "POST" else None,
-                       headers={{"content-type": "application/x-protobuf"}} if method == "POST" else {{}})
+                       headers={{"content-type": "application/protobuf"}} if method == "POST" else {{}})
     return connection.getresponse().status
 found = {{}}
 for path in {list(paths)!r}:
