@@ -2,6 +2,7 @@
 # make test    everything that CI runs
 # make check   style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
+# make compose the compose federation for real: image, three clients, attacks (needs a container engine)
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,7 +14,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 .boot/bin/uv:
 	$(PYTHON) -m venv .boot
