@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import secrets
@@ -45,8 +46,9 @@ class Federation:
         self.name = f"fedcross-{secrets.token_hex(4)}"
         (self.port,) = free_ports(1)
         base = {"BASE_IMAGE": os.environ["BASE_IMAGE"]} if "BASE_IMAGE" in os.environ else {}
-        # Where containers of other networks find this machine: the engine's own bridge.
-        self.address = docker("network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}").stdout.strip()
+        # Where containers of other networks find this machine: its own address on the engine's bridge.
+        subnet = docker("network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Subnet}}").stdout.strip()
+        self.address = str(ipaddress.ip_network(subnet)[1])
         own = {
             "FEDCROSS_IMAGE": IMAGE,
             "FEDCROSS_BIND": self.address,

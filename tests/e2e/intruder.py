@@ -159,11 +159,12 @@ print(answer.split(b" ")[1].decode() if answer.startswith(b"HTTP") else "cut")
 
 
 def peak_rss(federation: Federation) -> int:
-    """Return the largest memory in bytes that the SuperLink's process ever had."""
+    """Return the most memory in bytes that the SuperLink's process held since the last call, and begin anew."""
     code = (
         "import re, pathlib\n"
         "for entry in pathlib.Path('/proc').glob('[0-9]*'):\n"
         "    if b'flower-superlink' in (entry / 'cmdline').read_bytes() and int(entry.name) != 1:\n"
         "        print(re.search(r'VmHWM:\\s*(\\d+)', (entry / 'status').read_text())[1])\n"
+        "        (entry / 'clear_refs').write_text('5')\n"
     )
     return max(int(line) for line in federation.python("superlink", code).split()) * 1024
