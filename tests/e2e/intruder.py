@@ -158,6 +158,25 @@ print(answer.split(b" ")[1].decode() if answer.startswith(b"HTTP") else "cut")
 """
 
 
+def flood(address: str, authority: str, count: int) -> str:
+    """Code that sends `count` requests as fast as it can over one connection and prints how many got which status."""
+    host, port = address.split(":")
+    return f"""
+import collections, json, socket, ssl, threading
+context = ssl.create_default_context(cafile={authority!r})
+link = context.wrap_socket(socket.create_connection(({host!r}, {port}), timeout=30), server_hostname={host!r})
+requests = b"GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n" * {count}
+threading.Thread(target=link.sendall, args=(requests,), daemon=True).start()
+answers = b""
+while answers.count(b"HTTP/1.1 ") < {count}:
+    piece = link.recv(2**16)
+    if not piece:
+        break
+    answers += piece
+print(json.dumps(collections.Counter(answer[:3].decode() for answer in answers.split(b"HTTP/1.1 ")[1:])))
+"""
+
+
 def peak_rss(federation: Federation) -> int:
     """Return the most memory in bytes that the SuperLink's process held since the last call, and begin anew."""
     code = (

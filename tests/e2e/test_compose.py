@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,6 +169,16 @@ def test_a_body_of_600_mib_is_refused_and_costs_the_superlink_nothing(federation
     print(f"600 MiB: {statuses}, SuperLink's peak memory grew by {growth:.1f} MiB")
     assert statuses == ["413", "411"]
     assert growth < 50
+
+
+def test_a_flood_is_turned_away_and_the_device_that_sent_it_recovers(federation: Federation) -> None:
+    answers = json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 5000)))
+    print(f"5,000 requests at once: {answers}")
+    assert set(answers) == {"403", "503"}
+    assert 0 < answers["403"] <= 3000
+    time.sleep(12)
+    assert json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 3))) == {"403": 3}
+    federation.wait_for_nodes(3)
 
 
 def test_a_revoked_device_is_out_and_a_registered_one_is_in(federation: Federation) -> None:
