@@ -25,8 +25,6 @@ SWITCHES = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "PYTHONUNBUFFERED": "1",
 }
-#: How often Flower looks for work that has come; its own second costs two in every round.
-DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 SUPERLINK_PORT = 8000
 #: With a week left there is time to rotate in working hours.
 SOON = timedelta(days=7)
@@ -104,7 +102,7 @@ def environment(before: Mapping[str, str]) -> dict[str, str]:
     """Return `before` with everything off that calls out, and our programs found first."""
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside, before.get("PATH", os.defpath)])
-    return {**DEFAULTS, **before, **SWITCHES, "PATH": path}
+    return {**before, **SWITCHES, "PATH": path}
 
 
 def replace_process(command: list[str], umask: int = 0o077) -> NoReturn:
