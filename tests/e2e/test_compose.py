@@ -43,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def federation(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     settings = {**containers.places(data), "FEDCROSS_RUN": " ".join([*RUN, "partition=local", "output=/outputs/first"])}
     with Federation(tmp_path_factory.mktemp("compose") / "clone", settings) as running:
-        running.compose("up", "-d")
+        running.compose("up", "-d", "--build")
         yield running
 
 
