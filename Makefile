@@ -2,6 +2,7 @@
 # make test    everything that CI runs
 # make check   style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
+# make compose the compose federation for real: image, three clients, attacks (needs a container engine)
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,11 +10,11 @@ READY := .venv/.ready
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: demo test unit reliability check bench clean lock
+.PHONY: demo test unit reliability compose check bench clean lock
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 .boot/bin/uv:
 	$(PYTHON) -m venv .boot
@@ -41,6 +42,10 @@ unit: $(READY)
 reliability: $(READY)
 	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --durations=0 tests/faults tests/server/test_checkpoint.py \
 	  tests/server/test_replies.py tests/strategies/test_desk.py tests/strategies/test_rounds.py tests/strategies/test_defence.py
+
+# The compose federation for real; needs a container engine, and BASE_IMAGE where python:3.11-slim cannot be fetched.
+compose: $(READY)
+	$(BIN)/python -m pytest -s -m compose tests/e2e/test_compose.py
 
 check: $(READY)
 	$(BIN)/ruff check .

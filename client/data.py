@@ -41,6 +41,8 @@ class FederatedData:
         if not 0 <= index < len(self.partition):
             raise DataError(f"client {index}: the partition has clients 0 to {len(self.partition) - 1}.")
         indices = self.partition.train[index]
+        if len(indices) == 0 and self.partition.own:
+            raise DataError("This device's data has no training examples, only test examples. Give it some to learn.")
         if len(indices) == 0:
             raise DataError(f"client {index} owns no examples. Use another partition or fewer clients.")
         raw = self.task.train.x[indices]

@@ -32,7 +32,7 @@ AUTHORITY_DAYS = 730
 LOOPBACK = ("localhost", "127.0.0.1")
 
 # Edge devices without a battery-backed clock are often some minutes late.
-_CLOCK_SKEW = timedelta(minutes=10)
+CLOCK_SKEW = timedelta(minutes=10)
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
@@ -70,7 +70,9 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
     return pair
 
 
-def make_server(authority: KeyPair, folder: Path, names: Sequence[str], days: int = MAX_LEAF_DAYS) -> KeyPair:
+def make_server(
+    authority: KeyPair, folder: Path, names: Sequence[str], days: int = MAX_LEAF_DAYS, now: datetime | None = None
+) -> KeyPair:
     """Make, or rotate, ``server.crt`` and ``server.key``.
 
     Parameters
@@ -83,10 +85,12 @@ def make_server(authority: KeyPair, folder: Path, names: Sequence[str], days: in
         Host names and IP addresses that clients use to reach the server; ``localhost`` and ``127.0.0.1`` are added.
     days : int
         Lifetime, 1 to 90 and not beyond that of the authority.
+    now : datetime, optional
+        When it begins; default: now.
     """
     unique = list(dict.fromkeys([*names, *LOOPBACK]))
     alternatives = [_alternative(name) for name in unique]
-    return _leaf(authority, folder, "server", unique[0], alternatives, ExtendedKeyUsageOID.SERVER_AUTH, days)
+    return _leaf(authority, folder, "server", unique[0], alternatives, ExtendedKeyUsageOID.SERVER_AUTH, days, now)
 
 
 def make_client(authority: KeyPair, folder: Path, name: str, days: int = MAX_LEAF_DAYS) -> KeyPair:
@@ -126,11 +130,17 @@ def check_certificate(certificate: Path, authority: Path, now: datetime | None =
         If it cannot be read, is not signed by `authority`, has expired or is not yet valid.
     """
     leaf, root = read_certificate(certificate), read_certificate(authority)
-    now = now or datetime.now(UTC)
     try:
         leaf.verify_directly_issued_by(root)
     except (InvalidSignature, ValueError, TypeError) as error:
         raise StorageError(f"{certificate}: not signed by {authority}. Sign it again with fedcross-deploy.") from error
+    return validity(certificate, now)
+
+
+def validity(certificate: Path, now: datetime | None = None) -> timedelta:
+    """Return how long `certificate` stays valid, whoever signed it; raise StorageError outside its dates."""
+    leaf = read_certificate(certificate)
+    now = now or datetime.now(UTC)
     if now < leaf.not_valid_before_utc:
         raise StorageError(f"{certificate}: valid from {leaf.not_valid_before_utc:%F %T} UTC; is this clock right?")
     left = leaf.not_valid_after_utc - now
@@ -149,6 +159,13 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise StorageError(f"{path}: this is no PEM certificate ({error}).") from error
 
 
+def server_names(path: Path) -> set[str]:
+    """Return the host names and addresses in a certificate."""
+    names = read_certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return {*names.get_values_for_type(x509.DNSName), *(str(address) for address in addresses)}
+
+
 def check_name(name: str) -> str:
     """Return `name` if it can name a device: letters, digits and inner hyphens, 63 at most (it becomes a file name)."""
     if not _NAME.fullmatch(name):
@@ -164,17 +181,18 @@ def _leaf(
     alternatives: Sequence[x509.GeneralName],
     usage: x509.ObjectIdentifier,
     days: int,
+    now: datetime | None = None,
 ) -> KeyPair:
     if not 1 <= days <= MAX_LEAF_DAYS:
         raise ConfigError(f"days={days}: a certificate lives 1 to {MAX_LEAF_DAYS} days.")
     private_folder(folder)
-    root, root_key = read_certificate(authority.public), _read_key(authority.private)
+    root, root_key = read_certificate(authority.public), read_key(authority.private)
     if root.public_key() != root_key.public_key():
         raise StorageError(f"{authority.private}: this is not the key of {authority.public}.")
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
-        _builder(_subject(common_name), root.subject, key.public_key(), days, root.not_valid_after_utc)
+        _builder(_subject(common_name), root.subject, key.public_key(), days, root.not_valid_after_utc, now)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
@@ -194,8 +212,9 @@ def _builder(
     key: ec.EllipticCurvePublicKey,
     days: int,
     latest: datetime | None = None,
+    now: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+    now = now or datetime.now(UTC)
     end = now + timedelta(days=days)
     if latest is not None:
         if latest <= now:
@@ -209,7 +228,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(end)
     )
 
@@ -219,7 +238,8 @@ def _save(pair: KeyPair, certificate: x509.Certificate, key: ec.EllipticCurvePri
     write_public(pair.public, certificate.public_bytes(codec.Encoding.PEM))
 
 
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read an authority's private key, if only its owner can."""
     try:
         key = codec.load_pem_private_key(check_private(path).read_bytes(), password=None)
     except (ValueError, TypeError) as error:

@@ -32,6 +32,14 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+def check_folder(path: Path) -> Path:
+    """Return `path` if it is a folder that only its owner can enter; else raise StorageError."""
+    if not path.is_dir():
+        raise StorageError(f"{path}: no such folder of keys. Make it with fedcross-deploy.")
+    _check_mode(path, "700")
+    return path
+
+
 def check_private(path: Path) -> Path:
     """Return `path` if it is a file that only its owner can read.
 

@@ -128,25 +128,25 @@ def write_run_config(path: Path, overrides: str) -> Path:
     return path
 
 
-def write_connection(home: Path, port: int, root_certificate: Path | None = None) -> None:
-    """Tell ``flwr`` (in `home`) how to reach our SuperLink; without certificate it is plain HTTP on loopback."""
+def write_connection(home: Path, port: int, root_certificate: Path | None = None, host: str = LOOPBACK) -> None:
+    """Tell ``flwr`` (in `home`) how to reach the SuperLink; without certificate it is plain HTTP on loopback."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     trust = (
         "insecure = true" if root_certificate is None else f"root-certificates = {toml_string(str(root_certificate))}"
     )
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\n{trust}\n',
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{host}:{port}"\n{trust}\n',
         encoding="utf-8",
     )
 
 
-def control_client(port: int, root_certificate: Path | None = None) -> ControlHttpClient:
-    """Return a client of the Control API of the SuperLink on loopback port `port`."""
+def control_client(port: int, root_certificate: Path | None = None, host: str = LOOPBACK) -> ControlHttpClient:
+    """Return a client of the Control API of the SuperLink on `port`, of this machine unless `host` says otherwise."""
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     return ControlHttpClient.from_server_address(
-        server_address=f"127.0.0.1:{port}",
+        server_address=f"{host}:{port}",
         insecure=root_certificate is None,
         root_certificates=root_certificate.read_bytes() if root_certificate else None,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="fedcross")],

@@ -81,7 +81,10 @@ def launch(overrides: list[str], output: Path) -> Path:
     folder = Path(config.resume or config.output or output).resolve()
     settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
     record(folder, settled)
-    settled += [f"output={quote(str(folder))}", f"data_root={quote(str(Path(config.data_root).resolve()))}"]
+    settled.append(f"output={quote(str(folder))}")
+    engine = config.module("engine")
+    if not getattr(engine, "OWN_FOLDERS", False):  # else every machine of the federation has its own
+        settled.append(f"data_root={quote(str(Path(config.data_root).resolve()))}")
     if config.resume is not None:
         settled.append(f"resume={quote(str(folder))}")
 
@@ -96,7 +99,7 @@ def launch(overrides: list[str], output: Path) -> Path:
     clients = config.clients_per_round if data.partition.own else len(data.partition)
     text = join(settled)
     job = Job(text, clients, config.engine, server_app, client_app, main_folder(), folder, warm_for(text), together)
-    config.module("engine").run(job)
+    engine.run(job)
     return folder
 
 

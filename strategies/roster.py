@@ -14,7 +14,12 @@ from flwr.serverapp import Grid
 
 from tasks.errors import FederationError
 
+#: Seconds that one refresh waits for answers.
 QUERY_WAIT_S = 30.0
+#: Seconds after which a node that has not answered is asked again.
+QUERY_OPEN_S = 300.0
+#: Flower's error code for an exception in the ClientApp. Other codes are lost nodes and crashes: those are asked again.
+NO_ANSWER_TO_QUERIES = 2
 
 
 class Roster:
@@ -23,6 +28,7 @@ class Roster:
     def __init__(self) -> None:
         self._partition_of: dict[int, int] = {}
         self._online: dict[int, int] = {}
+        self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, until when it may answer
 
     def refresh(self, grid: Grid) -> list[int]:
         """Ask the grid who is there, ask new nodes for their partition, and return the sorted partition ids."""
@@ -65,31 +71,40 @@ class Roster:
                 )
             time.sleep(0.5)
 
-    @staticmethod
-    def _ask(grid: Grid, nodes: list[int], first: int) -> dict[int, int]:
+    def _ask(self, grid: Grid, nodes: list[int], first: int) -> dict[int, int]:
         """Return node id -> partition id; nodes without an answer are left for the next refresh.
 
-        Nodes of a foreign app that answer with an error (no such query) are numbered by their sorted node ids, from
+        A slow device may answer after :data:`QUERY_WAIT_S`: its query stays open, and it is not asked again meanwhile.
+        Nodes of a foreign app that answer with an exception (no such query) are numbered by their sorted node ids, from
         `first` on.
         """
         found: dict[int, int] = {}
-        foreign = False
+        foreign: list[int] = []
+        now = time.monotonic()
+        self._asked = {key: (node, until) for key, (node, until) in self._asked.items() if until > now}
+        waiting = {node for node, _ in self._asked.values()}
         asked = {
             node: Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type=MessageType.QUERY)
             for node in nodes
+            if node not in waiting
         }
-        pending = dict(zip(grid.push_messages(asked.values()), nodes))
+        for message_id, node in zip(grid.push_messages(asked.values()), asked):
+            if message_id:  # else it could not be sent
+                self._asked[message_id] = node, now + QUERY_OPEN_S
+        pending = {message_id: node for message_id, (node, _) in self._asked.items()}
         for reply in receive(grid, pending, QUERY_WAIT_S):
             node = pending[reply.metadata.reply_to_message_id]
+            del self._asked[reply.metadata.reply_to_message_id]
             if reply.has_error():
-                foreign = True
+                if reply.error.code == NO_ANSWER_TO_QUERIES:
+                    foreign.append(node)
                 continue
             config = reply.content.config_records.get("config", ConfigRecord({}))
             partition = config.get("partition-id", -1)
             if isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0:
                 found[node] = partition
         if foreign and not found:
-            return {node: first + index for index, node in enumerate(nodes)}
+            return {node: first + index for index, node in enumerate(sorted(foreign))}
         return found
 
 

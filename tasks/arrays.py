@@ -3,7 +3,8 @@
 ``x`` is one of: uint8 images ``(n, height, width)`` or ``(n, channels, height, width)``; float images or feature
 vectors of the same shapes or ``(n, features)``; token ids ``(n, length)`` of integers with `vocabulary` set. ``y``
 holds integers from 0. ``users`` names the owner of each row of ``x``. Without ``x_test``, `test_fraction` of every
-class is held out.
+class is held out. A file with ``x_test`` and ``y_test`` alone is for a machine that only evaluates: the server of a
+real federation.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Params(ImageParams):
         Its name.
     classes : int or None
         Number of labels; None for the largest label + 1. Give it wherever a device may lack the last class.
+    shape : tuple of int or None
+        Shape of one input, ``(channels, height, width)`` or ``(features,)``; None for whatever the file has. Give it
+        wherever each machine has a file of its own: one that differs is refused.
     vocabulary : int
         Number of token ids if ``x`` is text, else 0.
     test_fraction : float
@@ -40,6 +44,7 @@ class Params(ImageParams):
     root: Path
     file: str = "data.npz"
     classes: int | None = Field(default=None, ge=1)
+    shape: tuple[int, ...] | None = None
     vocabulary: int = Field(default=0, ge=0)
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
 
@@ -75,12 +80,27 @@ def _labels(y: Array, name: str, path: Path) -> Array:
     return y.astype(np.int64)
 
 
+def _read(path: Path) -> Arrays:
+    """Return the file's arrays; one that has only a test set gets an empty training set of the same kind."""
+    content = read_npz(path, (), ("x", "y", "x_test", "y_test", "users"))
+    for pair in (("x", "y"), ("x_test", "y_test")):
+        missing = [name for name in pair if name not in content]
+        if len(missing) == 1:
+            has = ", ".join(content)
+            raise DataError(f"{path}: no {missing[0]} in it; it has {has}. {pair[0]} and {pair[1]} come together.")
+    if "x" not in content:
+        if "x_test" not in content:
+            raise DataError(f"{path}: neither x and y nor x_test and y_test in it. Save them with numpy.savez.")
+        content |= {"x": content["x_test"][:0], "y": content["y_test"][:0]}
+        content.pop("users", None)
+    return content
+
+
 def _decode(path: Path, params: Params, store: Store) -> None:
-    content = read_npz(path, ("x", "y"), ("x_test", "y_test", "users"))
-    if ("x_test" in content) != ("y_test" in content):
-        raise DataError(f"{path}: x_test and y_test come together; only one is there.")
+    content = _read(path)
     x, y = _inputs(content["x"], "x", path, params.vocabulary), _labels(content["y"], "y", path)
-    check_labels(y, params.classes or int(y.max(initial=0)) + 1, path)
+    if len(y) or "x_test" not in content:
+        check_labels(y, params.classes or int(y.max(initial=0)) + 1, path)
     users = content.get("users")
     if len(x) != len(y) or (users is not None and users.shape != (len(y),)):
         owners = "" if users is None else f", users {users.shape}"
@@ -120,7 +140,12 @@ def load(params: Params) -> Task:
     arrays = cached("arrays", [path], keys, lambda store: _decode(path, params, store))
     x, y = arrays["x_train"], arrays["y_train"]
     classes = params.classes or int(max(y.max(initial=0), arrays["y_test"].max(initial=0))) + 1
-    train = checked(x, y, classes, path, arrays.get("u_train"))
+    if params.shape is not None and tuple(x.shape[1:]) != params.shape:
+        raise DataError(
+            f"{path}: inputs of shape {tuple(x.shape[1:])}, this federation's are {params.shape} (task.shape). "
+            "Save them in that shape."
+        )
+    train = checked(x, y, classes, path, arrays.get("u_train"), empty=len(arrays["y_test"]) > 0)
     test = checked(arrays["x_test"], arrays["y_test"], classes, path, arrays.get("u_test"), empty=True)
     scale = 255.0 if x.dtype == np.uint8 else 1.0
     return Task(

@@ -68,6 +68,8 @@ class Task:
         For tables and pictures; may be empty.
     user_names : sequence of str
         Name of each natural user, by the numbers in ``Examples.users``; may be empty.
+    alone : bool
+        Whether a device that has only its own examples prepares them as all others do.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Task:
     vocabulary: int = 0
     label_names: Sequence[str] = field(default=())
     user_names: Sequence[str] = field(default=())
+    alone: bool = True
 
 
 @dataclass(frozen=True)

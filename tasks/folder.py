@@ -1,8 +1,9 @@
 """Your own pictures: one folder per class, for example on an edge device.
 
 Layout: ``root/train/CLASS/*`` and ``root/test/CLASS/*``, or only ``root/CLASS/*``, of which `test_fraction` is held
-out. Labels are the positions in `classes`, else in the sorted folder names: give `classes` wherever a device may
-lack a class, so that all devices number them alike.
+out; ``root/test`` alone is for a machine that only evaluates, the server of a real federation. Labels are the positions
+in `classes`, else in the sorted folder names: give `classes` wherever a device may lack a class, so that all devices
+number them alike.
 """
 
 from __future__ import annotations
@@ -77,10 +78,11 @@ def load(params: Params) -> Task:
     root = params.root
     if not root.is_dir():
         raise DataError(f"{root.absolute()}: no such folder. Put pictures into {root}/CLASS/ or set task.root.")
-    split = (root / "train").is_dir() and (root / "test").is_dir()
+    parts = [part for part in ("train", "test") if (root / part).is_dir()]
+    split = "test" in parts
     if split:
-        classes = _classes(params, root / "train")
-        listings = {part: _listing(root / part, classes) for part in ("train", "test")}
+        classes = _classes(params, root / parts[0])
+        listings: dict[str, Listing] = {"train": [], **{part: _listing(root / part, classes) for part in parts}}
     else:
         classes = _classes(params, root)
         whole = _listing(root, classes)
@@ -94,10 +96,10 @@ def load(params: Params) -> Task:
     sources = [path for listing in listings.values() for path, _ in listing]
     keys = params.model_dump(include={"size", "channels", "classes", "test_fraction"})
     arrays = cached("folder", sources, {**keys, "split": split}, decode)
-    n = len(classes)
+    n, idle = len(classes), not listings["train"]
     return Task(
         name="folder",
-        train=limited(checked(arrays["x_train"], arrays["y_train"], n, root), params.limit, "train"),
+        train=limited(checked(arrays["x_train"], arrays["y_train"], n, root, empty=idle), params.limit, "train"),
         test=limited(checked(arrays["x_test"], arrays["y_test"], n, root, empty=True), params.limit_test, "test"),
         classes=n,
         shape=(params.channels, params.size, params.size),

@@ -144,4 +144,5 @@ def load(params: Params) -> Task:
         vocabulary=size,
         label_names=("negative", "positive"),
         user_names=tuple(str(name) for name in arrays["names"]),
+        alone=False,  # the vocabulary comes from everybody's text
     )

@@ -1,11 +1,14 @@
-"""A real edge client: everything in its own folder or file belongs to it."""
+"""A real edge client: everything in its own folder or file belongs to it.
+
+The server of such a federation has test examples only; on a device, none to train on is an error when it shall train.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tasks.base import Partition, Task
-from tasks.partition._common import owned
+from tasks.errors import DataError
 from tasks.settings import Settings
 
 
@@ -14,5 +17,18 @@ class Params(Settings):
 
 
 def split(params: Params, task: Task, seed: int) -> Partition:  # noqa: ARG001  # nothing to choose, nothing to draw
-    """Return one client with all training and all test examples."""
-    return Partition(train=owned([np.arange(len(task.train))]), test=[np.arange(len(task.test))], own=True)
+    """Return one client with all training and all test examples.
+
+    Raises
+    ------
+    DataError
+        If examples of this task mean nothing without those of the others.
+    """
+    if not task.alone:
+        raise DataError(
+            f"partition=local: task {task.name} takes its vocabulary from all clients' text, so a device alone would "
+            "number words in its own way. Use arrays of token ids (task.vocabulary)."
+        )
+    everything = np.arange(len(task.train))
+    everything.flags.writeable = False
+    return Partition(train=[everything], test=[np.arange(len(task.test))], own=True)

@@ -37,10 +37,10 @@ class Slow(LocalGrid):
 
 @pytest.fixture
 def opened(tmp_path):
-    """Return a function that opens a session over a slow grid; a round ends after 0.5 s."""
+    """Return a function that opens a session over a slow grid; a round ends after 2 s."""
 
     def open_session(name, *more):
-        settled = [*SMALL, *more, "method.selection=in_order", "federation.deadline_s=0.5", f"output={tmp_path / name}"]
+        settled = [*SMALL, *more, "method.selection=in_order", "federation.deadline_s=2", f"output={tmp_path / name}"]
         session = Session(load(settled), Slow(client_app, 6, {"overrides": join(settled)}), Quiet())
         return session, session.method, session.grid
 

@@ -1,0 +1,181 @@
+"""What the parts of ``fedcross-deploy`` do; :mod:`deploy.cli` says how they are called."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy import certificates, start
+from deploy.certificates import KeyPair
+from deploy.files import check_private
+from tasks.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
+Arguments = argparse.Namespace
+
+
+def new_client(arguments: Arguments) -> None:
+    """Make the bundle of a device."""
+    from deploy.device import Device, registration
+    from deploy.device import new_client as make
+
+    device = Device(arguments.name, arguments.superlink, arguments.partition, arguments.partitions)
+    bundle = make(device, arguments.authority, arguments.folder)
+    print(f"{bundle}: take this folder to the device; its keys are secret")
+    print(f"{bundle}/keys/{device.name}-node.pub: take this file to the server, and there: {registration(device.name)}")
+
+
+def rotate_key(arguments: Arguments) -> None:
+    """Give a device a new key."""
+    from deploy.device import rotate_key as rotate
+
+    new, old = rotate(arguments.bundle.resolve())
+    print(f"{new}: register it\n{old}: revoke it\nThen start the device again.")
+
+
+def register(arguments: Arguments) -> None:
+    """Admit devices."""
+    from deploy.nodes import register as admit
+
+    with _connected(arguments) as client:
+        for name, key in public_keys(arguments.keys):
+            node, new = admit(client, key)
+            print(f"{name}: node {node}{'' if new else ', registered already'}")
+
+
+def revoke(arguments: Arguments) -> None:
+    """Shut devices out."""
+    from deploy.nodes import revoke as shut_out
+
+    with _connected(arguments) as client:
+        for name, key in public_keys(arguments.keys):
+            print(f"{name}: node {shut_out(client, key)} is shut out")
+
+
+def nodes(arguments: Arguments) -> None:
+    """List the devices that the SuperLink knows."""
+    from deploy.nodes import listing
+
+    with _connected(arguments) as client:
+        for node in listing(client):
+            print(f"{node.node_id:>20}  {node.status:<12}  {node.fingerprint}")
+
+
+def public_keys(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and key of each file; ``-`` is standard input."""
+    from deploy.nodes import read_public_key
+
+    for name in names:
+        try:
+            content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        except OSError as error:
+            raise StorageError(f"{name}: this key cannot be read ({error.strerror}).") from error
+        yield name, read_public_key(content, name)
+
+
+@contextlib.contextmanager
+def _connected(arguments: Arguments) -> Iterator[ControlHttpClient]:
+    """Yield a client of the SuperLink that the options name; its refusals become errors with its words."""
+    if not arguments.superlink or not arguments.authority:
+        raise ConfigError("Which SuperLink? Give --superlink HOST:PORT and --authority ca.crt.")
+    from deploy.nodes import connect
+
+    with connect(arguments.superlink, Path(arguments.authority)) as client:
+        yield client
+
+
+def authority(arguments: Arguments) -> None:
+    """Make the authority."""
+    _tell(certificates.make_authority(arguments.folder, arguments.days))
+
+
+def server(arguments: Arguments) -> None:
+    """Make the server's certificate."""
+    root = _root(arguments.authority)
+    _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
+
+
+def client(arguments: Arguments) -> None:
+    """Make a client certificate."""
+    root = _root(arguments.authority)
+    _tell(certificates.make_client(root, arguments.folder, arguments.name, arguments.days))
+
+
+def revoke_certificate(arguments: Arguments) -> None:
+    """Put certificates on the authority's list."""
+    from deploy.revocation import revoke as put_on_list
+
+    files: list[Path | None] = list(arguments.files) or [None]
+    for file in files:
+        print(put_on_list(_root(arguments.authority), file))
+
+
+def node(arguments: Arguments) -> None:
+    """Make a SuperNode's key pair."""
+    _tell(certificates.make_node_key(arguments.folder, arguments.name))
+
+
+def check(arguments: Arguments) -> None:
+    """Check certificates and keys."""
+    faults = []
+    for path in arguments.files:
+        try:
+            if path.suffix == ".key":
+                check_private(path)
+                print(f"{path}: private")
+            else:
+                left = certificates.check_certificate(path, arguments.authority)
+                print(f"{path}: {left.days} days left{', rotate it now' if left < start.SOON else ''}")
+        except StorageError as error:
+            faults.append(str(error))
+    if faults:
+        raise StorageError("\n".join(faults))
+
+
+def federation(arguments: Arguments) -> None:
+    """Make what is missing of all keys."""
+    from deploy.federation import prepare
+
+    names = [name.strip() for name in arguments.names.split(",") if name.strip()]
+    for line in prepare(arguments.folder, arguments.device, names) or ["nothing to do"]:
+        print(line)
+
+
+def sample(arguments: Arguments) -> None:
+    """Write sample data."""
+    from deploy.sample import write
+
+    os.umask(0o022)
+    print("\n".join(map(str, write(arguments.folder, arguments.devices))) or "nothing to do")
+
+
+def superlink(arguments: Arguments) -> None:
+    """Become the SuperLink."""
+    start.replace_process(start.superlink(arguments.keys, arguments.secret, arguments.database, arguments.host))
+
+
+def superexec(arguments: Arguments) -> None:
+    """Become the SuperExec."""
+    # What runs write is for the person who started them: group and others may read it.
+    start.replace_process(start.superexec(arguments.keys, arguments.superlink, arguments.health), umask=0o002)
+
+
+def supernode(arguments: Arguments) -> None:
+    """Become a SuperNode."""
+    own = (arguments.partition, arguments.partitions, arguments.port)
+    start.replace_process(start.supernode(arguments.keys, arguments.name, arguments.superlink, *own))
+
+
+def _root(folder: Path) -> KeyPair:
+    return KeyPair(folder / "ca.crt", folder / "ca.key")
+
+
+def _tell(pair: KeyPair) -> None:
+    print(f"{pair.public}\n{pair.private} (secret)")

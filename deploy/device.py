@@ -1,0 +1,127 @@
+"""The bundle of a new edge device: everything it needs in one folder, and the command that admits it.
+
+::
+
+    NAME/keys/ca.crt  NAME-node.key  NAME-node.pub     the key never leaves the device; the .pub goes to the server
+    NAME/data/        its own examples
+    NAME/state/       what Flower and the methods keep between rounds
+    NAME/docker-compose.yml  NAME/.env                 to run it in a container ...
+    NAME/fedcross-NAME.service                         ... or as a systemd service
+    NAME/README.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from deploy import certificates
+from deploy.files import private_folder, write_private, write_public
+from engines.remote import host_and_port
+from tasks.errors import ConfigError, StorageError
+
+#: File in ``deploy/templates`` -> its name in the bundle.
+TEMPLATES = {
+    "docker-compose.yml": "docker-compose.yml",
+    "env": ".env",
+    "fedcross.service": "fedcross-{name}.service",
+    "README.md": "README.md",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """What distinguishes one device.
+
+    Attributes
+    ----------
+    name : str
+        Its name: letters, digits and inner hyphens.
+    superlink : str
+        ``host:port`` of the gateway as the device reaches it.
+    partition, partitions : int
+        Its number in the federation, from 0, and how many devices there are.
+    """
+
+    name: str
+    superlink: str
+    partition: int
+    partitions: int
+
+
+def new_client(device: Device, authority: Path, folder: Path) -> Path:
+    """Make the bundle ``FOLDER/NAME`` and return it.
+
+    Parameters
+    ----------
+    device : Device
+        Which one.
+    authority : Path
+        The federation's ``ca.crt``.
+    folder : Path
+        Where the bundle goes.
+
+    Raises
+    ------
+    ConfigError
+        If the name, the address or the number cannot be right.
+    StorageError
+        If the bundle exists, or a file cannot be read or written.
+    """
+    certificates.check_name(device.name)
+    host_and_port(device.superlink)
+    if not 0 <= device.partition < device.partitions:
+        raise ConfigError(
+            f"partition={device.partition}: devices are numbered 0 to {device.partitions - 1}, one number each."
+        )
+    certificates.validity(authority)
+    bundle = folder / device.name
+    if bundle.exists():
+        raise StorageError(f"{bundle}: exists already. Use fedcross-deploy rotate-key to replace its key.")
+    private_folder(bundle)
+    keys = private_folder(bundle / "keys")
+    for name in ("data", "state"):
+        private_folder(bundle / name)
+    certificates.make_node_key(keys, device.name)
+    write_public(keys / "ca.crt", authority.read_bytes())
+    values = {
+        "name": device.name,
+        "superlink": device.superlink,
+        "partition": str(device.partition),
+        "partitions": str(device.partitions),
+        "last": str(device.partitions - 1),
+        "register": registration(device.name),
+    }
+    for template, target in TEMPLATES.items():
+        text = (files("deploy") / "templates" / template).read_text(encoding="utf-8")
+        write_public(bundle / target.format(name=device.name), Template(text).substitute(values).encode())
+    return bundle
+
+
+def registration(name: str) -> str:
+    """Return the command that admits a device, to be given where the compose federation runs."""
+    return f"docker compose run --rm -T admin register - < {name}-node.pub"
+
+
+def rotate_key(bundle: Path) -> tuple[Path, Path]:
+    """Give a device a new key and return the paths of the new and of the old public key.
+
+    Register the new one and revoke the old one; until then the device is not admitted.
+    """
+    keys = bundle / "keys"
+    name = bundle.name
+    private, public = keys / f"{name}-node.key", keys / f"{name}-node.pub"
+    if not private.is_file() or not public.is_file():
+        raise StorageError(f"{keys}: no {private.name} with its .pub in it. Name the folder that new-client made.")
+    old = keys / f"{name}-node-old.pub"
+    write_public(old, public.read_bytes())
+    backup = private.read_bytes()
+    private.unlink()
+    try:
+        pair = certificates.make_node_key(keys, name)
+    except BaseException:
+        write_private(private, backup)
+        raise
+    return pair.public, old

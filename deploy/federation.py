@@ -1,0 +1,97 @@
+"""All keys and certificates of one federation, in one folder: made where missing, renewed where they run out.
+
+::
+
+    ROOT/authority    ca.crt ca.key             read by nobody else; for a real deployment keep it on another machine
+    ROOT/server       ca.crt server.crt server.key
+    ROOT/superexec    ca.crt superexec.key      the secret with which the SuperExec signs its requests
+    ROOT/public       ca.crt *-node.pub         what may be registered
+    ROOT/DEVICE       ca.crt DEVICE-node.key    one folder for each device, mounted into its container only
+
+Running it again changes nothing that is still good.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from deploy import certificates
+from deploy.certificates import KeyPair
+from deploy.files import check_private, private_folder, write_private, write_public
+from tasks.errors import StorageError
+
+#: A certificate with less left is replaced when the federation starts.
+RENEW = timedelta(days=30)
+#: Names by which the parts of the compose federation reach each other.
+INNER_NAMES = ("superlink", "gateway")
+SECRET = "superexec.key"  # noqa: S105 - a file name
+
+
+def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> list[str]:
+    """Make what is missing below `root` and return one line per file that was made.
+
+    Parameters
+    ----------
+    root : Path
+        The folder described above.
+    devices : sequence of str
+        Names of the devices that get a key here.
+    names : sequence of str
+        Further host names and addresses under which devices reach the gateway.
+
+    Raises
+    ------
+    StorageError
+        If a certificate runs out and the authority's key is not here to sign another one.
+    """
+    made: list[str] = []
+    folders = {name: private_folder(root / name) for name in ("authority", "server", "superexec", "public", *devices)}
+    authority = KeyPair(folders["authority"] / "ca.crt", folders["authority"] / "ca.key")
+    if not authority.public.exists():
+        certificates.make_authority(folders["authority"])
+        made.append(str(authority.public))
+    _server(authority, folders["server"], names, made)
+    _secret(folders["superexec"] / SECRET, made)
+    for device in devices:
+        _device(folders[device], folders["public"], device, made)
+    for name, folder in folders.items():
+        if name != "authority":
+            write_public(folder / "ca.crt", authority.public.read_bytes())
+    return made
+
+
+def _server(authority: KeyPair, folder: Path, names: Sequence[str], made: list[str]) -> None:
+    """Make or renew the server's certificate; one that lacks a name or comes from another authority is replaced too."""
+    pair = KeyPair(folder / "server.crt", folder / "server.key")
+    wanted = [*INNER_NAMES, *names]
+    if pair.public.exists() and pair.private.exists():
+        check_private(pair.private)
+        try:
+            left = certificates.check_certificate(pair.public, authority.public)
+        except StorageError:
+            left = timedelta(0)
+        if left > RENEW and set(wanted) <= certificates.server_names(pair.public):
+            return
+    certificates.make_server(authority, folder, wanted)
+    made.append(str(pair.public))
+
+
+def _secret(path: Path, made: list[str]) -> None:
+    if path.exists():
+        check_private(path)
+        return
+    write_private(path, secrets.token_bytes(32))
+    made.append(str(path))
+
+
+def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
+    pair = KeyPair(folder / f"{name}-node.pub", folder / f"{name}-node.key")
+    if pair.private.exists():
+        check_private(pair.private)
+    else:
+        certificates.make_node_key(folder, name)
+        made.append(str(pair.private))
+    write_public(public / pair.public.name, pair.public.read_bytes())

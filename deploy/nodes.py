@@ -1,0 +1,127 @@
+"""Who may take part: registering and revoking SuperNode keys at a running SuperLink, and who is there.
+
+The same calls as ``flwr supernode register/unregister/list``, repeatable: a key that is registered already is no error.
+They work from the SuperLink's inner network only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from engines import flower
+from engines.remote import host_and_port, wait_for
+from tasks.errors import ConfigError, FederationError
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")
+
+
+#: Seconds until a SuperLink must answer.
+ANSWER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """A SuperNode as the SuperLink knows it."""
+
+    node_id: int
+    status: str
+    key: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """The first 16 hexadecimal digits of the key's SHA-256."""
+        return fingerprint(self.key)
+
+
+def fingerprint(key: bytes) -> str:
+    """Return what names a key in tables, 16 hexadecimal digits."""
+    return hashlib.sha256(key).hexdigest()[:16]
+
+
+def read_public_key(content: bytes, where: str) -> bytes:
+    """Return an OpenSSH public key in the form that Flower stores.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, or not on a NIST curve; names `where` it came from.
+    """
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    if b"PRIVATE KEY" in content:
+        raise ConfigError(f"{where}: this is a private key. It must never leave its device; give the .pub file.")
+    try:
+        key = load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{where}: this is no OpenSSH public key ({error}). Give the device's .pub file.") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _CURVES:
+        raise ConfigError(f"{where}: a key on a NIST curve is needed. Make one with fedcross-deploy new-client.")
+    return bytes(public_key_to_bytes(key))
+
+
+@contextlib.contextmanager
+def connect(address: str, authority: Path) -> Iterator[ControlHttpClient]:
+    """Yield a client of the SuperLink at `address`; what it refuses becomes a FederationError with its words."""
+    import httpx
+
+    host, port = host_and_port(address)
+    wait_for(address, authority, ANSWER_S)
+    with contextlib.closing(flower.control_client(port, authority, host)) as client:
+        try:
+            yield client
+        except httpx.HTTPStatusError as error:
+            raise FederationError(f"SuperLink {address} refuses: {error.response.text[:300]}") from error
+        except httpx.TransportError as error:
+            raise FederationError(f"SuperLink {address}: the connection failed ({error}).") from error
+
+
+def listing(client: ControlHttpClient) -> list[Node]:
+    """Return all registered nodes."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    found = client.ListNodes(ListNodesRequest()).nodes_info
+    return [Node(int(node.node_id), str(node.status), bytes(node.public_key)) for node in found]
+
+
+def register(client: ControlHttpClient, key: bytes) -> tuple[int, bool]:
+    """Make `key` known; return the node's id and whether it is new."""
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    for node in alive(listing(client)):
+        if node.key == key:
+            return node.node_id, False
+    return int(client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id), True
+
+
+def revoke(client: ControlHttpClient, key: bytes) -> int:
+    """Shut out the node with `key`; return its id. Its next call is refused, and the key can never be used again.
+
+    Raises
+    ------
+    FederationError
+        If no node has this key.
+    """
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+    for node in alive(listing(client)):
+        if node.key == key:
+            client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+            return node.node_id
+    raise FederationError(f"key {fingerprint(key)}: no registered node has it. See fedcross-deploy nodes.")
+
+
+def alive(nodes: list[Node]) -> list[Node]:
+    """Return the nodes that are not unregistered."""
+    return [node for node in nodes if node.status != "unregistered"]

@@ -1,0 +1,125 @@
+"""How the long-running programs of a deployment start: files checked, nothing that calls out, then ``exec``.
+
+Flower accepts a key that everybody can read and has telemetry, update check and dependency installation on by default.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+from deploy import certificates
+from deploy.certificates import KeyPair
+from deploy.federation import SECRET
+from deploy.files import check_folder, check_private
+from tasks.errors import StorageError
+
+SWITCHES = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+SUPERLINK_PORT = 8000
+#: With a week left there is time to rotate in working hours.
+SOON = timedelta(days=7)
+
+
+def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str]:
+    """Return the SuperLink's command: TLS, registered SuperNodes only, apps in another process, state on disk.
+
+    Parameters
+    ----------
+    server : Path
+        Folder with ``ca.crt``, ``server.crt``, ``server.key``.
+    secret : Path
+        Folder with the SuperExec's secret.
+    database : Path
+        SQLite file.
+    host : str
+        Address to listen on. Everybody who reaches it can control the federation.
+    """
+    pair = KeyPair(server / "server.crt", server / "server.key")
+    check_folder(server)
+    check_private(pair.private)
+    _dates(pair.public, server / "ca.crt")
+    return [
+        "flower-superlink",
+        *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),
+        *("--ssl-certfile", str(pair.public), "--ssl-keyfile", str(pair.private)),
+        *("--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth"),
+        *("--superexec-auth-secret-file", str(check_private(secret / SECRET))),
+        *("--database", str(database), "--disable-runtime-dependency-installation"),
+    ]
+
+
+def superexec(folder: Path, address: str, health: str) -> list[str]:
+    """Return the command of the SuperExec, which starts the ServerApps."""
+    return [
+        "flower-superexec",
+        *("--runtime-api-address", address, "--root-certificates", str(folder / "ca.crt")),
+        *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
+        *("--health-server-address", health),
+    ]
+
+
+def supernode(folder: Path, name: str, address: str, partition: int, partitions: int, port: int) -> list[str]:
+    """Return the command of a device's SuperNode.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``ca.crt`` and ``NAME-node.key``.
+    name : str
+        The device's name.
+    address : str
+        ``host:port`` of the gateway.
+    partition, partitions : int
+        The device's number in the federation, from 0, and how many there are.
+    port : int
+        Loopback port for the ClientApp's processes.
+    """
+    check_folder(folder)
+    authority = folder / "ca.crt"
+    _dates(authority, authority)
+    if not 0 <= partition < partitions:
+        raise StorageError(f"partition {partition}: devices are numbered 0 to {partitions - 1} (partitions).")
+    return [
+        "flower-supernode",
+        *("--superlink", address, "--root-certificates", str(authority)),
+        *("--auth-supernode-private-key", str(check_private(folder / f"{name}-node.key"))),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--node-config", f"partition-id={partition} num-partitions={partitions}"),
+    ]
+
+
+def environment(before: Mapping[str, str]) -> dict[str, str]:
+    """Return `before` with everything off that calls out, and our programs found first."""
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join([beside, before.get("PATH", os.defpath)])
+    return {**before, **SWITCHES, "PATH": path}
+
+
+def replace_process(command: list[str], umask: int = 0o077) -> NoReturn:
+    """Become `command`."""
+    os.umask(umask)
+    settings = environment(os.environ)
+    program = shutil.which(command[0], path=settings["PATH"])
+    if program is None:
+        raise StorageError(f"{command[0]}: not found beside {sys.executable} nor on PATH. Install fedcross again.")
+    os.execve(program, command, settings)  # noqa: S606 - a list of our own, no shell
+
+
+def _dates(certificate: Path, authority: Path) -> None:
+    """Refuse a certificate that has expired, and warn of one that soon will."""
+    if certificate == authority:
+        left = certificates.validity(certificate)
+    else:
+        left = certificates.check_certificate(certificate, authority)
+    if left < SOON:
+        print(f"{certificate}: {left.days} days left, rotate it now", file=sys.stderr)

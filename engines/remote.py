@@ -1,0 +1,114 @@
+"""A federation that runs already: hand the run to its SuperLink, pass its log on, wait for its end.
+
+The SuperLink's Control interface does not authenticate callers, so this works from the SuperLink's own inner network
+only. Every machine reads its data from its own ``FEDCROSS_DATA`` folder; the run's folder must be the same path here
+and where the ServerApp runs (a shared mount).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import ssl
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.error import URLError
+
+from pydantic import Field
+
+from engines import bundle, flower
+from engines.processes import Family, terminated_by_signal
+from tasks.errors import FederationError, StorageError
+from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from engines.job import Job
+
+#: The folders of this machine say nothing about those of others.
+OWN_FOLDERS = True
+_ADDRESS = r"^(\[[0-9A-Fa-f:]+\]|[^:\[\]/\s]+):\d{1,5}$"
+
+
+class Params(Settings):
+    """Where the SuperLink is.
+
+    Attributes
+    ----------
+    address : str
+        ``host:port`` of the SuperLink.
+    authority : Path
+        Certificate of the authority that signed the SuperLink's.
+    wait_s : float
+        Seconds to wait until the SuperLink answers.
+    """
+
+    name: str = "remote"
+    address: str = Field(pattern=_ADDRESS)
+    authority: Path
+    wait_s: float = Field(default=60, gt=0)
+
+
+def run(job: Job) -> None:
+    """Run `job` on the SuperLink that its settings name.
+
+    Raises
+    ------
+    FederationError
+        If the SuperLink does not answer, or the run does not complete.
+    """
+    params = job.settings
+    host, port = host_and_port(params.address)
+    authority = params.authority.resolve()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(terminated_by_signal())
+        wait_for(params.address, authority, params.wait_s)
+        work = job.output / "engine"
+        state = stack.enter_context(flower.scratch(work))
+        home = state / "flwr"
+        flower.write_connection(home, port, authority, host)
+        app = bundle.make(state / "app", job.app_folder)
+        config = flower.write_run_config(state / "run.toml", job.overrides)
+        family = stack.enter_context(Family(work, flower.environment(home), [state]))
+        client = stack.enter_context(contextlib.closing(flower.control_client(port, authority, host)))
+        flower.submit(family, app, config, client, print)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split ``host:port``; a literal IPv6 address stands in brackets and keeps them.
+
+    Raises
+    ------
+    FederationError
+        If it is no such address.
+    """
+    if not re.fullmatch(_ADDRESS, address):
+        raise FederationError(f"{address!r}: expected HOST:PORT, for example superlink.example.org:8000.")
+    host, port = address.rsplit(":", 1)
+    return host, int(port)
+
+
+def wait_for(address: str, authority: Path, seconds: float) -> None:
+    """Wait until the SuperLink at `address` answers over TLS.
+
+    Raises
+    ------
+    FederationError
+        If it does not within `seconds`; the message says what went wrong last. A certificate that is not
+        `authority`'s will not become it: that is said at once.
+    """
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+    except (OSError, ssl.SSLError) as error:
+        raise StorageError(f"{authority}: not a readable certificate ({error}).") from error
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            urllib.request.urlopen(f"https://{address}/health", context=context, timeout=5).close()
+            return
+        except (URLError, OSError) as error:
+            reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError) or time.monotonic() >= deadline:
+            raise FederationError(f"SuperLink {address}: no answer within {seconds:.0f} s ({reason}). Is it running?")
+        time.sleep(0.5)

@@ -1,0 +1,105 @@
+"""What docker-compose.yml and the gateway promise, without an engine. tests/e2e/test_compose.py runs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import deploy
+
+ROOT = Path(deploy.__file__).resolve().parent.parent
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+CLIENTS = [name for name in SERVICES if name.startswith("client-")]
+#: Changes the mode of ./outputs, without a network.
+ROOT_SERVICE = "outputs-folder"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["init"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "mem_limit" in service
+    assert service["pids_limit"] <= 256
+    assert "privileged" not in service
+    if name == ROOT_SERVICE:
+        assert service["network_mode"] == "none"
+        assert service["volumes"] == ["./outputs:/outputs"]
+        assert set(service["cap_add"]) == {"CHOWN", "FOWNER", "FSETID"}
+    else:
+        assert service["user"] == "10001:10001"
+        assert "cap_add" not in service
+
+
+def test_only_the_gateway_and_the_monitor_can_be_reached() -> None:
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway", "tensorboard"}
+    for name, service in SERVICES.items():
+        for port in service.get("ports", []):
+            assert port.startswith(("127.0.0.1:", "${FEDCROSS_BIND:-127.0.0.1}:")), name
+    networks = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"]
+    assert networks["inner"]["internal"] is networks["edge"]["internal"] is True
+
+
+def test_clients_reach_the_gateway_and_nothing_else() -> None:
+    for name, service in SERVICES.items():
+        if name in CLIENTS:
+            assert service["networks"] == ["edge"]
+            assert "--superlink gateway:8443" in service["command"]
+        elif name != "gateway":
+            assert "edge" not in service.get("networks", [])
+    assert SERVICES["superlink"]["networks"] == SERVICES["superexec"]["networks"] == ["inner"]
+
+
+def test_every_client_has_its_own_keys_data_and_state() -> None:
+    def sources(name: str) -> set[str]:
+        return {volume.rsplit(":/", 1)[0] for volume in SERVICES[name]["volumes"]}
+
+    for number in (1, 2, 3):
+        assert sources(f"client-{number}") == sources(f"client-{number}-gpu")
+        keys = [volume for volume in SERVICES[f"client-{number}"]["volumes"] if "keys" in volume]
+        assert keys == [f"client-{number}-keys:/keys/device:ro"]
+        for other in {1, 2, 3} - {number}:
+            assert not sources(f"client-{number}") & sources(f"client-{other}")
+
+
+def test_only_the_one_shot_sees_the_authoritys_key() -> None:
+    users = {n for n, s in SERVICES.items() if any(v.startswith("authority:") for v in s.get("volumes", []))}
+    assert users == {"certificates"}
+    users = {n for n, s in SERVICES.items() if any(v.startswith("server-keys:") for v in s.get("volumes", []))}
+    assert users == {"certificates", "superlink", "gateway"}
+
+
+def test_long_running_services_have_health_checks() -> None:
+    for name, service in SERVICES.items():
+        # The gateway's stands in its image.
+        if service.get("restart") == "unless-stopped" and name != "gateway":
+            assert "test" in service["healthcheck"], name
+
+
+def test_the_gateway_forwards_what_supernodes_call_and_nothing_else() -> None:
+    import flwr
+    from flwr.supernode import fleet_http_client
+
+    assert flwr.__version__ == "1.41.0", "look again at which paths SuperNodes call"
+    source = Path(fleet_http_client.__file__).read_text(encoding="utf-8")
+    called = set(re.findall(r'path="([^"]+)"', source))
+    # With registered keys nodes are (un)registered at the server, and Flower refuses both from here.
+    called -= {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    config = (ROOT / "deploy" / "gateway.cfg").read_text()
+    allowed = {path for line in re.findall(r"acl fleet path (.*)", config) for path in line.split()}
+    assert allowed == called
+    assert len(called) == 10
+
+
+def test_flowers_pieces_of_arrays_pass_the_gateways_cap() -> None:
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+
+    config = (ROOT / "deploy" / "gateway.cfg").read_text()
+    (cap,) = map(int, re.findall(r"hdr_val\(content-length\) gt (\d+)", config))
+    assert FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE * 1.1 < cap <= 16 * 2**20

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from deploy import certificates, cli, commands, nodes
+from deploy.device import Device, new_client, rotate_key
+from tasks.errors import ConfigError, FederationError, StorageError
+
+PORCH = Device("porch", "fl.example.org:8443", 3, 4)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    return certificates.make_authority(tmp_path / "ca").public
+
+
+@pytest.fixture
+def bundle(authority: Path, tmp_path: Path) -> Path:
+    return new_client(PORCH, authority, tmp_path / "devices")
+
+
+def test_the_bundle_is_closed_and_whole(bundle: Path, authority: Path) -> None:
+    modes = {p.relative_to(bundle).as_posix(): stat.S_IMODE(p.stat().st_mode) for p in [bundle, *bundle.rglob("*")]}
+    assert {name for name, mode in modes.items() if mode == 0o700} == {".", "keys", "data", "state"}
+    assert modes["keys/porch-node.key"] == 0o600
+    assert set(modes) == {
+        ".", "keys", "data", "state", "keys/ca.crt", "keys/porch-node.key", "keys/porch-node.pub",
+        "docker-compose.yml", ".env", "fedcross-porch.service", "README.md",
+    }  # fmt: skip
+    assert (bundle / "keys" / "ca.crt").read_bytes() == authority.read_bytes()
+
+
+def test_its_container_may_do_nothing_but_its_work(bundle: Path) -> None:
+    service = yaml.safe_load((bundle / "docker-compose.yml").read_text())["services"]["porch"]
+    assert service["command"][1:] == [
+        "supernode", "--name=porch", "--superlink=fl.example.org:8443", "--partition=3", "--partitions=4",
+        "/keys/device",
+    ]  # fmt: skip
+    assert service["read_only"] is True
+    assert service["init"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["user"] == "${DEVICE_USER:-1000:1000}"
+    assert "ports" not in service
+    assert {"mem_limit", "pids_limit", "shm_size"} <= set(service)
+
+
+def test_its_service_starts_the_same_command(bundle: Path) -> None:
+    text = (bundle / "fedcross-porch.service").read_text()
+    command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+    assert "supernode --name=porch --superlink=fl.example.org:8443 --partition=3 --partitions=4" in command
+    assert "\nNoNewPrivileges=yes\n" in text
+    assert "$" not in text
+
+
+def test_the_page_in_it_names_the_command_for_the_server(bundle: Path) -> None:
+    text = (bundle / "README.md").read_text()
+    assert "docker compose run --rm -T admin register - < porch-node.pub" in text
+    assert "(number 3 of 0 to 3)" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        (Device("a b", "h:1", 0, 1), "use letters"),
+        (Device("a", "https://h", 0, 1), "HOST:PORT"),
+        (Device("a", "h", 0, 1), "HOST:PORT"),
+        (Device("a", "h:1", 1, 1), "numbered 0 to 0"),
+        (Device("a", "h:1", -1, 1), "numbered 0 to 0"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_before_anything_is_written(
+    device: Device, says: str, authority: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, FederationError), match=says):
+        new_client(device, authority, tmp_path / "devices")
+    assert not (tmp_path / "devices").exists()
+
+
+def test_a_bundle_is_never_overwritten(bundle: Path, authority: Path) -> None:
+    before = (bundle / "keys" / "porch-node.key").read_bytes()
+    with pytest.raises(StorageError, match="rotate-key"):
+        new_client(PORCH, authority, bundle.parent)
+    assert (bundle / "keys" / "porch-node.key").read_bytes() == before
+
+
+def test_rotation_gives_a_new_key_and_keeps_the_old_public_one(bundle: Path) -> None:
+    keys = bundle / "keys"
+    before, secret = (keys / "porch-node.pub").read_bytes(), (keys / "porch-node.key").read_bytes()
+    new, old = rotate_key(bundle)
+    assert old.read_bytes() == before
+    assert new.read_bytes() != before
+    assert (keys / "porch-node.key").read_bytes() != secret
+    assert stat.S_IMODE((keys / "porch-node.key").stat().st_mode) == 0o600
+    with pytest.raises(StorageError, match="Name the folder"):
+        rotate_key(keys)
+
+
+def test_command(authority: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = os.umask(0o022)
+    try:
+        where = ["--superlink", "h:1", "--partition", "0", "--partitions", "2"]
+        assert cli.main(["new-client", *where, str(authority), str(tmp_path / "d"), "pi-1"]) == 0
+        assert "admin register - < pi-1-node.pub" in capsys.readouterr().out
+        assert cli.main(["rotate-key", str(tmp_path / "d" / "pi-1")]) == 0
+        assert "revoke it" in capsys.readouterr().out
+        assert cli.main(["nodes"]) == 2
+        assert "Which SuperLink?" in capsys.readouterr().err
+    finally:
+        os.umask(before)
+
+
+class FakeSuperLink:
+    """What ``deploy.nodes`` needs of Flower's Control API, with nodes numbered from 1."""
+
+    def __init__(self) -> None:
+        self.known: list[SimpleNamespace] = []
+
+    def ListNodes(self, request: object) -> SimpleNamespace:
+        return SimpleNamespace(nodes_info=self.known)
+
+    def RegisterNode(self, request: object) -> SimpleNamespace:
+        key = request.public_key  # type: ignore[attr-defined]
+        self.known.append(SimpleNamespace(node_id=len(self.known) + 1, status="registered", public_key=key))
+        return SimpleNamespace(node_id=len(self.known))
+
+    def UnregisterNode(self, request: object) -> None:
+        self.known[request.node_id - 1].status = "unregistered"  # type: ignore[attr-defined]
+
+
+def test_registering_twice_is_one_node_and_a_revoked_key_is_gone(bundle: Path) -> None:
+    key = nodes.read_public_key((bundle / "keys" / "porch-node.pub").read_bytes(), "porch")
+    link = FakeSuperLink()
+    assert nodes.register(link, key) == (1, True)  # type: ignore[arg-type]
+    assert nodes.register(link, key) == (1, False)  # type: ignore[arg-type]
+    assert [node.fingerprint for node in nodes.listing(link)] == [nodes.fingerprint(key)]  # type: ignore[arg-type]
+    assert nodes.revoke(link, key) == 1  # type: ignore[arg-type]
+    with pytest.raises(FederationError, match="no registered node has it"):
+        nodes.revoke(link, key)  # type: ignore[arg-type]
+
+
+def test_keys_that_must_not_or_cannot_be_registered(bundle: Path) -> None:
+    with pytest.raises(ConfigError, match="It must never leave"):
+        nodes.read_public_key((bundle / "keys" / "porch-node.key").read_bytes(), "x")
+    with pytest.raises(ConfigError, match="no OpenSSH public key"):
+        nodes.read_public_key(b"junk", "x")
+    other = ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    with pytest.raises(ConfigError, match="NIST curve"):
+        nodes.read_public_key(other, "x")
+
+
+def test_a_key_from_standard_input(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = (bundle / "keys" / "porch-node.pub").read_bytes()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    [(name, key)] = commands.public_keys(["-"])
+    assert (name, key) == ("-", nodes.read_public_key(content, "x"))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from deploy import certificates, federation, start
+from deploy.certificates import KeyPair
+from tasks.errors import StorageError
+
+DEVICES = ["client-1", "client-2"]
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_everything_is_made_once_and_stays(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, DEVICES, ["fl.example.org"])
+    before = contents(tmp_path)
+    assert federation.prepare(tmp_path, DEVICES, ["fl.example.org"]) == []
+    assert contents(tmp_path) == before
+    assert {name for name in before if name.endswith(".key")} == {
+        "authority/ca.key", "server/server.key", "superexec/superexec.key",
+        "client-1/client-1-node.key", "client-2/client-2-node.key",
+    }  # fmt: skip
+    for path in tmp_path.rglob("*"):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if path.is_dir():
+            assert mode == 0o700
+        elif path.suffix == ".key":
+            assert mode == 0o600
+
+
+def test_devices_trust_the_authority_and_no_device_has_anothers_key(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, DEVICES)
+    authority = (tmp_path / "authority" / "ca.crt").read_bytes()
+    for device in DEVICES:
+        folder = tmp_path / device
+        assert {path.name for path in folder.iterdir()} == {"ca.crt", f"{device}-node.key", f"{device}-node.pub"}
+        assert (folder / "ca.crt").read_bytes() == authority
+        public = tmp_path / "public" / f"{device}-node.pub"
+        assert public.read_bytes() == (folder / public.name).read_bytes()
+    assert not list((tmp_path / "public").glob("*.key"))
+
+
+def test_server_certificate_has_all_names(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [], ["fl.example.org", "192.0.2.7"])
+    names = certificates.server_names(tmp_path / "server" / "server.crt")
+    assert names == {"superlink", "gateway", "fl.example.org", "192.0.2.7", "localhost", "127.0.0.1"}
+
+
+def test_server_certificate_is_renewed_when_it_runs_out_or_lacks_a_name(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [])
+    authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
+    path = tmp_path / "server" / "server.crt"
+
+    def serial() -> int:
+        return certificates.read_certificate(path).serial_number
+
+    first = serial()
+    certificates.make_server(authority, tmp_path / "server", federation.INNER_NAMES, days=29)
+    assert federation.prepare(tmp_path, []) == [str(path)]
+    second = serial()
+    assert federation.prepare(tmp_path, [], ["fl.example.org"]) == [str(path)]
+    assert len({first, second, serial()}) == 3
+
+
+def test_without_the_authoritys_key_a_good_certificate_is_kept_and_a_bad_one_is_an_error(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [])
+    (tmp_path / "authority" / "ca.key").unlink()
+    assert federation.prepare(tmp_path, []) == []
+    with pytest.raises(StorageError, match="no such key file"):
+        federation.prepare(tmp_path, [], ["fl.example.org"])
+
+
+def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, DEVICES)
+    server, secret, device = tmp_path / "server", tmp_path / "superexec", tmp_path / "client-1"
+    superlink = start.superlink(server, secret, tmp_path / "state.db", "0.0.0.0")
+    assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(superlink)
+    assert superlink[superlink.index("--isolation") + 1] == "process"
+    assert superlink[superlink.index("--superexec-auth-secret-file") + 1] == str(secret / "superexec.key")
+    superexec = start.superexec(secret, "superlink:8000", "127.0.0.1:9100")
+    assert str(secret / "ca.crt") in superexec
+    node = start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094)
+    assert node[node.index("--node-config") + 1] == "partition-id=1 num-partitions=2"
+    assert "--insecure" not in [*superlink, *superexec, *node]
+    with pytest.raises(StorageError, match="numbered 0 to 1"):
+        start.supernode(device, "client-1", "gateway:8443", 2, 2, 9094)
+    for folder, file, call in (
+        (server, "server.key", lambda: start.superlink(server, secret, tmp_path / "s.db", "127.0.0.1")),
+        (secret, "superexec.key", lambda: start.superexec(secret, "a:1", "b:2")),
+        (device, "client-1-node.key", lambda: start.supernode(device, "client-1", "g:1", 0, 2, 9094)),
+    ):
+        (folder / file).chmod(0o640)
+        with pytest.raises(StorageError, match="chmod 600"):
+            call()
+        (folder / file).chmod(0o600)
+    device.chmod(0o755)
+    with pytest.raises(StorageError, match="chmod 700"):
+        start.supernode(device, "client-1", "g:1", 0, 2, 9094)
+
+
+def test_nothing_that_starts_calls_out() -> None:
+    found = start.environment({"FLWR_TELEMETRY_ENABLED": "1", "PATH": "/bin"})
+    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert found["FLWR_DISABLE_UPDATE_CHECK"] == found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert found["PATH"].endswith(":/bin")
+
+
+def test_a_superlink_with_an_expired_or_foreign_certificate_does_not_start(tmp_path: Path) -> None:
+    federation.prepare(tmp_path / "a", [])
+    federation.prepare(tmp_path / "b", [])
+    server = tmp_path / "a" / "server"
+    (server / "ca.crt").write_bytes((tmp_path / "b" / "server" / "ca.crt").read_bytes())
+    with pytest.raises(StorageError, match="not signed by"):
+        start.superlink(server, tmp_path / "a" / "superexec", tmp_path / "s.db", "127.0.0.1")

@@ -1,0 +1,236 @@
+"""The compose federation for real: image built, three clients with data of their own, closed to strangers, taken down.
+
+Needs an engine (``docker info``) and ``BASE_IMAGE`` where no registry can be reached. One federation serves all tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy import certificates
+from deploy.device import Device, new_client
+from server.run import launch
+from tests.e2e import containers, intruder
+from tests.e2e.containers import CLIENTS, Federation
+
+pytestmark = [pytest.mark.compose, pytest.mark.slow]
+
+TASK = ["task=arrays", "task.classes=10", "task.shape=[1,28,28]", "task.test_fraction=0", "model=lenet5", "logger=none"]
+METHOD = ["method=fedcross", "method.k=5", "clients_per_round=3", "train.epochs=2"]
+RUN = [*TASK, *METHOD, "rounds=5", "seed=3"]
+#: The authority's certificate in a client's container.
+CA = "/keys/device/ca.crt"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    containers.deal(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def federation(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    settings = {**containers.places(data), "FEDCROSS_RUN": " ".join([*RUN, "partition=local", "output=/outputs/first"])}
+    with Federation(tmp_path_factory.mktemp("compose") / "clone", settings) as running:
+        running.compose("up", "-d", "--build")
+        yield running
+
+
+def sha(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_five_rounds_on_three_devices_give_the_local_model(
+    federation: Federation, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, log = federation.wait_for_run()
+    assert code == 0, log
+    folder = federation.folder / "outputs" / "first"
+    assert [line["clients"] for line in lines(folder)] == [3] * 5
+    assert [line["dropped"] for line in lines(folder)] == [0] * 5
+    assert "round 5/5" in log
+    monkeypatch.setenv("FEDCROSS_DATA", str(data / "together"))
+    local = launch([*RUN, "partition=natural"], tmp_path / "local")
+    print(f"SHA-256 of the final model: three containers {sha(folder)}, local engine {sha(local)}")
+    assert sha(folder) == sha(local)
+
+
+@pytest.mark.parametrize(
+    ("model", "most"),
+    [
+        pytest.param("model=mlp model.hidden=[512,512]", 1.05, id="2.7-MB-in-6-arrays"),
+        # Flower spends two requests of 1 kB on every array: much for ten arrays of 25 kB.
+        pytest.param("model=lenet5", 1.3, id="LeNet-5"),
+    ],
+)
+def test_a_round_costs_two_models_per_client_on_the_wire(federation: Federation, model: str, most: float) -> None:
+    """Everything that passes the clients' network interfaces, TCP and polling included, over the last four rounds."""
+    overrides = [*TASK, *METHOD, model, "partition=local", "rounds=6", "seed=5", "train.examples=50"]
+    processes = [federation.process(name) for name in CLIENTS]
+    run = federation.submit(" ".join(overrides), f"wire-{most}")
+    run.wait_for_round(2)
+    before = sum(map(containers.interface_bytes, processes))
+    run.wait_for_round(6)
+    measured = (sum(map(containers.interface_bytes, processes)) - before) / 4
+    run.finish()
+    models = sum(line["bytes_down"] + line["bytes_up"] for line in run.lines()[2:]) / 4
+    print(
+        f"on the wire per round, {model}: {measured:.0f} bytes, {measured / models:.3f} x 2K models of {models / 6:.0f}"
+    )
+    assert measured <= most * models
+
+
+def test_nobody_is_root_and_nothing_can_be_written(federation: Federation) -> None:
+    code = (
+        "import os\n"
+        "assert os.getuid() == 10001 and os.getgid() == 10001\n"
+        "status = open('/proc/self/status').read()\n"
+        "assert 'CapEff:\\t0000000000000000' in status and 'NoNewPrivs:\\t1' in status\n"
+        "for place in ('/etc', '/opt', '/usr', '/data', '/keys'):\n"
+        "    try:\n"
+        "        open(place + '/x', 'w')\n"
+        "    except OSError:\n"
+        "        continue\n"
+        "    raise SystemExit(place + ' can be written')\n"
+        "print('confined')"
+    )
+    for service in ("superlink", "superexec", "gateway", *CLIENTS):
+        assert federation.python(service, code) == "confined\n"
+    database = federation.python("superlink", "import os; print(oct(os.stat('/state/superlink.db').st_mode & 0o777))")
+    assert database == "0o600\n"
+
+
+def test_every_control_and_runtime_path_is_refused_from_a_clients_network(federation: Federation) -> None:
+    paths = intruder.superlink_paths()
+    assert len(paths) > 70
+    answers = json.loads(federation.python("client-1", intruder.asks("gateway:8443", paths, CA)))
+    refused = {path for path, status in answers.items() if status == 403}
+    allowed = set(answers) - refused
+    assert all(path.startswith("/v1/fleet/") for path in allowed)
+    assert len(allowed) == 10
+    assert {answers[path] for path in allowed} == {401}  # the caller has no registered key
+    print(f"{len(refused)} of {len(answers)} paths refused by the gateway, {len(allowed)} by authentication")
+
+
+def test_the_superlink_itself_cannot_be_reached_from_a_clients_network(federation: Federation) -> None:
+    address = next(
+        network["IPAddress"]
+        for name, network in federation.inspect("superlink")["NetworkSettings"]["Networks"].items()
+        if name.endswith("_inner")
+    )
+    assert federation.python("client-1", intruder.connects(["superlink", address], 8000)) == "refused refused\n"
+    assert federation.python("client-1", intruder.connects(["192.0.2.1", "1.1.1.1"], 443)) == "refused refused\n"
+
+
+def test_strangers_are_refused_and_a_device_refuses_a_wrong_server(federation: Federation, tmp_path: Path) -> None:
+    ours = federation.python("client-1", f"print(open({CA!r}).read())")
+    other = certificates.make_authority(tmp_path / "other").public.read_text()
+    attempts = {
+        "unregistered key": intruder.supernode("gateway:8443", ours),
+        "wrong CA": intruder.supernode("gateway:8443", other),
+        "expired": intruder.supernode("127.0.0.1:7443", *intruder.expired(tmp_path / "expired")),
+        "plaintext": intruder.plaintext("gateway:8443"),
+    }
+    said = {kind: federation.python("client-1", code) for kind, code in attempts.items()}
+    for kind, text in said.items():
+        print(
+            kind,
+            *(line for line in text.splitlines() if "rror" in line or "ailed" in line or "answer" in line),
+            sep="\n  ",
+        )
+    assert "Failed to activate SuperNode" in said["unregistered key"]
+    assert "CERTIFICATE_VERIFY_FAILED" in said["wrong CA"]
+    assert "certificate has expired" in said["expired"]
+    assert said["plaintext"] == "no answer to plain HTTP\n"
+
+
+def test_a_body_of_600_mib_is_refused_and_costs_the_superlink_nothing(federation: Federation) -> None:
+    before = intruder.peak_rss(federation)
+    statuses = [
+        federation.python("client-1", intruder.large_body("gateway:8443", CA, 600 * 2**20, how)).strip()
+        for how in ("announced", "chunked")
+    ]
+    growth = (intruder.peak_rss(federation) - before) / 2**20
+    print(f"600 MiB: {statuses}, SuperLink's peak memory grew by {growth:.1f} MiB")
+    assert statuses == ["413", "411"]
+    assert growth < 50
+
+
+def test_a_flood_is_turned_away_and_the_device_that_sent_it_recovers(federation: Federation) -> None:
+    answers = json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 5000)))
+    print(f"5,000 requests at once: {answers}")
+    assert set(answers) == {"403", "503"}
+    assert 0 < answers["403"] <= 3000
+    time.sleep(12)
+    assert json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 3))) == {"403": 3}
+    federation.wait_for_nodes(3)
+
+
+def test_a_revoked_device_is_out_and_a_registered_one_is_in(federation: Federation) -> None:
+    key = "/keys/public/client-3-node.pub"
+    assert "registered already" in federation.admin("register", key)
+    federation.wait_for_nodes(3)
+    assert "is shut out" in federation.admin("revoke", key)
+    federation.wait_for_nodes(2)
+    assert "no registered node has it" in federation.admin("revoke", key, check=False)
+    assert "refuses" in federation.admin("register", key, check=False)
+
+
+def test_a_fourth_device_from_its_bundle_takes_part_and_says_what_is_wrong_with_its_data(
+    federation: Federation, data: Path, tmp_path: Path
+) -> None:
+    """Through the published port, as a device elsewhere would."""
+    authority = tmp_path / "ca.crt"
+    authority.write_text(federation.python("superlink", "print(open('/keys/server/ca.crt').read())"))
+    bundle = new_client(Device("porch", f"{federation.address}:{federation.port}", 3, 4), authority, tmp_path)
+    public = (bundle / "keys" / "porch-node.pub").read_text()
+    own = tmp_path / "own"
+    shutil.copytree(data / "client-3", own)
+    assert "-: node " in federation.admin("register", "-", stdin=public)
+    before = federation.admin("nodes").count("online")
+    overrides = " ".join([*TASK, *METHOD, "partition=local", "rounds=2", "seed=6", f"clients_per_round={before + 1}"])
+    with containers.Bundle(bundle, own) as device:
+        federation.wait_for_nodes(before + 1)
+        run = federation.submit(overrides, "fourth")
+        run.finish()
+        assert [line["dropped"] for line in run.lines()] == [0, 0]
+
+        np.savez(own / "data.npz", x=np.zeros((4, 28, 30), np.uint8), y=np.arange(4))
+        run = federation.submit(overrides, "refused")
+        output = run.finish()
+        assert [line["dropped"] for line in run.lines()] == [1, 1]
+        said = "/data/data.npz: inputs of shape (1, 28, 30), this federation's are (1, 28, 28) (task.shape)"
+        assert f"client_error: code 2: <class 'tasks.errors.DataError'>:<'{said}" in output
+        assert said in device.log()
+
+
+def test_a_client_that_is_killed_is_missed_once_and_takes_part_again(federation: Federation) -> None:
+    """Runs last: two devices are left, one of them is killed with ``kill -9`` in a round and starts again by itself."""
+    overrides = [*TASK, *METHOD, "clients_per_round=2", "partition=local", "rounds=10", "seed=4"]
+    run = federation.submit(" ".join(overrides), "second")
+    run.wait_for_round(2)
+    before = federation.process("client-2")
+    os.kill(before, signal.SIGKILL)
+    run.finish()
+    clients = [line["clients"] for line in run.lines()]
+    lost = [line["dropped"] for line in run.lines()]
+    print(f"clients asked {clients}, lost {lost}")
+    assert len(lost) == 10
+    assert sum(lost) >= 1
+    assert (clients[-1], lost[-1]) == (2, 0)
+    assert federation.process("client-2") not in (0, before)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from conf.schema import load
+from deploy import certificates
+from engines import remote
+from tasks.errors import ConfigError, FederationError, StorageError
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("superlink:8000", ("superlink", 8000)), ("192.0.2.7:1", ("192.0.2.7", 1)), ("[::1]:8000", ("[::1]", 8000))],
+)
+def test_addresses(address: str, parts: tuple[str, int]) -> None:
+    assert remote.host_and_port(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "host", ":1", "https://h:1", "h:x", "a b:1", "::1:8000"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(FederationError, match="HOST:PORT"):
+        remote.host_and_port(address)
+    with pytest.raises(ConfigError, match=r"engine\.address"):
+        load(["engine=remote", f"engine.address='{address}'", "engine.authority=ca.crt"])
+
+
+def test_the_address_must_be_given() -> None:
+    with pytest.raises(ConfigError):
+        load(["engine=remote"])
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def superlink(tmp_path: Path):
+    """Yield the address and the authority of something that answers /health over TLS."""
+    authority = certificates.make_authority(tmp_path / "ca")
+    pair = certificates.make_server(authority, tmp_path / "server", [])
+    server = HTTPServer(("127.0.0.1", 0), Health)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.public, pair.private)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}", authority.public
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_superlink_that_answers(superlink: tuple[str, Path]) -> None:
+    remote.wait_for(*superlink, seconds=5)
+
+
+def test_another_authority_is_said_at_once(superlink: tuple[str, Path], tmp_path: Path) -> None:
+    other = certificates.make_authority(tmp_path / "other").public
+    with pytest.raises(FederationError, match="CERTIFICATE_VERIFY_FAILED"):
+        remote.wait_for(superlink[0], other, seconds=600)
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    authority = certificates.make_authority(tmp_path / "ca").public
+    with pytest.raises(FederationError, match="Is it running"):
+        remote.wait_for("127.0.0.1:1", authority, seconds=0.1)
+    with pytest.raises(StorageError, match="not a readable certificate"):
+        remote.wait_for("127.0.0.1:1", tmp_path / "none", seconds=0.1)
