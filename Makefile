@@ -57,9 +57,11 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload lenet5
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload w
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers --workload w
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.overhead
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.wire
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.aggregation
 
 lock: .boot/bin/uv
 	.boot/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements.lock
