@@ -18,20 +18,26 @@ EXPOSE 8443
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5s CMD ["python3", "-c", "import ssl,urllib.request as r,urllib.error as e\nc=ssl.create_default_context(cafile='/keys/server/ca.crt')\ntry: r.urlopen('https://localhost:8443/', context=c, timeout=4)\nexcept e.HTTPError as x: raise SystemExit(x.code != 403)"]
 CMD ["haproxy", "-W", "-db", "-f", "/etc/fedcross/gateway.cfg"]
 
+# The lock's pins and hashes, but only what runs here. A stage of its own, so that packages are installed again only when this
+# list has changed. Runtime installation is off, so Flower needs no uv. torch on a CPU links to CUDA's libraries (see
+# docs/deploy.md): what it opens only when there is a GPU is left out.
+FROM ${BASE_IMAGE} AS list
+ARG ACCELERATOR=cpu
+WORKDIR /list
+COPY requirements.lock pyproject.toml deploy/requirements.py ./
+RUN set -eu; \
+    cpu=""; \
+    if [ "$ACCELERATOR" = cpu ]; then cpu="triton nvidia-cusolver nvidia-cuda-cccl nvidia-nvtx cuda-bindings cuda-pathfinder"; fi; \
+    python3 requirements.py requirements.lock pyproject.toml --only setuptools hatchling > build.txt; \
+    python3 requirements.py requirements.lock pyproject.toml --extra privacy --without ray matplotlib uv $cpu > run.txt
+
 FROM ${BASE_IMAGE} AS build
 ARG ACCELERATOR=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
-RUN python3 -m venv /opt/fedcross
 WORKDIR /build
-COPY requirements.lock pyproject.toml ./
-COPY deploy/requirements.py deploy/requirements.py
-# The lock's pins and hashes, but only what runs here. Runtime installation is off, so Flower needs no uv. torch on a CPU
-# links to CUDA's libraries (see docs/deploy.md): what it opens only when there is a GPU is left out.
-RUN set -eu; lock() { python3 deploy/requirements.py requirements.lock pyproject.toml "$@"; }; \
-    lock --only setuptools hatchling > build.txt; \
-    cpu=""; \
-    if [ "$ACCELERATOR" = cpu ]; then cpu="triton nvidia-cusolver nvidia-cuda-cccl nvidia-nvtx cuda-bindings cuda-pathfinder"; fi; \
-    lock --extra privacy --without ray matplotlib uv $cpu > run.txt; \
+COPY --from=list /list/build.txt /list/run.txt ./
+RUN set -eu; \
+    python3 -m venv /opt/fedcross; \
     python3 -m venv /opt/tools; \
     /opt/tools/bin/pip install --quiet --require-hashes --no-deps -r build.txt; \
     /opt/fedcross/bin/pip install --quiet --require-hashes --no-deps -r build.txt; \
