@@ -69,7 +69,10 @@ def test_learning_rate_decays_to_its_floor():
 
 
 #: What a file leaves for the user to say.
-NEEDED = {("partition", "indices"): ("partition.file=owners.json",)}
+NEEDED = {
+    ("partition", "indices"): ("partition.file=owners.json",),
+    ("engine", "remote"): ("engine.address=superlink:8000", "engine.authority=ca.crt"),
+}
 CHOICES = sorted((group, path.stem) for group in PACKAGES for path in (composing.CONF / group).glob("*.yaml"))
 
 
