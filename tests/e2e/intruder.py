@@ -162,17 +162,18 @@ def flood(address: str, authority: str, count: int) -> str:
     """Code that sends `count` requests as fast as it can over one connection and prints how many got which status."""
     host, port = address.split(":")
     return f"""
-import collections, json, socket, ssl, threading
+import collections, json, socket, ssl
 context = ssl.create_default_context(cafile={authority!r})
 link = context.wrap_socket(socket.create_connection(({host!r}, {port}), timeout=30), server_hostname={host!r})
-requests = b"GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n" * {count}
-threading.Thread(target=link.sendall, args=(requests,), daemon=True).start()
-answers = b""
-while answers.count(b"HTTP/1.1 ") < {count}:
-    piece = link.recv(2**16)
-    if not piece:
-        break
-    answers += piece
+answers, sent = b"", 0
+while sent < {count}:
+    more = min(50, {count} - sent)
+    link.sendall(b"GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n" * more)
+    sent += more
+    while answers.count(b"HTTP/1.1 ") < sent:
+        piece = link.recv(2**16)
+        assert piece, "the connection was closed"
+        answers += piece
 print(json.dumps(collections.Counter(answer[:3].decode() for answer in answers.split(b"HTTP/1.1 ")[1:])))
 """
 
