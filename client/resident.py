@@ -134,11 +134,19 @@ def watch_keeper(keeper: warm.Keeper, forget: Callable[[], None]) -> None:
 
 
 def end_on_signal(forget: Callable[[], None]) -> None:
-    """End this process, after `forget`, on SIGTERM: at once, where a handler would wait for the end of a step."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """End this process, after `forget`, on SIGTERM: at once, where a handler would wait for the end of a step.
+
+    The signal may reach any thread, also those of a library that was imported before. Python's own part of a handler
+    writes the signal's number to a pipe whichever it is.
+    """
+    come, gone = os.pipe()
+    os.set_blocking(gone, False)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    signal.set_wakeup_fd(gone)
 
     def end() -> None:
-        signal.sigwait({signal.SIGTERM})
+        while os.read(come, 1)[0] != signal.SIGTERM:
+            pass
         forget()
         os._exit(0)
 

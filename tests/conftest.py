@@ -1,10 +1,20 @@
 """Shared by all tests: nothing global leaks from one test into the next."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Listen to Ctrl-C even where a shell started the tests in the background, which ignores it.
+
+    Processes inherit what is ignored, and several tests interrupt one.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
