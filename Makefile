@@ -60,6 +60,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.overhead
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak --ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.wire
 	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.aggregation
 

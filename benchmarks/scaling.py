@@ -4,6 +4,7 @@
 
     python -m benchmarks.scaling            # writes docs/performance.md
     python -m benchmarks.scaling --leak     # 300 rounds, slope of resident memory
+    python -m benchmarks.scaling --leak --ray   # the same of Ray's client actors and the server on Ray
     python -m benchmarks.scaling --dry --quick
 
 Every row is a process of its own, so that its memory is its own. Clients hold 20 random 3x32x32 images each and train
@@ -94,6 +95,48 @@ def leak(rounds: int, workers: int) -> dict[str, float]:
             run.close()
 
 
+def ray_leak(rounds: int) -> dict[str, float]:
+    """Return the slope of memory, MiB per 100 rounds, of the ServerApp's process and of Ray's actors together."""
+    work = replace(WORKLOADS["lenet5"], clients=50, examples=EXAMPLES, epochs=1)
+    with tempfile.TemporaryDirectory(prefix="fedcross-bench-") as name:
+        folder = Path(name)
+        images(work, folder)
+        settings = [s for s in overrides(work, folder, folder / "run") if not s.startswith("rounds=")]
+        own = {"FEDCROSS_STATE": str(folder / "state"), "FEDCROSS_CACHE": str(folder / "cache")}
+        command = [sys.executable, "-m", "server.run", *settings, "engine=ray", f"rounds={rounds}"]
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT)
+        done, series = 0, []
+        while process.poll() is None:
+            lines = folder / "run" / "metrics.jsonl"
+            now = lines.read_text().count("\n") if lines.exists() else 0
+            if now > done and now >= rounds // 6:
+                server, actors = _on_ray()
+                series.append((now, server, actors))
+            done = max(done, now)
+            time.sleep(0.2)
+        if process.returncode:
+            raise RuntimeError((folder / "log").read_text()[-2000:])
+    steps, *columns = (np.array(column) for column in zip(*series))
+    slopes = [float(np.polyfit(steps, column, 1)[0]) * 100 for column in columns]
+    return {"rounds": rounds, "server": slopes[0], "workers": slopes[1]}
+
+
+def _on_ray() -> tuple[float, float]:
+    """Return the memory of the process that runs the ServerApp on Ray, and of all client actors, MiB."""
+    server = actors = 0.0
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if title.startswith("ray::ClientAppActor"):
+                actors += resident(int(place.name))
+            elif "flwr-simulation" in title:
+                server += resident(int(place.name))
+        except (OSError, IndexError):
+            continue  # ended in the meantime
+    return server, actors
+
+
 def apart(*arguments: str) -> dict[str, float]:
     """Run this module with `arguments` in a process of its own and return what it measured."""
     command = [sys.executable, "-m", "benchmarks.scaling", *arguments]
@@ -124,6 +167,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None, help="rounds per case (5), or of the check for leaks (300)")
     parser.add_argument("--workers", type=int, default=2, help="of the check for leaks")
     parser.add_argument("--leak", action="store_true")
+    parser.add_argument("--ray", action="store_true", help="the check for leaks on Ray")
     parser.add_argument("--quick", action="store_true", help="without the largest cases")
     parser.add_argument("--dry", action="store_true", help="print only, leave docs/performance.md as it is")
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
@@ -132,15 +176,17 @@ def main() -> None:
         print(json.dumps(one(int(given.case[0]), int(given.case[1]), given.case[2], given.rounds)))
         return
     if given.leak:
-        found = leak(given.rounds or 300, given.workers)
+        rounds = given.rounds or 300
+        found = ray_leak(rounds) if given.ray else leak(rounds, given.workers)
+        who = "engine=ray, its actors being the" if given.ray else f"engine=local, {given.workers}"
         text = (
-            f"Slope of unshared memory over {found['rounds']:.0f} rounds (the first sixth left out), {given.workers} "
+            f"Slope of unshared memory over {rounds} rounds (the first sixth left out), {who} "
             f"workers: server {found['server']:+.2f} MiB, all workers {found['workers']:+.2f} MiB per 100 rounds "
             f"(limit {LEAK_LIMIT:.0f})."
         )
         print(text)
         if not given.dry:
-            write_section("leak", f"## Memory over many rounds\n\n{text}\n\n{machine()}")
+            write_section("leak ray" if given.ray else "leak", f"## Memory over many rounds\n\n{text}\n\n{machine()}")
         return
     text = scaling_table(given.rounds or 5, quick=given.quick)
     if not given.dry:
