@@ -114,3 +114,8 @@ def load(config: RunConfig) -> FederatedData:
         _loaded.clear()
         _loaded[wanted] = FederatedData(task, partition)
     return _loaded[wanted]
+
+
+def forget() -> None:
+    """Read the data anew when it is asked for next."""
+    _loaded.clear()

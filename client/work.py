@@ -15,7 +15,7 @@ from flwr.common.logger import log
 from torch import Tensor, nn
 
 from client.attack import malicious, poison
-from client.data import FederatedData, load
+from client.data import FederatedData, forget, load
 from client.net import ModuleNet
 from client.privacy import noise_source, protect
 from client.scoring import load_weights, score
@@ -57,6 +57,8 @@ class Workshop:
         self.objective: Objective = method.Objective(config.method)
         self._wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         self._told = False
+        #: The run whose messages came last; empty before the first.
+        self.run = ""
         if config.privacy.enabled and any(buffer.is_floating_point() for buffer in self.net.buffers.values()):
             raise ConfigError(
                 f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch norm). "
@@ -278,9 +280,20 @@ def workshop(overrides: str) -> Workshop:
     return _open[overrides]
 
 
+def _of_this_run(shop: Workshop, overrides: str, run: str) -> Workshop:
+    """Return `shop`; a new one where a device's own data was read for another run and may have changed since."""
+    if shop.data.partition.own and run and shop.run and shop.run != run:
+        _open.clear()
+        forget()
+        shop = workshop(overrides)
+    shop.run = run or shop.run
+    return shop
+
+
 def do(task: str, overrides: str, content: RecordDict | None) -> RecordDict:
     """Do `task` (``train``, ``evaluate``) for the run that `overrides` describe; without content only get ready."""
     shop = workshop(overrides)
     if content is None:
         return RecordDict()
+    shop = _of_this_run(shop, overrides, str(content.config_records["config"].get("run", "")))
     return {"train": shop.train, "evaluate": shop.evaluate}[task](content)

@@ -1,0 +1,33 @@
+"""A process that stays warm between runs reads a device's own data again for each run, and only then."""
+
+import numpy as np
+import pytest
+
+from client.work import _of_this_run, workshop
+
+
+def write(folder, examples):
+    y = np.arange(examples) % 2
+    np.savez(
+        folder / "data.npz",
+        x=np.zeros((examples, 4, 4), np.uint8),
+        y=y,
+        x_test=np.zeros((2, 4, 4), np.uint8),
+        y_test=y[:2],
+    )
+
+
+@pytest.mark.parametrize(
+    ("partition", "fresh"), [("partition=local", True), ("partition=iid partition.clients=2", False)]
+)
+def test_own_data_that_changed_is_seen_by_the_next_run(tmp_path, partition, fresh):
+    overrides = f"task=arrays task.root={tmp_path} task.classes=2 model=mlp clients_per_round=1 logger=none {partition}"
+    write(tmp_path, 6)
+    shop = _of_this_run(workshop(overrides), overrides, "first")
+    assert len(shop.data.task.train.y) == 6
+    write(tmp_path, 8)
+    assert _of_this_run(shop, overrides, "first") is shop
+    later = _of_this_run(shop, overrides, "second")
+    assert (later is not shop) == fresh
+    assert len(later.data.task.train.y) == (8 if fresh else 6)
+    assert _of_this_run(later, overrides, "second") is later
