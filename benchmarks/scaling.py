@@ -155,7 +155,7 @@ def scaling_table(rounds: int, *, quick: bool) -> str:
         if quick and (model == "vgg16_bn" or drawn > 50):
             continue
         case = apart("--case", str(clients), str(drawn), model, "--rounds", str(rounds))
-        values = (f"{case[key]:.2f}" for key in ("start", "start_cpu", "round", "cpu"))
+        values = (f"{case[key]:.3g}" for key in ("start", "start_cpu", "round", "cpu"))
         cells = (str(clients), str(drawn), f"{model} ({WEIGHTS[model]})", *values, f"{case['memory']:.0f}")
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)

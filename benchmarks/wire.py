@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import Workload, images, machine
+from benchmarks.common import Workload, images, machine, write_section
 from conf.compose import join
 from engines import bundle, superlink
 
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="counted rounds of each contestant")
     parser.add_argument("--only", choices=CONTESTANTS, nargs="*", default=CONTESTANTS)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="further settings of the run")
+    parser.add_argument("--dry", action="store_true", help="print only, leave docs/performance.md as it is")
     options = parser.parse_args()
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="fedcross-wire-") as scratch:
@@ -186,16 +187,20 @@ def main() -> None:
     for name, seconds, passed, arrays in found:
         print(f"{name}: {seconds:.1f} s, {passed / 1e6:.3f} MB, of it arrays {arrays / 1e6:.3f} MB")
     floor = median([seconds for name, seconds, *_ in found if name == "floor"] or [0.0])
-    print("\n| contestant | s a round, median (range) | over the floor, s | MB a round | times its arrays |")
-    print("|---|---|---|---|---|")
+    table = ["| contestant | s a round, median (range) | over the floor, s | MB a round | times its arrays |"]
+    table.append("|---|---|---|---|---|")
     for name in options.only:
         own = [seconds for n, seconds, *_ in found if n == name]
         size = median(passed for n, _, passed, _ in found if n == name)
         arrays = median(a for n, _, _, a in found if n == name)
-        print(
+        table.append(
             f"| {name} | {median(own):.1f} ({min(own):.1f}-{max(own):.1f}) | {median(own) - floor:+.1f} | "
             f"{size / 1e6:.3f} | {size / arrays:.3f} |"
         )
+    text = "\n".join([f"LeNet-5, three SuperNodes, {options.rounds} rounds each:", "", *table])
+    print(f"\n{text}")
+    if not options.dry:
+        write_section("wire", f"{machine()}\n\n{text}")
 
 
 if __name__ == "__main__":
