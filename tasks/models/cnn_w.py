@@ -6,6 +6,7 @@ from torch import nn
 
 from tasks.base import Task
 from tasks.models._split import Split, block, convolutional, images
+from tasks.models.pooling import MaxPool2
 from tasks.settings import Settings
 
 
@@ -21,7 +22,7 @@ def build(params: Params, task: Task) -> Split:  # noqa: ARG001
     """
     channels, _, _ = images(task, "cnn_w")
     extractor = nn.Sequential(
-        *block(channels, 32, 5, 0, nn.MaxPool2d(2)),
-        *block(32, 64, 5, 0, nn.MaxPool2d(2)),
+        *block(channels, 32, 5, 0, MaxPool2()),
+        *block(32, 64, 5, 0, MaxPool2()),
     )
     return convolutional(extractor, (512,), task, "cnn_w")

@@ -9,6 +9,7 @@ from torch import nn
 
 from tasks.base import Task
 from tasks.models._split import Split, block, convolutional, images, xavier
+from tasks.models.pooling import MaxPool2
 from tasks.settings import Settings
 
 
@@ -37,7 +38,7 @@ def build(params: Params, task: Task) -> Split:
     kernel = 3 if params.variant == "code" else 5
 
     def pool() -> nn.Module:
-        return nn.MaxPool2d(3, stride=2, padding=1) if params.variant == "code" else nn.MaxPool2d(2)
+        return nn.MaxPool2d(3, stride=2, padding=1) if params.variant == "code" else MaxPool2()
 
     extractor = nn.Sequential(*block(channels, 32, 5, 2, pool()), *block(32, 64, kernel, kernel // 2, pool()))
     return xavier(convolutional(extractor, (512,), task, "fedfusion_mnist", dropout=params.dropout))

@@ -6,6 +6,7 @@ from torch import nn
 
 from tasks.base import Task
 from tasks.models._split import Split, block, convolutional, images
+from tasks.models.pooling import MaxPool2
 from tasks.settings import Settings
 
 
@@ -24,7 +25,7 @@ def build(params: Params, task: Task) -> Split:  # noqa: ARG001
     channels, height, width = images(task, "lenet5")
     padding = 2 if (height, width) == (28, 28) else 0
     extractor = nn.Sequential(
-        *block(channels, 6, 5, padding, nn.MaxPool2d(2)),
-        *block(6, 16, 5, 0, nn.MaxPool2d(2)),
+        *block(channels, 6, 5, padding, MaxPool2()),
+        *block(6, 16, 5, 0, MaxPool2()),
     )
     return convolutional(extractor, (120, 84), task, "lenet5")

@@ -7,6 +7,7 @@ from torch import nn
 
 from tasks.base import Task
 from tasks.models._split import Split, convolutional, images
+from tasks.models.pooling import MaxPool2
 from tasks.settings import Settings
 
 BLOCKS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
@@ -38,6 +39,6 @@ def build(params: Params, task: Task) -> Split:
         for _ in range(repeats):
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
             channels = width
-        blocks.append(nn.Sequential(*layers, nn.MaxPool2d(2)))
+        blocks.append(nn.Sequential(*layers, MaxPool2()))
     extractor, body = nn.Sequential(*blocks[:2]), nn.Sequential(*blocks[2:])
     return convolutional(extractor, (4096, 4096), task, "vgg16_bn", body, params.dropout)

@@ -8,6 +8,7 @@ from torch import nn
 
 from tasks.base import Task
 from tasks.models._split import Split, images, output_shape
+from tasks.models.pooling import MaxPool2
 from tasks.settings import Settings
 
 
@@ -32,7 +33,7 @@ def build(params: Params, task: Task) -> Split:  # noqa: ARG001
     )
     body = nn.Sequential(
         *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU()),
-        *(nn.Conv2d(256, 512, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(256, 512, 3, padding=1), MaxPool2(), nn.ReLU()),
         nn.AdaptiveAvgPool2d(7),
     )
     output_shape(nn.Sequential(extractor, body), task, "vgg_femnist")

@@ -1,0 +1,67 @@
+"""Max-pooling over 2x2, for training on a CPU: torch's values, indices and gradients, found five times faster.
+
+Torch's kernel is slow where pictures have few channels: 0.45 of the 3.5 ms of a LeNet-5 step of 50 examples, the loop
+below 0.08. It pays for being compiled only in a process that pools much, so the first :data:`TRIAL` numbers of a
+process go through torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+TRIAL = 2**29
+"""Numbers pooled by torch before the loop is compiled: a second or two of pooling, as long as compiling takes."""
+
+_WINDOW = ([2, 2], [2, 2], [0, 0], [1, 1], False)  # kernel, stride, padding, dilation, ceil_mode
+_pooled = 0
+
+
+class MaxPool2(nn.MaxPool2d):
+    """``nn.MaxPool2d(2)``; the same to the bit. Float tensor (batch, channels, height, width), halves both sides."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the largest of each 2x2 window; NaN wins."""
+        global _pooled
+        if _pooled >= TRIAL and _suits(x):
+            return cast(Tensor, _Pool.apply(x))
+        _pooled += x.numel()
+        return cast(Tensor, super().forward(x))
+
+
+def _suits(x: Tensor) -> bool:
+    return bool(
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and x.dim() == 4
+        and x.size(2) % 2 == x.size(3) % 2 == 0
+        and x.numel() > 0
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+class _Pool(torch.autograd.Function):
+    """Our loop forward; torch's own function backward, which is fast."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        from tasks.models.pooling_loop import pool
+
+        n, c, h, w = x.shape
+        out = torch.empty((n, h // 2, w // 2, c), dtype=x.dtype)
+        index = torch.empty(out.shape, dtype=torch.int64)
+        pool(x.detach().permute(0, 2, 3, 1).numpy(), out.numpy(), index.numpy())
+        ctx.save_for_backward(x, index.permute(0, 3, 1, 2))
+        return out.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        x, index = ctx.saved_tensors
+        out: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(gradients[0], x, *_WINDOW, index)
+        return out
