@@ -14,10 +14,10 @@ def _pool(x: NDArray[Any], out: NDArray[Any], index: NDArray[np.int64]) -> None:
 
     Parameters
     ----------
-    x : float array (n, h, w, c), C-contiguous, h and w even
+    x : float array (n, h, w, c), C-contiguous, h and w even, without NaN
     out : array (n, h/2, w/2, c) of x's dtype
     index : int64 array, as `out`
-        ``row * w + column`` of the value in its picture. Of equal values the first, of several NaN the last: as torch.
+        ``row * w + column`` of the value in its picture. Of equal values the first, as torch.
     """
     n, h, w, c = x.shape
     for i in range(n):
@@ -29,13 +29,13 @@ def _pool(x: NDArray[Any], out: NDArray[Any], index: NDArray[np.int64]) -> None:
                 for k in range(c):
                     best, where = upper[left, k], place
                     v = upper[left + 1, k]
-                    if v > best or v != v:
+                    if v > best:
                         best, where = v, place + 1
                     v = lower[left, k]
-                    if v > best or v != v:
+                    if v > best:
                         best, where = v, place + w
                     v = lower[left + 1, k]
-                    if v > best or v != v:
+                    if v > best:
                         best, where = v, place + w + 1
                     values[column, k] = best
                     places[column, k] = where
