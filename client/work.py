@@ -131,7 +131,7 @@ class Workshop:
         scales = views(records[SCALES]) if SCALES in records else {}
         arrays = self._wire.received(views(records["arrays"]), scales)
         extras = {
-            name.removeprefix(EXTRA): {key: a.numpy() for key, a in record.items()}
+            name.removeprefix(EXTRA): {key: array.copy() for key, array in views(record).items()}
             for name, record in records.items()
             if name.startswith(EXTRA)
         }

@@ -30,7 +30,7 @@ from strategies.arrays import Arrays
 from strategies.protocol import Round, Upload
 from tasks.errors import StorageError
 
-MAGIC = b"FCL1"
+MAGIC = b"FCL2"
 _HEAD = struct.Struct("<4sQI")
 _MODEL = "model."
 _EXTRA = "extra."
@@ -70,7 +70,7 @@ class Replies:
 
     def draw(self, number: int, available: Sequence[int]) -> None:
         """Keep what round `number` is drawn from. It is on disk with the first reply, for which it matters."""
-        self._append({"kind": "draw", "round": number, "available": list(available)}, durable=False)
+        self._append({"kind": "draw", "round": number, "available": _spans(available)}, durable=False)
 
     def accepted(self, current: Round) -> list[Upload]:
         """Return what was accepted in this exchange; each upload is given out once."""
@@ -162,7 +162,7 @@ class Replies:
 
     def _take(self, facts: dict[str, Any], arrays: Arrays) -> None:
         if facts["kind"] == "draw":
-            self._available[facts["round"]] = [int(partition) for partition in facts["available"]]
+            self._available[facts["round"]] = [p for first, last in facts["available"] for p in range(first, last + 1)]
         elif facts["kind"] == "end":
             self._over.add((facts["round"], facts["exchange"]))
         elif facts["kind"] == "reply":
@@ -223,3 +223,14 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], Arrays] | None:
         return facts, load(data)
     except (SafetensorError, ValueError, KeyError, TypeError):
         return None
+
+
+def _spans(numbers: Sequence[int]) -> list[list[int]]:
+    """Return sorted `numbers` as [first, last] of each gapless stretch: a large federation is a short line."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return spans

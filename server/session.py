@@ -82,7 +82,7 @@ class Session:
             self.done, state, identity = self.checkpoints.latest()
             check_same(identity["config"], describe(config), kind.may_change)
             self.run = identity["run"]
-        self.method: Method = kind(config.method, federation_of(config, self.run))
+        self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
         self.method.durable = {}
         self._accepted: deque[dict[int, int]] = deque(maxlen=config.checkpoint.keep)
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
@@ -180,8 +180,12 @@ def logs_replies(config: RunConfig, grid: Grid) -> bool:
     """
     if config.checkpoint.log != "auto":
         return config.checkpoint.log
-    simulated = hasattr(grid, "partitions") or config.names["engine"] == "ray"
-    return not simulated
+    return networked(config, grid)
+
+
+def networked(config: RunConfig, grid: Grid) -> bool:
+    """Return whether clients are reached over a network, not part of this machine."""
+    return not (hasattr(grid, "partitions") or config.names["engine"] == "ray")
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -190,8 +194,9 @@ def fingerprint(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def federation_of(config: RunConfig, run: str) -> Federation:
-    """Return how the method meets its clients under `config`."""
+def federation_of(config: RunConfig, run: str, network: bool = False) -> Federation:
+    """Return how the method meets its clients under `config`, on a `network` or on this machine."""
+    packed = config.federation.packed
     return Federation(
         seed=config.seed,
         rounds=config.rounds,
@@ -205,6 +210,7 @@ def federation_of(config: RunConfig, run: str) -> Federation:
         hedge=config.federation.hedge,
         run=run,
         nonce=True,
+        packed=network if packed == "auto" else packed,
         defence=config.defence,
         compression=config.compression,
     )

@@ -289,7 +289,8 @@ class Method(Strategy):
         self.requests[payload.client] += 1
         node, run = self.roster.node(payload.client), self.federation.run
         model, scales = self._compressor.expected(self.upload_model(payload), self._sent.get(payload.slot, {}))
-        return request(payload, current, run, node, model, self.upload_extras(payload), seconds, scales)
+        extras, packed = self.upload_extras(payload), self.federation.packed
+        return request(payload, current, run, node, model, extras, seconds, scales, packed)
 
     def _visit(self, current: Round) -> int:
         """Return the number that names a client's state after this exchange; grows with every exchange."""

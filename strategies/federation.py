@@ -37,6 +37,7 @@ class Federation(Settings):
     hedge: int = Field(0, ge=0, description="slots, the stalest ones, that a spare client is asked for too")
     run: str = Field("", description="identity of the run, bound into every message")
     nonce: bool = False
+    packed: bool = Field(False, description="all arrays of a record travel as one; needs fedcross clients")
     defence: Defence = Defence()
     compression: Compression = Compression()
 
@@ -44,6 +45,8 @@ class Federation(Settings):
     def _clients_can_decode(self) -> Self:
         if not self.compression.exact and not self.nonce:
             raise ValueError("compression needs fedcross clients on the same configuration: set nonce=True")
+        if self.packed and not self.nonce:
+            raise ValueError("packed messages need fedcross clients: set nonce=True")
         return self
 
 

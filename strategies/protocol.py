@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from strategies.wire import Arrays, Spec, encode, nbytes, spec_of
+from strategies.wire import Arrays, Spec, encode, is_packed, nbytes, spec_of
 
 Scalar = int | float | str | bool
 EXTRA = "extra."
@@ -106,14 +106,15 @@ def request(
     extras: Mapping[str, Spec],
     ttl_s: float,
     scales: Spec | None = None,
+    packed: bool = False,
 ) -> tuple[Message, Ticket]:
     """Return the Flower message that carries `payload` to `node`, and the ticket for its reply."""
     nonce = secrets.token_hex(16)
-    content = RecordDict({"arrays": encode(payload.arrays)})
+    content = RecordDict({"arrays": encode(payload.arrays, packed)})
     for name, arrays in payload.extras.items():
-        content[EXTRA + name] = encode(arrays)
+        content[EXTRA + name] = encode(arrays, packed)
     if payload.scales:
-        content[SCALES] = encode(payload.scales)
+        content[SCALES] = encode(payload.scales, packed)
     content["config"] = ConfigRecord(
         {
             **payload.config,
@@ -149,13 +150,14 @@ def answer(
     metrics: Mapping[str, float],
     scales: Arrays | None = None,
 ) -> RecordDict:
-    """Return the content of the client's answer to a message with content `asked_for`."""
+    """Return the content of the client's answer to a message with content `asked_for`, packed if that is."""
     asked = asked_for.config_records["config"]
-    content = RecordDict({"arrays": encode(arrays)})
+    packed = is_packed(asked_for.array_records["arrays"])
+    content = RecordDict({"arrays": encode(arrays, packed)})
     for name, group in extras.items():
-        content[EXTRA + name] = encode(group)
+        content[EXTRA + name] = encode(group, packed)
     if scales:
-        content[SCALES] = encode(scales)
+        content[SCALES] = encode(scales, packed)
     content["config"] = ConfigRecord(
         {name: asked[name] for name in ("run", "round", "exchange", "client", "slot", "nonce")}
     )

@@ -28,6 +28,8 @@ class Roster:
     def __init__(self) -> None:
         self._partition_of: dict[int, int] = {}
         self._online: dict[int, int] = {}
+        self._sorted: list[int] = []
+        self._last: set[int] | None = None  # who was there when the two above were made
         self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, until when it may answer
 
     def refresh(self, grid: Grid) -> list[int]:
@@ -39,8 +41,12 @@ class Roster:
         new = sorted(online - self._partition_of.keys())
         if new:
             self._partition_of.update(self._ask(grid, new, 1 + max(self._partition_of.values(), default=-1)))
+        elif online == self._last:  # nothing to sort: a federation of 10,000 costs a round nothing
+            return list(self._sorted)
+        self._last = online
         self._online = {partition: node for node, partition in sorted(self._partition_of.items()) if node in online}
-        return sorted(self._online)
+        self._sorted = sorted(self._online)
+        return list(self._sorted)
 
     def node(self, partition: int) -> int:
         """Return the node id that holds `partition`."""

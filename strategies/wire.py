@@ -1,6 +1,7 @@
 """Arrays as Flower records and back, with one copy on the way out and none on the way in.
 
-An array travels as its ``.npy`` bytes, which is Flower's own convention, so any Flower client can read and write it.
+An array travels as its ``.npy`` bytes, which is Flower's own convention, so any Flower client can read and write it;
+or all arrays of a record travel as one (:mod:`strategies.packing`), where both ends are ours.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
 from strategies.arrays import Arrays as Arrays
+from strategies.packing import PACKED, STYPE, declared, pack, packable, unpack
+from strategies.packing import Spec as Spec
 from tasks.errors import UploadError
-
-Spec = Mapping[str, tuple[tuple[int, ...], str]]
 
 _STYPE = "numpy.ndarray"
 
@@ -41,8 +42,11 @@ def nbytes(spec: Spec) -> int:
     return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in spec.values())
 
 
-def encode(arrays: Mapping[str, npt.NDArray[np.generic]]) -> ArrayRecord:
-    """Return an ArrayRecord that owns a copy of `arrays`."""
+def encode(arrays: Mapping[str, npt.NDArray[np.generic]], packed: bool = False) -> ArrayRecord:
+    """Return an ArrayRecord that owns a copy of `arrays`, `packed` as one array or each as its own."""
+    if packed and arrays and packable(spec_of(dict(arrays))):
+        data = pack(arrays)
+        return ArrayRecord({PACKED: Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)})
     record: dict[str, Array] = {}
     for name, array in arrays.items():
         contiguous = np.asarray(array, order="C")
@@ -72,6 +76,8 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
         With reason ``missing_array``, ``extra_array``, ``wrong_dtype``, ``wrong_shape``, ``malformed_array`` or
         ``non_finite``.
     """
+    if is_packed(record) and packable(spec):
+        return _finite(unpack(record[PACKED].data, spec), finite)
     if missing := [name for name in spec if name not in record]:
         raise UploadError("missing_array", f"{len(missing)} of {len(spec)} arrays missing, first {missing[0]!r}")
     if len(record) != len(spec):
@@ -88,10 +94,25 @@ def views(record: ArrayRecord) -> Arrays:
     UploadError
         If an array is not what its own declaration says.
     """
+    if is_packed(record):
+        data = record[PACKED].data
+        return unpack(data, declared(data))
     return {
         str(name): _decode_one(str(name), array, tuple(array.shape), array.dtype, finite=False)
         for name, array in record.items()
     }
+
+
+def is_packed(record: ArrayRecord) -> bool:
+    """Return whether all arrays of `record` are packed as one."""
+    return len(record) == 1 and PACKED in record and record[PACKED].stype == STYPE
+
+
+def _finite(arrays: Arrays, wanted: bool) -> Arrays:
+    for name, values in arrays.items() if wanted else ():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise UploadError("non_finite", f"{name} holds NaN or infinity")
+    return arrays
 
 
 def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, finite: bool) -> npt.NDArray[np.generic]:
@@ -108,9 +129,7 @@ def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, fin
     if len(data) - start != size:
         raise UploadError("malformed_array", f"{name}: {len(data) - start} bytes of values instead of {size}")
     values = np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
-    if finite and values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise UploadError("non_finite", f"{name} holds NaN or infinity")
-    return values
+    return _finite({name: values}, finite)[name]
 
 
 def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) -> int:

@@ -24,6 +24,7 @@ import torch
 from flwr.serverapp import Grid
 
 from engines.local import LocalGrid
+from server import replies as replies_module
 from server.accounting import Ledger
 from server.replies import Replies
 from server.session import Session
@@ -103,7 +104,7 @@ def half_a_record(clock: Clock) -> Callable[..., None]:
 
     def act(replies: Replies, current: Any, upload: Any) -> None:
         if clock.now == clock.due and clock.passed == 1:
-            replies._file.write(b"FCL1" + (10**6).to_bytes(8, "little") + b"half")
+            replies._file.write(replies_module.MAGIC + (10**6).to_bytes(8, "little") + b"half")
             replies._file.flush()
         clock.kill(2)
 

@@ -219,3 +219,12 @@ def test_auto_is_for_clients_on_a_network():
     assert not logs_replies(load([*SMALL, "engine=ray"]), remote)  # type: ignore[arg-type]
     assert logs_replies(load([*SMALL, "checkpoint.log=true"]), local)
     assert not logs_replies(load([*SMALL, "checkpoint.log=false"]), remote)  # type: ignore[arg-type]
+
+
+def test_a_draw_from_a_large_federation_is_a_short_record(tmp_path):
+    available = [*range(2, 9_000), 9_005, *range(9_100, 10_000)]
+    log = Replies(tmp_path, "run", 0)
+    log.draw(1, available)
+    log.close()
+    assert Replies(tmp_path, "run", 0).available(1) == available
+    assert log.path.stat().st_size < 1000

@@ -5,7 +5,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from conf.schema import load
-from server.session import check_same, describe, flatten
+from server.session import check_same, describe, federation_of, flatten
 from tasks.errors import ConfigError, StorageError
 from tests.federation import run, same, session
 
@@ -96,3 +96,29 @@ def test_the_result_has_each_classs_accuracy(tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert len(result["class_accuracy"]) == 10
     assert all(0 <= share <= 1 for share in result["class_accuracy"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("method=fedcross",), ("method=fedct",), ("method=scaffold",), ("compression.up=int8", "compression.down=int8")],
+    ids=["fedcross", "fedct", "scaffold", "int8"],
+)
+def test_packed_messages_change_no_bit(tmp_path, settings):
+    records = []
+    plain = run(tmp_path / "plain", *settings, "federation.packed=false")
+    boxed = session(tmp_path / "packed", *settings, "federation.packed=true")
+    push = boxed.grid.push_messages
+    boxed.grid.push_messages = lambda messages: push(records.append(m.content) or m for m in messages)
+    boxed.execute()
+    assert same(plain.method.global_model(), boxed.method.global_model())
+    trained = [content for content in records if "arrays" in content]
+    assert trained
+    assert all(list(record) == ["packed"] for content in trained for record in content.array_records.values())
+
+
+def test_messages_are_packed_where_clients_are_on_a_network():
+    config = load(())
+    assert not federation_of(config, "run").packed
+    assert federation_of(config, "run", network=True).packed
+    assert not federation_of(load(("federation.packed=false",)), "run", network=True).packed
+    assert federation_of(load(("federation.packed=true",)), "run").packed

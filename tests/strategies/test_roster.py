@@ -90,3 +90,16 @@ def test_a_query_that_is_never_answered_is_put_again(slow, monkeypatch):
     roster.refresh(slow)
     roster.refresh(slow)
     assert len(slow.sent) == 4
+
+
+def test_a_federation_that_stays_is_not_sorted_again_and_one_that_changes_is():
+    grid, roster = LocalGrid(ClientApp(), 5, {}), Roster()
+    first = roster.refresh(grid)
+    first.clear()  # the caller's copy
+    assert roster.refresh(grid) == [0, 1, 2, 3, 4]
+    grid.get_node_ids = lambda: [FIRST_NODE + i for i in (0, 2, 4)]
+    assert roster.refresh(grid) == [0, 2, 4]
+    assert not roster.has(1)
+    del grid.get_node_ids
+    assert roster.refresh(grid) == [0, 1, 2, 3, 4]
+    assert roster.has(1)
