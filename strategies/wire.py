@@ -77,7 +77,7 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
         ``non_finite``.
     """
     if is_packed(record) and packable(spec):
-        return _finite(unpack(record[PACKED].data, spec), finite)
+        return _finite(unpack(_box(record), spec), finite)
     if missing := [name for name in spec if name not in record]:
         raise UploadError("missing_array", f"{len(missing)} of {len(spec)} arrays missing, first {missing[0]!r}")
     if len(record) != len(spec):
@@ -95,7 +95,7 @@ def views(record: ArrayRecord) -> Arrays:
         If an array is not what its own declaration says.
     """
     if is_packed(record):
-        data = record[PACKED].data
+        data = _box(record)
         return unpack(data, declared(data))
     return {
         str(name): _decode_one(str(name), array, tuple(array.shape), array.dtype, finite=False)
@@ -106,6 +106,16 @@ def views(record: ArrayRecord) -> Arrays:
 def is_packed(record: ArrayRecord) -> bool:
     """Return whether all arrays of `record` are packed as one."""
     return len(record) == 1 and PACKED in record and record[PACKED].stype == STYPE
+
+
+def _box(record: ArrayRecord) -> bytes:
+    """Return the bytes of a packed record, which must be what its declaration says."""
+    array = record[PACKED]
+    if array.dtype != "uint8":
+        raise UploadError("wrong_dtype", f"packed arrays declared as {str(array.dtype)[:40]!r}")
+    if tuple(array.shape) != (len(array.data),):
+        raise UploadError("wrong_shape", f"packed arrays declared as {str(array.shape)[:80]}")
+    return array.data
 
 
 def _finite(arrays: Arrays, wanted: bool) -> Arrays:

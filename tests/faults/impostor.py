@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import Message
 
 from strategies.protocol import reply
+from strategies.wire import views
 
 if TYPE_CHECKING:
     from tests.faults.light_node import Connection
@@ -73,7 +74,7 @@ class Impostor:
     def _poison(self, message: Message, number: int) -> Message:
         if self.kind == "replay":
             return Message(self._old, reply_to=message)
-        arrays = {name: a.numpy() for name, a in message.content.array_records["arrays"].items()}
+        arrays = views(message.content.array_records["arrays"])
         poisoned = {name: values + values.dtype.type(1000 + number) for name, values in arrays.items()}
         return reply(message, poisoned, {}, 10, {"train-loss": float(np.float32(number))})
 

@@ -34,6 +34,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from strategies.protocol import reply
+from strategies.wire import views
 from tasks.randomness import stream
 
 app = ClientApp()
@@ -55,8 +56,7 @@ def train(message: Message, context: Context) -> Message:
     asked: dict[str, Any] = dict(message.content.config_records["config"])
     generator = stream(7, "light client", asked["round"], asked["exchange"], asked["client"])
     model = {}
-    for name, array in message.content.array_records["arrays"].items():
-        values = array.numpy()
+    for name, values in views(message.content.array_records["arrays"]).items():
         model[name] = values + np.float32(0.01) * generator.standard_normal(values.shape).astype(values.dtype)
     time.sleep(float(os.environ.get("FEDCROSS_TRAINING", "0")))
     return reply(message, model, {}, 10, {"train-loss": 1.0})

@@ -5,14 +5,15 @@
     python -m tests.faults.proxy LISTEN_PORT TARGET_PORT [--latency 0.05] [--partition AFTER SECONDS]
 
 carries connections to 127.0.0.1:LISTEN_PORT on to 127.0.0.1:TARGET_PORT. While partitioned nothing passes in either
-direction and new connections hang, as with a cable that is out: neither side is told. Latency is added to each
-direction. What it passes on it does not understand, so TLS goes through as it is.
+direction and new connections are not answered, as with a cable that is out: neither side is told. Latency is added to
+each direction. What it passes on it does not understand, so TLS goes through as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import select
 import selectors
 import socket
 import threading
@@ -20,6 +21,8 @@ import time
 from collections import deque
 
 CHUNK = 1 << 16
+#: Connections that the kernel completes before they are accepted; one more is not answered at all.
+BACKLOG = 16
 
 
 class Proxy:
@@ -37,7 +40,7 @@ class Proxy:
 
     def __init__(self, target: int, port: int = 0, latency: float = 0.0) -> None:
         self.target, self.latency = target, latency
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         #: Bytes towards the target and back.
         self.up = self.down = 0
@@ -46,6 +49,7 @@ class Proxy:
         self._reset = threading.Event()
         self._over = threading.Event()
         self._links: list[_Link] = []
+        self._plugs: list[socket.socket] = []
         self._thread = threading.Thread(target=self._carry, daemon=True)
 
     def __enter__(self) -> Proxy:
@@ -73,6 +77,7 @@ class Proxy:
             stack.callback(self._listener.close)
             selector.register(self._listener, selectors.EVENT_READ, None)
             stack.callback(lambda: [link.close() for link in self._links])
+            stack.callback(lambda: [plug.close() for plug in self._plugs])
             while not self._over.is_set():
                 self._turn(selector)
 
@@ -88,8 +93,12 @@ class Proxy:
             link.close()
             self._links.remove(link)
         if self._partitioned.is_set():
+            if not self._plugs:
+                self._plug(selector)
             time.sleep(0.01)  # the kernel's buffers fill up, and then the senders wait
             return
+        if self._plugs:
+            self._unplug()
         for key, _ in selector.select(0.005):
             if key.fileobj is self._listener:
                 self._accept(selector)
@@ -98,6 +107,26 @@ class Proxy:
         now = time.monotonic()
         for link in self._links:
             link.deliver(now)
+
+    def _plug(self, selector: selectors.BaseSelector) -> None:
+        """Fill the kernel's queue, so that it drops the first packet of every further connection."""
+        while select.select([self._listener], [], [], 0)[0]:
+            self._accept(selector)
+        for _ in range(BACKLOG + 1):
+            plug = socket.socket()
+            plug.setblocking(False)
+            plug.connect_ex(self._listener.getsockname())
+            self._plugs.append(plug)
+
+    def _unplug(self) -> None:
+        own = {plug.getsockname() for plug in self._plugs}
+        while own and select.select([self._listener], [], [], 0)[0]:
+            connection, address = self._listener.accept()
+            connection.close()
+            own.discard(address)
+        for plug in self._plugs:
+            plug.close()
+        self._plugs = []
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         client, _ = self._listener.accept()

@@ -3,7 +3,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from strategies.wire import decode, encode, spec_of
+from strategies.packing import pack
+from strategies.wire import decode, encode, nbytes, spec_of
 from tasks.errors import UploadError
 from tests.faults.bad_client import KINDS, malicious
 from tests.faults.scale import rss, size
@@ -73,18 +74,19 @@ MODEL = {
     "n": np.array(7, np.int64),
 }
 SPEC = spec_of(MODEL)
+PACKED_HEAD = len(pack(MODEL)) - nbytes(SPEC)
 
 
-def fuzzed(generator):
-    """Return a record with one to four faults in headers, declarations, lengths or names."""
+def fuzzed(generator, packed):
+    """Return a record, `packed` or plain, with one to four faults in headers, declarations, lengths or names."""
     from flwr.app import Array, ArrayRecord
 
-    record = {name: [a.dtype, a.shape, a.stype, a.data] for name, a in encode(MODEL).items()}
+    record = {name: [a.dtype, a.shape, a.stype, a.data] for name, a in encode(MODEL, packed).items()}
     for _ in range(generator.integers(1, 5)):
         name = list(record)[generator.integers(len(record))]
         entry = record[name]
         data = bytearray(entry[3])
-        head = max(min(len(data), 128), 1)
+        head = max(min(len(data), PACKED_HEAD if packed else 128), 1)
         match generator.integers(10):
             case 0 | 1 | 2 if data:  # any byte of the header
                 data[generator.integers(min(head, len(data)))] = generator.integers(256)
@@ -113,7 +115,7 @@ def test_fuzzed_records_are_rejected_or_hold_exactly_what_was_sent():
         if trial == 1000:  # whatever is loaded or cached once is there by now
             before = rss()
         try:
-            found = decode(fuzzed(generator), SPEC)
+            found = decode(fuzzed(generator, packed=trial % 2 == 1), SPEC)
         except UploadError as error:
             outcomes[error.reason] += 1
             continue

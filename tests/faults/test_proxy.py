@@ -73,6 +73,19 @@ def test_a_partition_holds_everything_and_loses_nothing(echo):
         assert connection.recv(1) == b"b"
 
 
+def test_in_a_partition_nobody_answers_a_new_connection(echo):
+    with Proxy(echo) as proxy:
+        assert call(proxy, b"a") == b"a"
+        for _ in range(2):
+            proxy.partition()
+            time.sleep(0.1)
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    socket.create_connection(("127.0.0.1", proxy.port), timeout=0.2)
+            proxy.heal()
+            assert call(proxy, b"b") == b"b"
+
+
 def test_a_reset_is_seen(echo):
     with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
         connection.sendall(b"a")
