@@ -58,6 +58,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload w
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers --workload w
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.overhead
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.step
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak --ray

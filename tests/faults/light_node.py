@@ -56,7 +56,7 @@ def train(message: Message, context: Context) -> Message:
     asked: dict[str, Any] = dict(message.content.config_records["config"])
     generator = stream(7, "light client", asked["round"], asked["exchange"], asked["client"])
     model = {}
-    for name, values in views(message.content.array_records["arrays"]).items():
+    for name, values in sorted(views(message.content.array_records["arrays"]).items()):  # packed or not: one order
         model[name] = values + np.float32(0.01) * generator.standard_normal(values.shape).astype(values.dtype)
     time.sleep(float(os.environ.get("FEDCROSS_TRAINING", "0")))
     return reply(message, model, {}, 10, {"train-loss": 1.0})

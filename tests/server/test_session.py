@@ -100,8 +100,11 @@ def test_the_result_has_each_classs_accuracy(tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [("method=fedcross",), ("method=fedct",), ("method=scaffold",), ("compression.up=int8", "compression.down=int8")],
-    ids=["fedcross", "fedct", "scaffold", "int8"],
+    [
+        *((f"method={method}",) for method in ("fedcross", "fedct", "scaffold", "fedgen", "fedproc", "clusamp")),
+        ("compression.up=int8", "compression.down=int8"),
+    ],
+    ids=lambda settings: settings[0],
 )
 def test_packed_messages_change_no_bit(tmp_path, settings):
     records = []
