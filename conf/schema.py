@@ -60,6 +60,7 @@ class Meeting(Settings):
     enough_replies: int | None = Field(None, ge=1)
     reassign: int = Field(0, ge=0)
     hedge: int = Field(0, ge=0)
+    resend_s: float | None = Field(None, gt=0)
     packed: Literal["auto"] | bool = "auto"
 
 

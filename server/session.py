@@ -208,6 +208,7 @@ def federation_of(config: RunConfig, run: str, network: bool = False) -> Federat
         enough_replies=config.federation.enough_replies,
         reassign=config.federation.reassign,
         hedge=config.federation.hedge,
+        resend_s=config.federation.resend_s,
         run=run,
         nonce=True,
         packed=network if packed == "auto" else packed,

@@ -1,8 +1,9 @@
 """One exchange of messages from the first request to the last reply: who is asked, who answered, when it is over.
 
 A *slot* is what a method hands out (a row of the pool, say); the first valid reply for a slot wins it. A slot whose
-client fails can go to a spare client within the deadline, and the slots that waited longest can be asked twice from the
-start. Every request has a nonce of its own, so a reply counts for exactly the request that it answers.
+client fails can go to a spare client within the deadline, the slots that waited longest can be asked twice from the
+start, and a client that keeps silent can be asked once more, should its request or its reply have been lost. Every
+request has a nonce of its own, so a reply counts for exactly the request that it answers.
 """
 
 from __future__ import annotations
@@ -153,8 +154,9 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
     told: Counter[str] = Counter()
     by_slot = {payload.slot: payload for payload in payloads}
     reassigned: Counter[int] = Counter()
+    repeatable: dict[str, tuple[Payload, float]] = {}  # message id -> what was asked and when
 
-    def send(batch: Iterable[Payload]) -> list[int]:
+    def send(batch: Iterable[Payload], *, again: bool = False) -> list[int]:
         """Send `batch`; return the slots that nobody works on because their request could not be sent."""
         batch = list(batch)
         made = [exchange.ask(payload, max(deadline - time.monotonic(), 1.0)) for payload in batch]
@@ -165,6 +167,8 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
             if one is not None and message_id:
                 desk.open(message_id, one[1])
                 told.update({"asked": 1, "bytes": payload.nbytes})
+                if rules.resend_s is not None and not again:
+                    repeatable[message_id] = payload, time.monotonic()
         return [payload.slot for payload in batch if payload.slot not in desk.waiting.values()]
 
     def replace_lost(slots: Iterable[int]) -> None:
@@ -174,6 +178,13 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
                 reassigned[slot] += 1
                 told["spares"] += 1
                 send([replace(by_slot[slot], client=exchange.spares.pop(0))])
+
+    def ask_again() -> None:
+        """Repeat, once, each request that has had no answer for so long that it or its answer may be lost."""
+        late = time.monotonic() - (rules.resend_s or 0.0)
+        overdue = [message_id for message_id, (_, sent) in repeatable.items() if sent <= late]
+        asked = [(message_id, repeatable.pop(message_id)[0]) for message_id in overdue]
+        send((payload for message_id, payload in asked if message_id in desk.waiting), again=True)
 
     # A grid of this machine waits by itself, and each of its clients answers once.
     pause, desk.single = PAUSE_S, getattr(grid, "blocking", False)
@@ -191,6 +202,7 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
         replace_lost([slot for reply in replies if (slot := desk.settle(reply)) is not None])
         if time.monotonic() >= deadline:
             break
+        ask_again()
         pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
         if desk.waiting and not desk.single:
             time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))

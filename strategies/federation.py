@@ -35,6 +35,7 @@ class Federation(Settings):
     enough_replies: int | None = Field(None, ge=1, description="end an exchange with so many; all of them if unset")
     reassign: int = Field(0, ge=0, description="times a slot whose client failed goes to a spare client")
     hedge: int = Field(0, ge=0, description="slots, the stalest ones, that a spare client is asked for too")
+    resend_s: float | None = Field(None, gt=0, description="ask a client once more that was silent for so long")
     run: str = Field("", description="identity of the run, bound into every message")
     nonce: bool = False
     packed: bool = Field(False, description="all arrays of a record travel as one; needs fedcross clients")

@@ -217,3 +217,41 @@ def test_who_answers_in_anothers_name_takes_nothing_from_it(clock):
     report = method.run_round(1, grid)
     assert (dict(report.rejected), report.dropped) == ({"wrong_node": 1}, 0)
     assert (method.pool.rows == 1).all()
+
+
+def deaf_once():
+    """Return a script that ignores its first request."""
+    seen = []
+    return lambda message: answers(1)(message) if seen else seen.append(1) or []
+
+
+def test_a_silent_client_is_asked_once_more(clock):
+    method, grid = federation(clock, {}, resend_s=20)
+    first = drawn(method)[0]
+    grid.scripts = {first: deaf_once()}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, report.spares) == (4, 0, 0)
+    assert [(client, slot) for _, client, slot in grid.asked[3:]] == [(first, 0)]
+    assert grid.asked[3][0] == pytest.approx(20, abs=0.6)
+    assert clock.now == pytest.approx(21, abs=1.2)
+    assert (method.pool.rows == 1).all()  # as if nothing had happened
+
+
+def test_it_is_not_asked_a_third_time_and_the_first_answer_wins(clock):
+    method, grid = federation(clock, {}, resend_s=20, deadline_s=90)
+    slow, dead, _ = drawn(method)
+    grid.scripts = {slow: answers(30), dead: silent}
+    report = method.run_round(1, grid)
+    assert sorted(client for _, client, _ in grid.asked[3:]) == sorted([slow, dead])
+    assert (report.clients, report.dropped) == (5, 1)
+    assert clock.now == pytest.approx(90, abs=0.01)
+    assert dict(report.rejected) == {"superseded": 1}  # slow's second answer, at 50 s
+
+
+def test_a_spare_that_keeps_silent_is_asked_once_more_too(clock):
+    method, grid = federation(clock, {}, resend_s=20, reassign=1)
+    first, spare = drawn(method)[0], spares(method)[0]
+    grid.scripts = {first: fails(5), spare: deaf_once()}
+    report = method.run_round(1, grid)
+    assert [client for _, client, _ in grid.asked[3:]] == [spare, spare]
+    assert (report.clients, report.dropped, report.spares) == (5, 0, 1)
