@@ -39,8 +39,8 @@ def test_a_killed_superlink_loses_nothing(tmp_path):
         restarts = network.wait(tmp_path / "run", PATIENCE_S, restart=True)
         done = digest(tmp_path / "run")
     found = lines(tmp_path / "run")
-    again = sum(line["clients"] - 3 for line in found)
-    print(f"{restarts} kills of the SuperLink, {sum(l['dropped'] for l in found)} visits lost, {again} requests repeated")
+    again, lost = sum(line["clients"] - 3 for line in found), sum(line["dropped"] for line in found)
+    print(f"{restarts} kills of the SuperLink, {lost} visits lost, {again} requests repeated")
     assert restarts == len(kills)
     assert [line["round"] for line in found] == list(range(1, len(kills) + 3))
     assert done == reference
