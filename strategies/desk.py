@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from strategies.guard import check
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 SUPERLINK_NODE_ID = 1
 #: Somebody else answers, or the reply is to another request: the client's own one may still come.
 FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
+#: Flower's codes for a request or a reply that it cannot give out, because its sender did not finish uploading it, say.
+LOST_ON_THE_WAY = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 #: Seconds between two questions for replies, at first and at most.
 PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
 
@@ -186,6 +189,13 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
         asked = [(message_id, repeatable.pop(message_id)[0]) for message_id in overdue]
         send((payload for message_id, payload in asked if message_id in desk.waiting), again=True)
 
+    def asked_again(reply: Message) -> bool:
+        """Repeat the request, if it may be, that Flower has lost or whose answer it has; return whether it was sent."""
+        repeated = repeatable.pop(reply.metadata.reply_to_message_id, None)
+        if repeated is None or not reply.has_error() or reply.error.code not in LOST_ON_THE_WAY:
+            return False
+        return not send([repeated[0]], again=True)
+
     # A grid of this machine waits by itself, and each of its clients answers once.
     pause, desk.single = PAUSE_S, getattr(grid, "blocking", False)
     lost = send(payload for payload in payloads if payload.slot not in desk.won)
@@ -199,7 +209,8 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
     enough = min(rules.enough_replies or len(payloads), len(payloads))
     while desk.waiting and len(desk.won) < enough:
         replies = list(grid.pull_messages(set(desk.waiting)))
-        replace_lost([slot for reply in replies if (slot := desk.settle(reply)) is not None])
+        orphans = {reply: slot for reply in replies if (slot := desk.settle(reply)) is not None}
+        replace_lost([slot for reply, slot in orphans.items() if not asked_again(reply)])
         if time.monotonic() >= deadline:
             break
         ask_again()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
 
 from strategies.fedavg import FedAvg
 from strategies.fedcross import FedCross
@@ -255,3 +256,19 @@ def test_a_spare_that_keeps_silent_is_asked_once_more_too(clock):
     report = method.run_round(1, grid)
     assert [client for _, client, _ in grid.asked[3:]] == [spare, spare]
     assert (report.clients, report.dropped, report.spares) == (5, 0, 1)
+
+
+@pytest.mark.parametrize(("code", "lost"), [(3, 0), (4, 0), (2, 1), (5, 1)])
+def test_what_flower_lost_on_the_way_is_asked_again_at_once(clock, code, lost):
+    method, grid = federation(clock, {}, resend_s=50)
+    first, seen = drawn(method)[0], []
+
+    def unlucky(message):
+        return answers(1)(message) if seen else seen.append(1) or [(3, Message(Error(code, "?"), reply_to=message))]
+
+    grid.scripts = {first: unlucky}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, dict(report.rejected)) == (4 - lost, lost, {"client_error": 1})
+    assert clock.now < 6
+    if not lost:
+        assert (method.pool.rows == 1).all()
