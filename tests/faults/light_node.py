@@ -117,7 +117,11 @@ def serve(port: int, root: bytes, key: Path, partition: int, log: Path) -> None:
 
             attack = Impostor(kind, connection, log)
         while True:
-            message = connection.next()
+            try:
+                message = connection.next()
+            except Exception as error:  # noqa: BLE001 - a message of a run that is over, say; a SuperNode goes on
+                print(f"could not receive: {type(error).__name__}: {error}", flush=True)
+                message = None
             if message is None:
                 time.sleep(POLL_S)
                 continue

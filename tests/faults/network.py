@@ -191,6 +191,8 @@ class Network:
             if restart and self.processes["superlink"].poll() is not None:
                 restarts += 1
                 self.start_superlink()
+            if (self.work / "server.log").exists():
+                raise FederationError(f"the server ended: {(self.work / 'server.log').read_text()[-2000:]}")
             if time.monotonic() > deadline:
                 raise FederationError(f"no result after {seconds:.0f} s; {len(lines(output))} rounds are done")
             time.sleep(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from pathlib import Path
 
 from flwr.app import Context
@@ -45,4 +46,8 @@ def main(grid: Grid, context: Context) -> None:
     work = Path(os.environ["FEDCROSS_NETWORK"])
     (work / "server.pid").write_text(str(os.getpid()))
     install(json.loads((work / "kills.json").read_text()), work, type(grid))
-    Session(load(split(str(context.run_config["overrides"]))), grid, Quiet()).execute()
+    try:
+        Session(load(split(str(context.run_config["overrides"]))), grid, Quiet()).execute()
+    except Exception:
+        (work / "server.log").write_text(traceback.format_exc())
+        raise
