@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class Prototypes:
 
 @dataclass
 class Learner:
-    """One travelling model: its weights, its home's examples, the client where it is, its prototypes there."""
+    """One travelling model: its arrays, its weight in the mean, the client where it is, its prototypes there."""
 
     arrays: Arrays
     weight: float
@@ -106,16 +106,18 @@ class CrossTraining(SingleModel):
     State: the global model, between rounds; within a round the travelling models. Wire per participant: N_e + 1 models
     down and N_e + 1 up, and prototypes where the method uses them.
 
-    Decisions where the papers are silent: only clients whose phase I upload was accepted take part in the exchanges,
-    with the weight n_k of the model's home. A model whose host is lost keeps its last accepted weights, place and
-    prototypes, and counts in the mean. With fewer than two models there is nothing to exchange; with two they swap.
+    Decisions where the papers are silent: only clients whose phase I upload was accepted take part in the exchanges. A
+    model weighs n_k of its home in the mean; with ``weight=host`` n_k of its last host, which matters at strong skew. A
+    model whose host is lost keeps its last accepted weights, place and prototypes, and counts in the mean. With fewer
+    than two models there is nothing to exchange; with two they swap.
     """
 
     class Params(Settings):
-        """Exchanges N_e after phase I, and the local epochs of each."""
+        """Exchanges N_e after phase I, the local epochs of each, and whose examples weigh a model in the mean."""
 
         exchanges: int = Field(1, ge=1, description="N_e, times each model is sent to another client in a round")
         host_epochs: int | None = Field(None, ge=1, description="local epochs at a host; train.epochs if unset")
+        weight: Literal["home", "host"] = Field("home", description="whose number of examples weighs a model")
 
     params: Params
     Objective = CrossObjective
@@ -184,6 +186,8 @@ class CrossTraining(SingleModel):
             else:
                 learner = self.learners[upload.slot]
                 learner.arrays, learner.client, learner.prototypes = upload.arrays, upload.client, found
+                if self.params.weight == "host":
+                    learner.weight = upload.num_examples
             if found is not None:
                 self.latest[upload.client] = found
         if current.exchange + 1 == self.exchanges and self.learners:

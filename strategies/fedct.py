@@ -83,7 +83,8 @@ class FedCT(CrossTraining):
     ``v_ij = CE(H_i(U_j), Y_j)``, how well model i recognises client j's prototypes, and sends each model where it is
     smallest (``consistency``) or largest (``inconsistency``) in total, or anywhere (``random``). Phase III: at the host
     ``CE + kappa APCL + eta MFA`` with ``U_f = fusion U_g + (1 - fusion) U_l``, U_g the mean over clients and U_l the
-    model's own from its last client. Phase IV: the mean of the models, weighted by the examples n_k of their homes.
+    model's own from its last client. Phase IV: the mean of the models, weighted by the examples
+    n_k of their homes or, with ``weight=host``, of their hosts.
 
     State: the global model. Wire: N_e + 1 models down and up; prototypes (classes x embedding) up and down N_e times.
     The server fuses the prototypes, so that one set travels down instead of two.

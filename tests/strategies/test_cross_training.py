@@ -66,6 +66,18 @@ def test_every_model_is_trained_by_another_client_and_counts_with_its_homes_exam
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_the_last_hosts_examples_can_weigh_a_model(tmp_path, name):
+    own = ("partition=dirichlet", "partition.min_size=5", "rounds=1", "method.weight=host")
+    ready = session(tmp_path, f"method={name}", *own)
+    seen = recorded(ready.method)
+    ready.execute()
+    (_, home), (_, host) = seen
+    expected = weighted_mean([host[slot][2] for slot in range(3)], [host[slot][1] for slot in range(3)])
+    assert same(ready.method.global_model(), expected)
+    assert [home[slot][1] for slot in range(3)] != [host[slot][1] for slot in range(3)]
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_exchanges_and_bytes_are_counted_apart_from_rounds(tmp_path, name):
     run(tmp_path, f"method={name}", "method.exchanges=2", "rounds=2")
     model, prototypes = 4 * 4810, (0 if name == "fedexg" else 10 * 64 * 4 + 10)
