@@ -17,9 +17,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from flwr.app import Context, Message
 
 from conf.compose import join
 from deploy.certificates import make_authority, make_node_key, make_server
@@ -226,14 +228,19 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def undisturbed(output: Path, *overrides: str) -> str:
-    """Return the SHA-256 of the final model of the same run without network."""
+def undisturbed(output: Path, *overrides: str, silent: Callable[[dict[str, Any]], bool] = lambda asked: False) -> str:
+    """Return the SHA-256 of the final model of the same run without network, the `silent` requests unanswered."""
     from conf.schema import load
     from engines.local import LocalGrid
     from server.session import Session
     from tests.faults.killer import digest
-    from tests.faults.light_node import app
+    from tests.faults.light_node import app as light
     from tests.federation import Quiet
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and silent(dict(message.content.config_records["config"])):
+            raise RuntimeError("silent")
+        return light(message, context)
 
     settled = [*SETTINGS, *overrides, f"output={output}"]
     config = load(settled)
