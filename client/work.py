@@ -57,8 +57,6 @@ class Workshop:
         self.objective: Objective = method.Objective(config.method)
         self._wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         self._told = False
-        #: The run whose messages came last; empty before the first.
-        self.run = ""
         if config.privacy.enabled and any(buffer.is_floating_point() for buffer in self.net.buffers.values()):
             raise ConfigError(
                 f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch norm). "
@@ -280,13 +278,18 @@ def workshop(overrides: str) -> Workshop:
     return _open[overrides]
 
 
+#: The run for which a device's own data was read; empty before the first message of one.
+_read_for: list[str] = []
+
+
 def _of_this_run(shop: Workshop, overrides: str, run: str) -> Workshop:
     """Return `shop`; a new one where a device's own data was read for another run and may have changed since."""
-    if shop.data.partition.own and run and shop.run and shop.run != run:
-        _open.clear()
-        forget()
-        shop = workshop(overrides)
-    shop.run = run or shop.run
+    if shop.data.partition.own and run and run not in _read_for:
+        if _read_for:
+            _open.clear()
+            forget()
+            shop = workshop(overrides)
+        _read_for[:] = [run]
     return shop
 
 

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
+from client import work
 from client.work import _of_this_run, workshop
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch):
+    monkeypatch.setattr(work, "_read_for", [])
 
 
 def write(folder, examples):
@@ -31,3 +37,18 @@ def test_own_data_that_changed_is_seen_by_the_next_run(tmp_path, partition, fres
     assert (later is not shop) == fresh
     assert len(later.data.task.train.y) == (8 if fresh else 6)
     assert _of_this_run(later, overrides, "second") is later
+
+
+def test_also_by_a_next_run_with_other_settings(tmp_path):
+    """The data's own settings are the same, so a process that is not told reads nothing again."""
+    common = (
+        f"task=arrays task.root={tmp_path} task.classes=2 model=mlp clients_per_round=1 logger=none partition=local"
+    )
+    write(tmp_path, 6)
+    assert len(_of_this_run(workshop(common), common, "first").data.task.train.y) == 6
+    write(tmp_path, 8)
+    other = f"{common} rounds=7"
+    workshop(other)  # the server's question, before the first visit
+    shop = _of_this_run(workshop(other), other, "second")
+    assert len(shop.data.task.train.y) == 8
+    assert _of_this_run(shop, other, "second") is shop
