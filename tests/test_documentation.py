@@ -98,7 +98,7 @@ def test_runs_and_sweeps_are_accepted(command, tmp_path):
         assert load([word for word in words if not word.startswith("resume=")])
         return
     plan = checked_plan(words)
-    assert plan.multirun == ("-m" in words or "experiment=" in command.text)
+    assert plan.multirun == ("-m" in words or ("experiment=" in command.text and "hydra.mode=RUN" not in command.text))
     assert plan.jobs
 
 
