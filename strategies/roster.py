@@ -29,7 +29,7 @@ class Roster:
         self._partition_of: dict[int, int] = {}
         self._online: dict[int, int] = {}
         self._sorted: list[int] = []
-        self._last: set[int] | None = None  # who was there when the two above were made
+        self._last: list[int] | None = None  # who was there when the two above were made, if all were known
         self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, until when it may answer
 
     def refresh(self, grid: Grid) -> list[int]:
@@ -37,13 +37,14 @@ class Roster:
         known = getattr(grid, "partitions", None)
         if known is not None:
             self._partition_of = known
-        online = set(grid.get_node_ids())
+        ids = list(grid.get_node_ids())
+        if ids == self._last:  # nobody came or went and all are known: 10,000 clients cost a round nothing
+            return list(self._sorted)
+        online = set(ids)
         new = sorted(online - self._partition_of.keys())
         if new:
             self._partition_of.update(self._ask(grid, new, 1 + max(self._partition_of.values(), default=-1)))
-        elif online == self._last:  # nothing to sort: a federation of 10,000 costs a round nothing
-            return list(self._sorted)
-        self._last = online
+        self._last = ids if online <= self._partition_of.keys() else None
         self._online = {partition: node for node, partition in sorted(self._partition_of.items()) if node in online}
         self._sorted = sorted(self._online)
         return list(self._sorted)
