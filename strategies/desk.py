@@ -182,14 +182,14 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
                 told["spares"] += 1
                 send([replace(by_slot[slot], client=exchange.spares.pop(0))])
 
-    def ask_again() -> None:
+    def repeat_overdue() -> None:
         """Repeat, once, each request that has had no answer for so long that it or its answer may be lost."""
         late = time.monotonic() - (rules.resend_s or 0.0)
         overdue = [message_id for message_id, (_, sent) in repeatable.items() if sent <= late]
         asked = [(message_id, repeatable.pop(message_id)[0]) for message_id in overdue]
         send((payload for message_id, payload in asked if message_id in desk.waiting), again=True)
 
-    def asked_again(reply: Message) -> bool:
+    def repeat_lost(reply: Message) -> bool:
         """Repeat the request, if it may be, that Flower has lost or whose answer it has; return whether it was sent."""
         repeated = repeatable.pop(reply.metadata.reply_to_message_id, None)
         if repeated is None or not reply.has_error() or reply.error.code not in LOST_ON_THE_WAY:
@@ -210,10 +210,10 @@ def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Co
     while desk.waiting and len(desk.won) < enough:
         replies = list(grid.pull_messages(set(desk.waiting)))
         orphans = {reply: slot for reply in replies if (slot := desk.settle(reply)) is not None}
-        replace_lost([slot for reply, slot in orphans.items() if not asked_again(reply)])
+        replace_lost([slot for reply, slot in orphans.items() if not repeat_lost(reply)])
         if time.monotonic() >= deadline:
             break
-        ask_again()
+        repeat_overdue()
         pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
         if desk.waiting and not desk.single:
             time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))

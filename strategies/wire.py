@@ -77,7 +77,11 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
         ``non_finite``.
     """
     if is_packed(record) and packable(spec):
-        return _finite(unpack(_box(record), spec), finite)
+        arrays = unpack(_box(record), spec)
+        if finite:
+            for name, values in arrays.items():
+                _check_finite(name, values)
+        return arrays
     if missing := [name for name in spec if name not in record]:
         raise UploadError("missing_array", f"{len(missing)} of {len(spec)} arrays missing, first {missing[0]!r}")
     if len(record) != len(spec):
@@ -118,11 +122,9 @@ def _box(record: ArrayRecord) -> bytes:
     return array.data
 
 
-def _finite(arrays: Arrays, wanted: bool) -> Arrays:
-    for name, values in arrays.items() if wanted else ():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise UploadError("non_finite", f"{name} holds NaN or infinity")
-    return arrays
+def _check_finite(name: str, values: npt.NDArray[np.generic]) -> None:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise UploadError("non_finite", f"{name} holds NaN or infinity")
 
 
 def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, finite: bool) -> npt.NDArray[np.generic]:
@@ -139,7 +141,9 @@ def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, fin
     if len(data) - start != size:
         raise UploadError("malformed_array", f"{name}: {len(data) - start} bytes of values instead of {size}")
     values = np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
-    return _finite({name: values}, finite)[name]
+    if finite:
+        _check_finite(name, values)
+    return values
 
 
 def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) -> int:

@@ -43,7 +43,7 @@ def _suits(x: Tensor) -> bool:
         and x.size(2) % 2 == x.size(3) % 2 == 0
         and x.numel() > 0
         and x.is_contiguous(memory_format=torch.channels_last)
-        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._are_functorch_transforms_active()  # torch has no public name for it; a test watches it
         and math.isfinite(x.detach().sum())  # the loop would have to ask each number whether it is NaN
     )
 

@@ -272,3 +272,23 @@ def test_what_flower_lost_on_the_way_is_asked_again_at_once(clock, code, lost):
     assert clock.now < 6
     if not lost:
         assert (method.pool.rows == 1).all()
+
+
+def test_whose_name_was_used_is_asked_again(clock):
+    """Flower gives out one reply to a request: after a false one it says that the request is gone."""
+    method, grid = federation(clock, {}, resend_s=50)
+    first, seen = drawn(method)[0], []
+
+    def used(message):
+        if seen:
+            return answers(1)(message)
+        seen.append(1)
+        forged = trained(message, 9.0)
+        forged.content.config_records["config"]["nonce"] = "0" * 32
+        return [(1, forged), (2, Message(Error(3, "gone"), reply_to=message))]
+
+    grid.scripts = {first: used}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped) == (4, 0)
+    assert dict(report.rejected) == {"wrong_nonce": 1, "client_error": 1}
+    assert (method.pool.rows == 1).all()
