@@ -1,41 +1,38 @@
 """The round, written once: sampling, requests, validation, accounting, state.
 
-A method derives from :class:`Method`, says what each sampled client gets (:meth:`Method.dispatch`) and what becomes of
-the uploads (:meth:`Method.aggregate`). ``Method`` is a Flower ``Strategy``: it can be handed to any Flower ServerApp.
+A method derives from :class:`Method` and defines what :class:`strategies.contract.Contract` asks for. ``Method`` is a
+Flower ``Strategy``: it can be handed to any Flower ServerApp.
 """
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
-from torch import nn
+from flwr.serverapp.strategy import Result
 
 from strategies.compression import Compressor
+from strategies.contract import Contract
 from strategies.defence import defend
 from strategies.desk import Desk, Exchange, carry_out
 from strategies.federation import Federation as Federation
 from strategies.federation import ReplyLog
 from strategies.federation import RoundReport as RoundReport
 from strategies.federation import State as State
-from strategies.objective import Objective
 from strategies.protocol import Payload, Round, Ticket, Upload, request
 from strategies.roster import Roster
 from strategies.wire import Arrays, Spec, encode, spec_of
 from tasks.errors import FederationError, UploadError
-from tasks.randomness import key, stream
+from tasks.randomness import stream
 from tasks.settings import Settings
 
 
-class Method(Strategy):
+class Method(Contract):
     """Base of all methods.
 
     Parameters
@@ -47,17 +44,6 @@ class Method(Strategy):
     **values
         Fields of ``Params`` and of :class:`Federation`.
     """
-
-    Params: ClassVar[type[Settings]] = Settings
-    Objective: ClassVar[type[Objective]] = Objective
-    #: Settings, by dotted name, that a continued run may have otherwise than before (``method.k``, say).
-    may_change: ClassVar[frozenset[str]] = frozenset()
-    #: Whether the defence makes sense: not where clients do not share one model's fate (references).
-    defended: ClassVar[bool] = True
-    #: Whether any client may train any slot, so that a lost one can be handed to another client.
-    interchangeable: ClassVar[bool] = False
-    #: Exchanges of messages in one global round.
-    exchanges: int = 1
 
     def __init__(self, params: Settings | None = None, federation: Federation | None = None, **values: Any) -> None:
         own = {name: value for name, value in values.items() if name not in Federation.model_fields}
@@ -84,86 +70,6 @@ class Method(Strategy):
         self.log: ReplyLog | None = None
         #: Told about the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
-
-    # ---- what a method defines -------------------------------------------------------------------------------
-
-    @abstractmethod
-    def setup(self, arrays: Arrays) -> None:
-        """Create the server state from the initial model."""
-
-    @abstractmethod
-    def dispatch(self, current: Round) -> list[Payload]:
-        """Return what each of ``current.clients`` gets, one payload per client.
-
-        An exchange without payloads is skipped: it is not counted, and :meth:`aggregate` gets an empty list.
-        """
-
-    @abstractmethod
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Update the server state from the accepted uploads, ordered by slot; return metrics for the round.
-
-        Called with an empty list when every client was lost: then the state stays as it is.
-        """
-
-    @abstractmethod
-    def global_model(self) -> Arrays:
-        """Return the model to evaluate and to deploy."""
-
-    def evaluation_models(self) -> list[Arrays]:
-        """Return the models whose mean score on the test set is the method's score of this round.
-
-        The global model, where there is one; nothing is scored if the list is empty.
-        """
-        return [self.evaluation_arrays()]
-
-    def evaluation_arrays(self) -> Arrays:
-        """Return what to deploy: weights for :meth:`evaluation_network`."""
-        return self.global_model()
-
-    @abstractmethod
-    def state(self) -> State:
-        """Return all that :meth:`restore` needs to continue exactly here."""
-
-    @abstractmethod
-    def restore(self, state: State) -> None:
-        """Take over what :meth:`state` returned; :meth:`begin` has been called before."""
-
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
-        """Return the partitions that take part in round `number`, drawn uniformly without replacement."""
-        count = min(self.federation.clients_per_round, len(available))
-        drawn = stream(self.federation.seed, "sample", number).choice(len(available), size=count, replace=False)
-        return tuple(available[i] for i in drawn)
-
-    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
-        """Return the groups of arrays that the client must send beside its model."""
-        return {}
-
-    def upload_model(self, payload: Payload) -> Spec:
-        """Return the names, shapes and dtypes that the client must send as its model."""
-        return self.spec
-
-    @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
-        """Return the network that this method trains, given the configured `model` (a head added, say)."""
-        return model
-
-    @classmethod
-    def network(cls, model: nn.Module, params: Settings, seed: int) -> nn.Module:
-        """Return :meth:`build_model`'s network; the weights that it adds to `model` depend on `seed` and nothing else.
-
-        The CPU's global generator is borrowed for them and put back as it was, as in :func:`tasks.models.create`.
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key(seed, "method model"))
-            return cls.build_model(model, params)
-
-    @classmethod
-    def evaluation_network(cls, network: nn.Module, params: Settings) -> nn.Module:
-        """Return the network that :meth:`evaluation_arrays` belongs to, given the one that is trained.
-
-        Only where inference needs more than what travels (FedFusion: the extractor of the round before).
-        """
-        return network
 
     # ---- the round ------------------------------------------------------------------------------------------
 
@@ -253,10 +159,6 @@ class Method(Strategy):
             order = stream(self.federation.seed, "spares", current.number, current.exchange).permutation(len(free))
             spares = [free[i] for i in order]
         return Exchange(grid, self.federation, ask, spares, self.stalest([payload.slot for payload in payloads]))
-
-    def stalest(self, slots: Sequence[int]) -> Sequence[int]:
-        """Return `slots`, those whose model has waited longest for training first."""
-        return slots
 
     def _payloads(self, current: Round, config: Mapping[str, Any]) -> list[Payload]:
         self._round = current
