@@ -12,7 +12,7 @@ def main(folder: Path) -> None:
 
     from analysis.curves import plot_curves
     from analysis.groups import group_runs
-    from analysis.runs import load_runs
+    from analysis.loading import load_runs
     from analysis.table import console_table
 
     runs = load_runs([folder]).runs

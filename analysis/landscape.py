@@ -198,7 +198,7 @@ def draw_diversity(folders: Sequence[Path], path: Path) -> bool:
     from matplotlib.figure import Figure
 
     from analysis.groups import group_runs
-    from analysis.runs import load_runs
+    from analysis.loading import load_runs
 
     groups, _ = group_runs(load_runs(folders, unfinished=True).runs)
     columns = {"pool_similarity_mean": "mean cosine similarity of two models", "pool_spread": "spread of the pool"}

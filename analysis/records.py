@@ -29,6 +29,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 NEUTRAL = {"data_root": "data", "output": None, "resume": None}
 NOTE = "NOTE.md"
 """A remark of a person beside the records of one name; the page quotes it."""
+SECTION = "section.json"
+"""What else a name's section shows: ``{"also": [other records, below RESULTS], "until": rounds}``, both optional."""
 
 
 def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = LIMIT_MB) -> list[Path]:
@@ -45,7 +47,7 @@ def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = 
     StorageError
         If `results` cannot be written.
     """
-    from analysis.runs import load_runs
+    from analysis.loading import load_runs
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: small letters, digits, and _.- only. Choose another name.")
@@ -149,10 +151,11 @@ def _section(folder: Path, pictures: Path) -> str:
     from analysis.ablation import plot_grids
     from analysis.curves import plot_curves
     from analysis.groups import group_runs
+    from analysis.loading import load_runs
     from analysis.report import build
-    from analysis.runs import load_runs
 
-    loaded = load_runs([folder])
+    also, until = _shown(folder)
+    loaded = load_runs([folder, *also], until=until)
     groups, notes = group_runs(loaded.runs)
     report = build(groups, [*loaded.notes, *notes])
     parts = [f"## {folder.name}\n"]
@@ -166,6 +169,21 @@ def _section(folder: Path, pictures: Path) -> str:
         parts.append(f"![{folder.name}: ablation](images/results-{folder.name}-ablation.png)\n")
     parts += [f"- {note.replace(str(folder.resolve()) + os.sep, '')}\n" for note in report.notes]
     return "\n".join([*parts, _provenance([dict(run.result) for run in loaded.runs])])
+
+
+def _shown(folder: Path) -> tuple[list[Path], int | None]:
+    """Return the other records that a section shows, and up to which round it shows all of them."""
+    file = folder / SECTION
+    if not file.exists():
+        return [], None
+    try:
+        asked = json.loads(file.read_text(encoding="utf-8"))
+        also, until = [folder.parent / name for name in asked.pop("also", [])], asked.pop("until", None)
+        if asked or not (until is None or (isinstance(until, int) and until > 0)):
+            raise ValueError(f"'also' (a list) and 'until' (a round) are known, not {asked or until}")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{file}: {error}. Mend it; docs/sweeps.md shows one.") from error
+    return also, until
 
 
 def _provenance(results: Sequence[Mapping[str, Any]]) -> str:

@@ -26,6 +26,13 @@ def _share(text: str) -> float:
     return value
 
 
+def _round(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a round; rounds count from 1")
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross-report``."""
     line = argparse.ArgumentParser(
@@ -39,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--x", choices=tuple(AXES), default="rounds", help="x-axis of curves.png (default: rounds)")
     line.add_argument("--unfinished", action="store_true", help="count runs that have not reached their last round")
+    line.add_argument(
+        "--until", type=_round, metavar="ROUND", help="count rounds up to this one only: runs at equal rounds"
+    )
     line.add_argument(
         "--html", action=argparse.BooleanOptionalAction, default=True, help="write the interactive page report.html"
     )
@@ -72,6 +82,7 @@ def write_report(
     x: str = "rounds",
     unfinished: bool = False,
     html: bool = True,
+    until: int | None = None,
 ) -> str:
     """Read the runs below `folders` and write the report into `out`.
 
@@ -92,6 +103,8 @@ def write_report(
         Count runs that have not reached their last round.
     html : bool
         Write the interactive page. It needs plotly (the extra ``analysis``); without it a note says so.
+    until : int, optional
+        Count rounds up to this one only.
 
     Returns
     -------
@@ -106,9 +119,9 @@ def write_report(
         If `out` cannot be written.
     """
     from analysis.groups import group_runs
-    from analysis.runs import load_runs
+    from analysis.loading import load_runs
 
-    loaded = load_runs(folders, unfinished)
+    loaded = load_runs(folders, unfinished, until)
     groups, notes = group_runs(loaded.runs)
     if html and find_spec("plotly") is None:
         html = False
@@ -161,7 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     out = options.out or options.folders[0] / "report"
     try:
-        print(write_report(options.folders, out, options.target, options.x, options.unfinished, options.html))
+        o = options
+        print(write_report(o.folders, out, o.target, o.x, o.unfinished, o.html, o.until))
     except FedcrossError as error:
         print(f"fedcross-report: {error}", file=sys.stderr)
         return error.exit_code

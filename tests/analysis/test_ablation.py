@@ -6,7 +6,7 @@ import numpy as np
 
 from analysis.ablation import grids, plot_grids
 from analysis.groups import group_runs
-from analysis.runs import load_runs
+from analysis.loading import load_runs
 from analysis.tables import ablation_tables
 from tests.analysis.fake import config, write_run
 

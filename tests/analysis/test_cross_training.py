@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from analysis.loading import load_run
 from analysis.published import accuracy_cells
-from analysis.runs import load_run
 from tests.analysis.fake import config, write_run
 
 

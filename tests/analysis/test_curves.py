@@ -8,7 +8,7 @@ import pytest
 from analysis.axes import AXES
 from analysis.curves import COLOURS, DASHES, plot_curves, styles, trailing_mean
 from analysis.groups import Group, group_runs
-from analysis.runs import load_runs
+from analysis.loading import load_runs
 from tests.analysis.fake import config, write_run
 
 

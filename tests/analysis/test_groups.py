@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from analysis.groups import Group, group_runs, spread
-from analysis.runs import Run, load_runs
+from analysis.loading import load_runs
+from analysis.runs import Run
 from tests.analysis.fake import config, write_run
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from analysis.loading import flatten
 from analysis.published import accuracy_cells, cells, deviations, published_rounds
-from analysis.runs import flatten
 from tests.analysis.fake import config
 
 

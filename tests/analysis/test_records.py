@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from analysis.groups import group_runs
+from analysis.loading import load_runs
 from analysis.records import main, neutral, record, short, write_page
-from analysis.runs import load_runs
 from analysis.tables import accuracy_table
 from tasks.errors import ConfigError, DataError
 from tests.analysis.fake import config, write_run
@@ -108,3 +108,25 @@ def test_wrong_use_is_told(tmp_path, capsys):
     assert "no records" in capsys.readouterr().err
     with pytest.raises(DataError):
         record([tmp_path], "n", tmp_path / "results")
+
+
+def test_a_section_shows_other_records_at_equal_rounds(tmp_path):
+    results, page = tmp_path / "results", tmp_path / "results.md"
+    run(tmp_path / "long", [0.1, 0.2, 0.9])
+    record([tmp_path / "long"], "long", results)
+    run(tmp_path / "short", [0.3, 0.4], "fedcross")
+    record([tmp_path / "short"], "short", results)
+    (results / "short" / "section.json").write_text('{"also": ["long"], "until": 2}')
+    section = write_page(results, page).split("## short")[1]
+    assert "| fedavg   | 20.00" in section
+    assert "| fedcross | 40.00" in section
+    assert "90.00" not in section
+
+
+@pytest.mark.parametrize("text", ['{"until": 0}', '{"untl": 2}', "nonsense", '["long"]'])
+def test_a_damaged_section_is_told(tmp_path, text):
+    run(tmp_path / "runs", [0.1])
+    record([tmp_path / "runs"], "n", tmp_path / "results")
+    (tmp_path / "results" / "n" / "section.json").write_text(text)
+    with pytest.raises(DataError, match=r"section\.json"):
+        write_page(tmp_path / "results", tmp_path / "page.md")

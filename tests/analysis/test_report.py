@@ -79,3 +79,15 @@ def test_help_imports_no_plotting_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_runs_of_different_length_at_equal_rounds(sweep: Path, capsys: pytest.CaptureFixture[str]):
+    write_run(sweep / "long", [0.25, 0.35, 0.9, 0.9], config("moon", 1, 4))
+    assert main([str(sweep), "--until", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "| moon     | 35.00" in printed
+    assert "90.00" not in printed
+    assert "rounds=" not in printed
+    with pytest.raises(SystemExit):
+        main([str(sweep), "--until", "0"])
+    assert "rounds count from 1" in capsys.readouterr().err

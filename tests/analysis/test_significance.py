@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from analysis.groups import group_runs
-from analysis.runs import load_runs
+from analysis.loading import load_runs
 from analysis.significance import compare, holm, paired
 from tests.analysis.fake import config, write_run
 

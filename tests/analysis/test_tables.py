@@ -9,7 +9,7 @@ from rich.console import Console
 
 from analysis.formats import latex, markdown
 from analysis.groups import Spread, group_runs
-from analysis.runs import load_runs
+from analysis.loading import load_runs
 from analysis.table import console_table, duration, percent, size
 from analysis.tables import Table, compact, default_target, published_table, target_table
 from tests.analysis.fake import config, write_run

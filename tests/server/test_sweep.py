@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from analysis.groups import group_runs
-from analysis.runs import load_runs
+from analysis.loading import load_runs
 from analysis.tables import accuracy_table
 from conf.schema import load
 from server.check import checked_plan

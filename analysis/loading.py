@@ -1,0 +1,197 @@
+"""Reading run folders.
+
+A run folder holds ``metrics.jsonl`` (one object per round), ``result.json`` (written when the run ends) and
+``.hydra/config.yaml``. Nothing else is read. A folder that cannot be used is named with its reason, never an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.runs import Curve, Run
+from tasks.errors import DataError
+
+
+class BadRunError(Exception):
+    """A run folder that cannot be used; the message is the reason (never leaves this module)."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Runs that can be used, and a sentence about each folder that was left out or is not complete."""
+
+    runs: list[Run]
+    notes: list[str]
+
+
+LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none"}
+"""Settings that the first records do not have, with the value that says the same."""
+
+SWITCHES = {"defence": ("defence.enabled", False), "attack": ("attack.name", "none")}
+"""Groups of settings that say nothing while their switch is off."""
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one mapping with dotted names; lists become tuples."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        config = OmegaConf.load(path)
+    except FileNotFoundError:
+        raise BadRunError("no .hydra/config.yaml") from None
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise BadRunError(f".hydra/config.yaml cannot be read ({type(error).__name__})") from None
+    try:
+        values = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:  # an interpolation that only exists inside a Hydra job
+        values = OmegaConf.to_container(config, resolve=False)
+    settings = flatten({str(k): v for k, v in values.items()}) if isinstance(values, dict) else {}
+    if not settings.get("method.name"):
+        raise BadRunError(".hydra/config.yaml has no method.name")
+    return settled(settings)
+
+
+def settled(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return `settings` with what older runs do not name yet, and without what a switch makes idle.
+
+    So a record from before a setting existed and a run with that setting off are one configuration.
+    """
+    settings = LATER | settings
+    idle = [group for group, (name, off) in SWITCHES.items() if settings[name] == off]
+    return {k: v for k, v in settings.items() if k in LATER or k.split(".")[0] not in idle}
+
+
+def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:
+    """Return the columns of ``metrics.jsonl`` and a note if its last line was cut off."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise BadRunError("no metrics.jsonl") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRunError(f"metrics.jsonl cannot be read ({type(error).__name__})") from None
+    rounds: dict[int, dict[str, Any]] = {}
+    note = ""
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            rounds[int(record["round"])] = record  # a resumed run may repeat rounds: the later line counts
+        except (ValueError, TypeError, KeyError):
+            if number < len(lines):
+                raise BadRunError(f"metrics.jsonl is damaged in line {number}") from None
+            note = f"line {number} of metrics.jsonl is cut off"
+    if not rounds:
+        raise BadRunError("metrics.jsonl has no complete round")
+    ordered = [rounds[number] for number in sorted(rounds)]
+    names = dict.fromkeys(key for record in ordered for key in record)
+    return {name: np.array([_number(record.get(name)) for record in ordered]) for name in names}, note
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _read_result(folder: Path) -> dict[str, Any]:
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def load_run(folder: Path, until: int | None = None) -> Run:
+    """Read one run folder, up to round `until`.
+
+    Raises
+    ------
+    BadRunError
+        If the folder cannot be used; the message says why.
+    """
+    settings = _read_settings(folder)
+    columns, note = _read_metrics(folder)
+    if np.isnan(columns.get("test_accuracy", np.array([np.nan]))).all():
+        raise BadRunError("no round was evaluated")
+    result = _read_result(folder)
+    done, planned = int(columns["round"][-1]), settings.get("rounds")
+    if not result:
+        of = f" of {planned}" if planned else ""
+        reason = "result.json is damaged" if (folder / "result.json").exists() else f"unfinished, {done}{of} rounds"
+        note = f"{reason}, {note}" if note else reason
+    elif isinstance(planned, int) and done < planned:
+        note = f"unfinished, {done} of {planned} rounds"
+    run = Run(folder, settings, columns, result, note)
+    if until is None:
+        return run
+    run = run.until(until)
+    if not run.accuracy.size:
+        raise BadRunError(f"no evaluation up to round {until}")
+    return run
+
+
+def run_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Return every folder at or below `paths` that a run has written to, sorted, each once."""
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise DataError(f"{path}: no such folder. Give the output folder of a run or of a sweep.")
+        for pattern in ("metrics.jsonl", "result.json", ".hydra/config.yaml"):
+            depth = len(Path(pattern).parts)
+            found |= {hit.parents[depth - 1].resolve() for hit in path.rglob(pattern)}
+    return sorted(found)
+
+
+def load_runs(paths: Sequence[str | Path], unfinished: bool = False, until: int | None = None) -> Loaded:
+    """Read all runs at or below `paths`.
+
+    Parameters
+    ----------
+    paths : sequence of path
+        Folders, searched recursively.
+    unfinished : bool
+        Keep runs that have not reached their last round; they carry a note.
+    until : int, optional
+        Count rounds up to this one only, so that runs of different length are compared at equal rounds. A run that has
+        got so far counts as finished.
+
+    Raises
+    ------
+    DataError
+        If a path is not a folder, or nothing usable is found in any of them.
+    """
+    runs: list[Run] = []
+    notes: list[str] = []
+    for folder in run_folders(paths):
+        try:
+            run = load_run(folder, until)
+        except BadRunError as error:
+            notes.append(f"left out {folder}: {error}")
+            continue
+        if run.finished or unfinished:
+            runs.append(run)
+        if not run.finished:
+            notes.append(f"{'counted as it is' if unfinished else 'left out'} {folder}: {run.note}")
+    if not runs:
+        where = ", ".join(map(str, paths))
+        detail = "".join(f"\n  {note}" for note in notes)
+        raise DataError(f"{where}: no finished run. Give a folder that `fedcross` has written to.{detail}")
+    return Loaded(runs, notes)
