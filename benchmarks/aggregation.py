@@ -2,9 +2,9 @@
 
 ::
 
-    python -m benchmarks.aggregation            # every case that fits this machine
-    python -m benchmarks.aggregation --quick    # two small models, a few seconds
-    python -m benchmarks.aggregation --k 10 --models vgg16_bn
+    python -m benchmarks.aggregation                  # every case that fits this machine; writes docs/performance.md
+    python -m benchmarks.aggregation --quick --dry    # two small models, a few seconds, prints only
+    python -m benchmarks.aggregation --k 10 --models vgg16_bn --dry
 
 Each case runs in a fresh process, so that its peak memory is its own. One repetition measures, one after the other on
 the same buffer: reading it once, scaling it in place once, the Gram matrix with lowest-similarity selection, mixing,
@@ -21,18 +21,17 @@ import argparse
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks.common import machine, write_section
 from benchmarks.shapes import Shapes, float_values, shapes
 
 MODELS = {"lenet5": "62k", "resnet18": "11M", "vgg16_bn": "34M", "vgg16": "138M"}
@@ -214,46 +213,51 @@ def row(name: str, k: int, args: argparse.Namespace) -> str:
     """Run one row of the table."""
     pool = run_case("pool", name, k, args)
     head = f"| {k} | {MODELS[name]} ({name}) |"
+    size = 4 * k * float_values(shapes(name))
     if isinstance(pool, str):
-        return f"{head} left out: {pool} |"
+        return f"{head} {size / 1e6:,.0f} | left out: {pool} " + "| " * 9 + "|"
     loop = run_case("loop", name, k, args) if args.loop else "not asked for"
     t = pool["median"]
-    size = 4 * k * float_values(shapes(name))
     cells = [
-        f"{size / 1e6:.1f}",
-        f"{size / t['read'] / 1e9:.0f} / {2 * size / t['scale'] / 1e9:.0f}",
+        f"{size / 1e6:,.1f}",
         *(f"{t[key]:.4f}" for key in ("bound", "gram", "mixing")),
-        f"**{t['total']:.4f}** ({pool['low']:.4f}-{pool['high']:.4f}, {pool['repetitions']})",
+        f"{t['total']:.4f} ({pool['low']:.4f}-{pool['high']:.4f}, {pool['repetitions']})",
         f"**{t['total'] / t['bound']:.2f}**",
         f"{t['fused']:.4f}",
         f"{pool['peak'] / size:.2f}",
     ]
     if isinstance(loop, str):
-        cells += [f"left out: {loop}", "", ""]
+        cells += [f"left out: {loop}", ""]
     else:
         ratio = loop["median"]["total"] / t["total"]
-        cells += [f"{loop['median']['total']:.3f}", f"**{ratio:.1f}**", f"{loop['peak'] / size:.2f}"]
+        cells += [f"{loop['median']['total']:.3f} (**{ratio:.1f}**)", f"{loop['peak'] / size:.2f}"]
     foreign = max([pool["foreign"]] + ([] if isinstance(loop, str) else [loop["foreign"]]))
     return f"{head} {' | '.join(cells)} | {foreign:.0%} |"
 
 
 HEADER = (
-    "| K | d | pool, MB | read / scale, GB/s | bound, s | Gram + selection, s | mixing, s | both, s (range, runs) "
-    "| over the bound | fused in-order, s | peak / pool | loop, s | loop over both | loop's peak / pool | foreign CPU |"
+    "| K | d | pool, MB | bound, s | Gram + selection, s | mixing, s | both, s (range, runs) | over the bound "
+    "| fused in-order, s | peak / pool | loop, s (over both) | loop's peak / pool | others' CPU |"
 )
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    line = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    line.add_argument("--k", type=int, nargs="+", default=list(POOLS), help="sizes of the pool")
+    line.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    line.add_argument("--repeats", type=int, default=9, help="quiet repetitions per case")
+    line.add_argument("--patience", type=float, default=30, help="seconds per case to wait for them")
+    line.add_argument("--no-loop", dest="loop", action="store_false", help="leave the plain loop out")
+    line.add_argument("--quick", action="store_true", help="lenet5 and resnet18, K = 5 and 10, 3 repetitions")
+    line.add_argument("--dry", action="store_true", help="print only, leave docs/performance.md as it is")
+    line.add_argument("--case", choices=("pool", "loop"), help=argparse.SUPPRESS)
+    return line
+
+
 def main() -> None:
-    """Run what the command line asks for and print a Markdown table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--k", type=int, nargs="+", default=list(POOLS), help="sizes of the pool")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--repeats", type=int, default=9, help="quiet repetitions per case")
-    parser.add_argument("--patience", type=float, default=30, help="seconds per case to wait for them")
-    parser.add_argument("--no-loop", dest="loop", action="store_false", help="leave the plain loop out")
-    parser.add_argument("--quick", action="store_true", help="lenet5 and resnet18, K = 5 and 10, 3 repetitions")
-    parser.add_argument("--case", choices=("pool", "loop"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    """Run what the command line asks for, print the table and write it into docs/performance.md."""
+    args = parser().parse_args()
     if args.case:
         case = pool_case if args.case == "pool" else loop_case
         print(json.dumps(case(args.models[0], args.k[0], args.repeats, args.patience)))
@@ -262,15 +266,17 @@ def main() -> None:
         args.k, args.models, args.repeats, args.patience = [5, 10], ["lenet5", "resnet18"], 3, 5.0
     import torch
 
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
-    machine = f"{os.cpu_count()} cores ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
-    print(f"`python -m benchmarks.aggregation {' '.join(sys.argv[1:])}`")
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {machine}, {versions}\n")
-    print(HEADER)
-    print("|" + "---|" * HEADER.count(" | ") + "---|", flush=True)
+    lines = [HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
+    about = (
+        f"`python -m benchmarks.aggregation {' '.join(sys.argv[1:])}`. {machine()} {torch.get_num_threads()} threads."
+    )
+    print("\n".join([about, "", *lines]), flush=True)
     for name in args.models:
         for k in args.k:
-            print(row(name, k, args), flush=True)
+            lines.append(row(name, k, args))
+            print(lines[-1], flush=True)
+    if not args.dry:
+        write_section("aggregation", "\n".join([about, "", *lines]))
 
 
 if __name__ == "__main__":

@@ -34,4 +34,15 @@ def test_a_case_that_does_not_fit_says_why(monkeypatch):
     """4 models of 138,357,544 values and a tensor of 25,088 x 4,096, 4 bytes each: 2.44 GiB, and half a GiB more."""
     monkeypatch.setattr(aggregation, "free_bytes", lambda: 2**30)
     args = argparse.Namespace(repeats=1, patience=0.0, loop=True)
-    assert "left out: needs 2.9 GiB, 1.0 GiB are free" in aggregation.row("vgg16", 4, args)
+    row = aggregation.row("vgg16", 4, args)
+    assert "left out: needs 2.9 GiB, 1.0 GiB are free" in row
+    assert row.count("|") == aggregation.HEADER.count("|")
+
+
+def test_a_row_has_the_table_s_columns(monkeypatch):
+    times = dict.fromkeys(("read", "scale", "gram", "mixing", "fused", "bound", "total"), 0.5)
+    result = {"median": times, "low": 0.4, "high": 0.6, "repetitions": 3, "foreign": 0.0, "peak": 2 * 4 * 62_006}
+    monkeypatch.setattr(aggregation, "run_case", lambda *_: result)
+    row = aggregation.row("lenet5", 2, argparse.Namespace(loop=True))
+    assert row.count("|") == aggregation.HEADER.count("|")
+    assert "| 0.500 (**1.0**) | 1.00 | 0% |" in row
