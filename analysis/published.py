@@ -39,6 +39,11 @@ FEDCT_WHOLE = "CAKB+MVKGRL+MFA"
 
 FEDCROSS_ROUNDS = {"cnn": 2000, "resnet20": 2000, "vgg16": 1000}
 TEXT_ROUNDS = {"shakespeare": 1000, "sent140": 3000}
+FEDCROSS_CLIENTS = {"femnist": (180, 18), "shakespeare": (128, 13), "sent140": (803, 80)}
+"""Clients and clients per round; 100 and 10 for the others."""
+
+WHOLE = {"task.limit": None, "task.limit_test": None, "train.examples": None, "train.precision": "float32"}
+"""Settings with which every paper used all data in full precision."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +159,8 @@ def _equal(mine: object, paper: object) -> bool:
 def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
     """Return in words where `settings` differ from the protocol of the cell's paper: ``rounds 200 (paper 2000)``."""
     differing = [
-        f"{name.split('.')[-1]} {settings[name]} (paper {value})"
-        for name, value in _protocol(cell).items()
+        f"{name.split('.')[-1]} {settings[name]} (paper {'all' if value is None else value})"
+        for name, value in (_protocol(cell) | WHOLE).items()
         if name in settings and settings[name] != value
     ]
     if cell.dataset == "cifar100":
@@ -169,9 +174,10 @@ def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
 
 def _protocol(cell: Cell) -> dict[str, Any]:
     if cell.source.startswith("FedCross"):
-        paper = {"train.lr": 0.01, "train.momentum": 0.5, "train.epochs": 5, "train.batch": 50, "clients_per_round": 10}
         rounds = TEXT_ROUNDS.get(cell.dataset) or FEDCROSS_ROUNDS.get(cell.model)
-        return paper | {"rounds": rounds} | ({"partition.clients": 100} if cell.dataset.startswith("cifar") else {})
+        clients, drawn = FEDCROSS_CLIENTS.get(cell.dataset, (100, 10))
+        paper = {"train.lr": 0.01, "train.momentum": 0.5, "train.epochs": 5, "train.batch": 50}
+        return paper | {"clients_per_round": drawn, "rounds": rounds, "partition.clients": clients}
     if cell.source.startswith("FedCT"):
         paper = {"train.lr": 0.01, "train.epochs": 10, "train.batch": 64, "clients_per_round": 10}
         return paper | {"rounds": 100, "partition.clients": 10}

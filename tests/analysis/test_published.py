@@ -67,6 +67,19 @@ def test_deviations_from_the_paper_are_told():
     assert deviations(accuracy_cells(found)[0], found) == []
 
 
+def test_each_data_set_has_the_paper_s_clients_and_all_of_its_data():
+    found = settings("fedavg", task__name="shakespeare", model__name="lstm", partition__name="natural", rounds=1000)
+    text = found | {"partition.clients": 28, "clients_per_round": 3, "train.examples": 1280, "task.limit_test": 4000}
+    assert deviations(accuracy_cells(text)[0], text) == [
+        "clients_per_round 3 (paper 13)",
+        "clients 28 (paper 128)",
+        "limit_test 4000 (paper all)",
+        "examples 1280 (paper all)",
+    ]
+    paper = found | {"partition.clients": 128, "clients_per_round": 13, "task.limit": None}
+    assert deviations(accuracy_cells(paper)[0], paper) == []
+
+
 @pytest.mark.parametrize(("labels", "expected"), [("coarse", []), ("fine", ["fine labels (paper coarse)"])])
 def test_cifar100_of_fedcross_is_coarse(labels: str, expected: list[str]):
     found = settings("fedavg", task__name="cifar100", task__labels=labels)
