@@ -20,7 +20,7 @@ from analysis.runs import WINDOW, Run
 from analysis.tables import Table, compact
 
 if TYPE_CHECKING:
-    from analysis.report import Report
+    from analysis.summary import Report
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot")

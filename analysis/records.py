@@ -152,7 +152,7 @@ def _section(folder: Path, pictures: Path) -> str:
     from analysis.curves import plot_curves
     from analysis.groups import group_runs
     from analysis.loading import load_runs
-    from analysis.report import build
+    from analysis.summary import build
 
     also, until = _shown(folder)
     loaded = load_runs([folder, *also], until=until)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +13,7 @@ from analysis.axes import AXES
 from tasks.errors import FedcrossError, StorageError
 
 if TYPE_CHECKING:
-    from analysis.ablation import Grid
-    from analysis.groups import Group
-    from analysis.tables import Table
+    from analysis.summary import Report
 
 
 def _share(text: str) -> float:
@@ -53,26 +50,6 @@ def parser() -> argparse.ArgumentParser:
         "--html", action=argparse.BooleanOptionalAction, default=True, help="write the interactive page report.html"
     )
     return line
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a report shows: groups of seeds, tables, ablation grids and notes about folders."""
-
-    groups: list[Group]
-    tables: list[Table]
-    grids: list[Grid]
-    notes: list[str]
-
-    def markdown(self) -> str:
-        """Return the text of ``report.md``."""
-        from analysis.formats import markdown
-
-        pictures = ["![Test accuracy](curves.png)\n"] + (["![Ablation](ablation.png)\n"] if self.grids else [])
-        parts = [*map(markdown, self.tables), *pictures]
-        if self.notes:
-            parts.append("## Notes\n\n" + "".join(f"- {note}\n" for note in self.notes))
-        return "# Report\n\n" + "\n".join(parts)
 
 
 def write_report(
@@ -120,6 +97,7 @@ def write_report(
     """
     from analysis.groups import group_runs
     from analysis.loading import load_runs
+    from analysis.summary import build
 
     loaded = load_runs(folders, unfinished, until)
     groups, notes = group_runs(loaded.runs)
@@ -133,23 +111,6 @@ def write_report(
     except OSError as error:
         raise StorageError(f"{out}: cannot be written ({error.strerror}). Choose another folder with --out.") from error
     return report.markdown()
-
-
-def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float] = ()) -> Report:
-    """Return everything a report shows about `groups`; `targets` as in :func:`write_report`."""
-    from analysis import tables
-    from analysis.ablation import grids
-
-    wanted = list(targets) or [t for t in [tables.default_target(groups)] if t == t]
-    found = grids(groups)
-    parts = [
-        tables.accuracy_table(groups),
-        tables.published_table(groups),
-        tables.target_table(groups, wanted) if wanted else None,
-        tables.significance_table(groups),
-        *tables.ablation_tables(found),
-    ]
-    return Report(list(groups), [tables.compact(part) for part in parts if part is not None], found, list(notes))
 
 
 def _write(report: Report, out: Path, x: str, html: bool) -> None:

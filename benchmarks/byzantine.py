@@ -50,7 +50,7 @@ def accuracy(settled: list[str]) -> float:
     from client.app import app
     from conf.compose import join
     from conf.schema import load
-    from engines.local import LocalGrid
+    from engines.grid import LocalGrid
     from server.session import Session
 
     config = load(settled)

@@ -84,7 +84,7 @@ class Ours:
         from client.app import app, warm_for
         from conf.compose import join
         from conf.schema import load
-        from engines.local import LocalGrid
+        from engines.grid import LocalGrid
         from engines.workers import WorkersGrid
         from server.session import Session
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import machine
-from server.run import launch
+from server.launch import launch
 
 KINDS = {
     "float32": ("float32", "float32"),

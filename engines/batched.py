@@ -10,8 +10,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from pydantic import Field
 
+from engines.grid import CLIENT_APP_RAISED, LocalGrid, serve
 from engines.job import Job, Together
-from engines.local import CLIENT_APP_RAISED, LocalGrid, serve
 from tasks.errors import FederationError
 from tasks.settings import Settings
 
@@ -33,7 +33,7 @@ class BatchedGrid(LocalGrid):
     Parameters
     ----------
     client_app, clients, run_config
-        As for :class:`engines.local.LocalGrid`.
+        As for :class:`engines.grid.LocalGrid`.
     together : callable
         Answers many train messages, in order.
     settings : Params

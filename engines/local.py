@@ -7,27 +7,13 @@ processes (:mod:`engines.workers`). The result is the same to the bit.
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Callable, Iterable, Mapping
-from logging import WARNING
 from typing import Annotated, Literal
 
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.common.logger import log
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from pydantic import Field
 
+from engines.grid import LocalGrid, serve
 from engines.job import Job
 from tasks.settings import Settings
-
-#: Flower's code for an exception in a ClientApp.
-CLIENT_APP_RAISED = 2
-RUN_ID = 1
-SERVER_NODE = 1
-FIRST_NODE = 1_000_000
 
 
 class Params(Settings):
@@ -38,111 +24,6 @@ class Params(Settings):
     def count(self) -> int:
         """Return the number of workers on this machine."""
         return cores() if self.workers == "auto" else self.workers
-
-
-class LocalGrid(Grid):
-    """Flower's Grid over a ClientApp in this process.
-
-    Parameters
-    ----------
-    client_app : ClientApp
-        Called once per message.
-    clients : int
-        Number of nodes; node ``FIRST_NODE + i`` holds partition ``i``.
-    run_config : mapping
-        What the nodes find in ``context.run_config``.
-
-    Notes
-    -----
-    ``Message`` reads its sender from Flower's private ``TaskIdentity``. It is set in :func:`identify` and nowhere
-    else; a test pins the Flower version for which this holds.
-    """
-
-    #: Whether :meth:`pull_messages` itself waits for work to be done, so that nobody need wait between two calls.
-    blocking = True
-
-    def __init__(self, client_app: ClientApp, clients: int, run_config: Mapping[str, str]) -> None:
-        identify()
-        self._app = client_app
-        self._clients = clients
-        self._run_config = dict(run_config)
-        self._states: dict[int, RecordDict] = {}
-        self._queue: dict[str, Message] = {}
-        self._run: Run | None = None
-        #: Node id -> partition id, known here without asking the nodes.
-        self.partitions = {FIRST_NODE + i: i for i in range(clients)}
-
-    def set_run(self, run: Run) -> None:
-        """Keep `run` for :attr:`run`."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run given to :meth:`set_run`."""
-        if self._run is None:
-            raise RuntimeError("No run was set on this grid.")
-        return self._run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Return a message to a node (Flower keeps this for older apps)."""
-        return Message(content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes; all are always online."""
-        return list(self.partitions)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue `messages`; they are carried out when their replies are pulled."""
-        ids = []
-        for message in messages:
-            message_id = uuid.uuid4().hex
-            message.metadata.__dict__["_message_id"] = message_id
-            self._queue[message_id] = message
-            ids.append(message_id)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Carry out the first queued message among `message_ids` and return its reply."""
-        for message_id in list(self._queue):
-            if message_id in set(message_ids):
-                return [self._carry_out(self._queue.pop(message_id))]
-        return []
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Carry out `messages` one after another and return all replies."""
-        return [self._carry_out(self._queue.pop(message_id)) for message_id in self.push_messages(messages)]
-
-    def close(self) -> None:
-        """Nothing to end here."""
-
-    def _carry_out(self, message: Message) -> Message:
-        return answer(self._app, message, self._context(message))
-
-    def _context(self, message: Message) -> Context:
-        node = message.metadata.dst_node_id
-        return Context(
-            run_id=RUN_ID,
-            node_id=node,
-            node_config={"partition-id": self.partitions[node], "num-partitions": self._clients},
-            state=self._states.setdefault(node, RecordDict()),
-            run_config=dict(self._run_config),
-        )
-
-
-def answer(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
-    """Return the reply of `app` to `message`; its exception becomes an error reply, as Flower does it."""
-    try:
-        return app(message, context)
-    except Exception as error:  # noqa: BLE001 - a client's fault, whatever it is, must not end the federation
-        log(WARNING, "client %s: %s: %s", context.node_config["partition-id"], type(error).__name__, error)
-        return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
-
-
-def identify() -> None:
-    """Tell Flower who this process is; ``Message`` asks for it."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, 1
 
 
 def cores() -> int:
@@ -165,19 +46,7 @@ def open_grid(job: Job, workers: int) -> LocalGrid:
     config = {"overrides": job.overrides}
     if workers == 1:
         return LocalGrid(job.client_app, job.clients, config)
-    from engines.workers import WorkersGrid
+    from engines.workers import WorkersGrid  # only where there are several
 
     fork, sizes = job.warm() if job.warm is not None else (True, ())
     return WorkersGrid(job.client_app, job.clients, config, workers, sizes=sizes, fork=fork)
-
-
-def serve(job: Job, grid: Grid) -> None:
-    """Run the server's half of `job` over `grid`."""
-    context = Context(
-        run_id=RUN_ID,
-        node_id=SERVER_NODE,
-        node_config={},
-        state=RecordDict(),
-        run_config={"overrides": job.overrides},
-    )
-    job.server_app(grid, context)

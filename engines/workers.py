@@ -27,7 +27,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from engines.arena import Arena, pack, unpack
-from engines.local import LocalGrid, answer, identify
+from engines.grid import LocalGrid, answer, identify
 
 #: Flower's code for a ClientApp whose process died.
 CLIENT_APP_CRASHED = 8

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from client.scoring import Score
-from strategies.base import RoundReport
+from strategies.federation import RoundReport
 from tasks.errors import StorageError
 
 #: Evaluations in the moving mean of the papers' smoothed accuracy.

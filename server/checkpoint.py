@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from server.accounting import write_atomically
-from strategies.base import State
+from strategies.federation import State
 from tasks.errors import StorageError
 
 

@@ -105,7 +105,7 @@ def measure(job: list[str]) -> Pace:
 
 
 def _measured(job: list[str], rounds: int) -> Pace:
-    from server.run import launch, quote
+    from server.launch import launch, quote
 
     with tempfile.TemporaryDirectory(prefix="fedcross-cost-") as folder:
         trial = [f"rounds={rounds}", "evaluate_every=1", "logger=none", "checkpoint.milestone=0", "snapshots.rounds=[]"]

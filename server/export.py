@@ -14,7 +14,8 @@ from tasks.errors import FedcrossError, StorageError
 
 if TYPE_CHECKING:
     from strategies.arrays import Arrays
-    from strategies.base import Method, State
+    from strategies.base import Method
+    from strategies.federation import State
 
 #: A running run drops old checkpoints while we read: how often to look again for the newest.
 ATTEMPTS = 3
@@ -83,7 +84,7 @@ def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
     import numpy as np
 
     from conf.compose import activate_plugins
-    from strategies.base import Federation
+    from strategies.federation import Federation
     from strategies.registry import method_class
 
     activate_plugins()

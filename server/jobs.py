@@ -40,7 +40,7 @@ def job(_: Any) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from server.run import launch
+    from server.launch import launch
 
     state = HydraConfig.get()
     overrides = [str(o) for o in state.overrides.task]
@@ -62,7 +62,7 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
     from filelock import FileLock, Timeout
 
     from conf.schema import load
-    from server.run import launch, quote
+    from server.launch import launch, quote
     from server.sweep import applicable
 
     overrides = applicable(overrides)

@@ -62,7 +62,7 @@ class Replies:
         with self._told():
             self._good = self._read(after) if self.path.exists() else 0
 
-    # ---- strategies.base.ReplyLog -----------------------------------------------------------------------------
+    # ---- strategies.federation.ReplyLog -----------------------------------------------------------------------
 
     def available(self, number: int) -> list[int] | None:
         """Return the partitions that round `number` was drawn from, None if it was not begun."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from tasks.errors import ConfigError, FedcrossError
@@ -12,8 +11,6 @@ from tasks.errors import ConfigError, FedcrossError
 INTERRUPTED = 130
 #: Ours: what the command line would take, without running it.
 COST = "--cost"
-#: Where the user wants client states; each run's own folder unless set.
-STATE = os.environ.get("FEDCROSS_STATE")
 #: Hydra's flags that show something and run nothing.
 SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
 
@@ -65,62 +62,6 @@ def _main(arguments: list[str]) -> None:
     run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
     run()
     return None
-
-
-def launch(overrides: list[str], output: Path) -> Path:
-    """Run one configuration with its engine and return the run's folder.
-
-    `output` is where the run writes unless ``output=`` or ``resume=`` says otherwise.
-    """
-    from conf.compose import join, main_folder
-    from conf.schema import load, remarks
-
-    config = load(overrides)
-    for remark in remarks(config):
-        print(f"Note: {remark}", file=sys.stderr)
-    folder = Path(config.resume or config.output or output).resolve()
-    settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
-    record(folder, settled)
-    settled.append(f"output={quote(str(folder))}")
-    engine = config.module("engine")
-    if not getattr(engine, "OWN_FOLDERS", False):  # else every machine of the federation has its own
-        settled.append(f"data_root={quote(str(Path(config.data_root).resolve()))}")
-    if config.resume is not None:
-        settled.append(f"resume={quote(str(folder))}")
-
-    from client.app import app as client_app
-    from client.app import together, warm_for
-    from client.data import load as load_data
-    from engines.job import Job
-    from server.app import app as server_app
-
-    os.environ["FEDCROSS_STATE"] = STATE or str(folder / "clients")
-    data = load_data(config)  # before anything starts: what is wrong with the data is said here
-    clients = config.clients_per_round if data.partition.own else len(data.partition)
-    text = join(settled)
-    job = Job(text, clients, config.engine, server_app, client_app, main_folder(), folder, warm_for(text), together)
-    engine.run(job)
-    return folder
-
-
-def record(folder: Path, overrides: list[str]) -> None:
-    """Write ``.hydra/config.yaml`` and ``.hydra/overrides.yaml`` as this run really uses them."""
-    from omegaconf import OmegaConf
-
-    from conf.compose import compose
-    from tasks.errors import StorageError
-
-    try:
-        (folder / ".hydra").mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.create(compose(overrides)), folder / ".hydra" / "config.yaml")
-        OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
-    except OSError as error:
-        raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
-
-
-def quote(value: str) -> str:
-    """Return `value` as a Hydra string that keeps every character."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ from server.progress import Progress
 from server.replies import Replies
 from server.snapshots import Snapshots
 from strategies.arrays import Arrays
-from strategies.base import Federation, Method
+from strategies.base import Method
+from strategies.federation import Federation
 from strategies.registry import method_class
 from tasks.errors import ConfigError, StorageError
 from tasks.models import create

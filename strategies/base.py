@@ -20,10 +20,7 @@ from strategies.compression import Compressor
 from strategies.contract import Contract
 from strategies.defence import defend
 from strategies.desk import Desk, Exchange, carry_out
-from strategies.federation import Federation as Federation
-from strategies.federation import ReplyLog
-from strategies.federation import RoundReport as RoundReport
-from strategies.federation import State as State
+from strategies.federation import Federation, ReplyLog, RoundReport, State
 from strategies.protocol import Payload, Round, Ticket, Upload, request
 from strategies.roster import Roster
 from strategies.wire import Arrays, Spec, encode, spec_of

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from strategies.base import State
 from strategies.fedavg import SingleModel
+from strategies.federation import State
 from strategies.protocol import Round, Upload
 from strategies.wire import Arrays
 from tasks.randomness import stream

@@ -23,7 +23,7 @@ from strategies.protocol import Payload, Ticket, Upload
 from tasks.errors import UploadError
 
 if TYPE_CHECKING:
-    from strategies.base import Federation
+    from strategies.federation import Federation
 
 #: Flower reports in the SuperLink's name that a node is gone; in one process every reply bears this id.
 SUPERLINK_NODE_ID = 1

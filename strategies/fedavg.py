@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from strategies.averaging import weighted_mean
-from strategies.base import Method, State
+from strategies.base import Method
+from strategies.federation import State
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays
 from tasks.settings import Settings

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from strategies.arrays import Arrays, Layout
-from strategies.base import Method, State
+from strategies.base import Method
+from strategies.federation import State
 from strategies.mixing import Mixing, cross, identity, offsets, propellers, uniform
 from strategies.pool import Pool, Storage, diagnostics
 from strategies.protocol import Payload, Round, Upload

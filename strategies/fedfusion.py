@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from strategies.arrays import Arrays
 from strategies.averaging import weighted_mean
-from strategies.base import State
 from strategies.fedavg import SingleModel
+from strategies.federation import State
 from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors
 from strategies.protocol import Round, Upload
 from tasks.errors import ConfigError

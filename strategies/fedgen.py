@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from strategies.base import State
 from strategies.draws import categorical, normal, uniform
 from strategies.fedavg import SingleModel
+from strategies.federation import State
 from strategies.generator import TRAINED, create, diversity_loss, generate, one_hot, teacher_loss
 from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors
 from strategies.protocol import Payload, Round, Upload

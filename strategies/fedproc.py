@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.base import State
 from strategies.fedavg import SingleModel
+from strategies.federation import State
 from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_tensors
 from strategies.projection import Projected, project
 from strategies.protocol import Payload, Round, Upload

@@ -16,8 +16,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from strategies.averaging import weighted_mean
-from strategies.base import State
 from strategies.fedavg import SingleModel
+from strategies.federation import State
 from strategies.objective import Extras, Objective, Visit, flatten
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, encode

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from strategies.averaging import weighted_mean
-from strategies.base import State
 from strategies.fedavg import SingleModel
+from strategies.federation import State
 from strategies.objective import Extras, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors, flatten
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec

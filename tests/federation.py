@@ -8,7 +8,7 @@ from typing import Any
 from client.app import app as client_app
 from conf.compose import join
 from conf.schema import load
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from server.session import Session
 
 #: Fast and real: 200 digits over 6 clients, 3 drawn each round. Methods are tested as the papers have them, undefended.

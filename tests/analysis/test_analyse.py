@@ -11,7 +11,7 @@ from torch import nn
 from analysis import cka, forgetting, gradcam, tsne
 from analysis.analyse import main
 from analysis.subject import Options, Subject
-from server.run import launch
+from server.launch import launch
 from tasks.errors import DataError
 
 PNG = b"\x89PNG"

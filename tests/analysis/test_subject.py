@@ -7,7 +7,7 @@ import torch
 from safetensors.numpy import load_file
 
 from analysis.subject import Subject
-from server.run import record
+from server.launch import record
 from tests.federation import SMALL, run
 
 

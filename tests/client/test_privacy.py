@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from client.privacy import noise_source, protect
 from client.work import Workshop
 from conf.schema import Privacy, load
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from engines.workers import WorkersGrid
 from server.privacy import epsilon, statement
 from tasks.errors import ConfigError

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from client import app as client_app
 from client import channel, resident, warm
 from client.warm import Keeper, Resident
-from engines.local import FIRST_NODE, LocalGrid
+from engines.grid import FIRST_NODE, LocalGrid
 from strategies.wire import encode, views
 from tasks.errors import ConfigError, DataError, FedcrossError, ProtocolError, StorageError
 

@@ -19,7 +19,7 @@ import pytest
 
 from deploy import certificates
 from deploy.device import Device, new_client
-from server.run import launch
+from server.launch import launch
 from tests.e2e import containers, intruder
 from tests.e2e.containers import CLIENTS, Federation
 

@@ -9,7 +9,7 @@ import pytest
 
 from conf.compose import join, main_folder
 from engines import ray
-from server.run import launch
+from server.launch import launch
 
 #: Digits, a pool of five models, three clients a round, three rounds, seed 1.
 CONFIGURATION = [

@@ -22,7 +22,8 @@ from client.app import warm_for
 from conf.compose import join
 from conf.schema import load
 from engines.arena import Arena, pack, unpack
-from engines.local import FIRST_NODE, LocalGrid, Params
+from engines.grid import FIRST_NODE, LocalGrid
+from engines.local import Params
 from engines.workers import WorkersGrid
 from server.session import Session
 from tests.engines.toy import app as toy

@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid
 
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 
 APP = Path(__file__).resolve().parents[2] / "examples" / "own_app"
 

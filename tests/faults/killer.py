@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from server import replies as replies_module
 from server.accounting import Ledger
 from server.replies import Replies

@@ -231,7 +231,7 @@ def write_app(folder: Path) -> Path:
 def undisturbed(output: Path, *overrides: str, silent: Callable[[dict[str, Any]], bool] = lambda asked: False) -> str:
     """Return the SHA-256 of the final model of the same run without network, the `silent` requests unanswered."""
     from conf.schema import load
-    from engines.local import LocalGrid
+    from engines.grid import LocalGrid
     from server.session import Session
     from tests.faults.killer import digest
     from tests.faults.light_node import app as light

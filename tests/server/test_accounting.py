@@ -5,7 +5,7 @@ import pytest
 
 from client.scoring import Score
 from server.accounting import Ledger, line, result, smoothed, write_atomically
-from strategies.base import RoundReport
+from strategies.federation import RoundReport
 from tasks.errors import StorageError
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from server.checkpoint import Checkpoints
-from strategies.base import State
+from strategies.federation import State
 from tasks.errors import StorageError
 
 STATE = State({"pool": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, np.int64)}, {"last": [1, 2]})

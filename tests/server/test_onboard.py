@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from server.launch import record
 from server.onboard import Newcomer, main, onboard
-from server.run import record
 from tests.federation import SMALL, run
 
 PERMUTED = ("partition=permuted", "partition.clients=3", "rounds=2", "train.lr=0.05", "task.limit=90")

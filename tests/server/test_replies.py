@@ -5,7 +5,7 @@ import pytest
 
 from client.app import app as client_app
 from conf.schema import load
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from server.replies import Replies, records
 from server.session import logs_replies
 from strategies.defence import Defence

@@ -5,8 +5,8 @@ import pytest
 from flwr.clientapp import ClientApp
 
 from client.app import app as client_app
-from strategies.base import Federation, State
 from strategies.fedavg import FedAvg
+from strategies.federation import Federation, State
 from strategies.registry import method_class
 from tasks.errors import ConfigError, FederationError
 from tests.federation import run, same, session

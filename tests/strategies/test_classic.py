@@ -18,7 +18,7 @@ from client.trainer import one_thread, train
 from client.work import Workshop
 from conf.compose import join
 from conf.schema import load
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from server.session import Session
 from strategies.classic import ClassicFedCross
 from strategies.fedcross import FedCross

@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as npst
 from client.app import app as client_app
 from client.work import workshop
 from conf.compose import join
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from strategies import compression, protocol
-from strategies.base import Federation
 from strategies.compression import ClientHalf, Compression, Compressor, code, decode
+from strategies.federation import Federation
 from strategies.guard import check
 from strategies.protocol import SCALES, Payload, Round
 from strategies.wire import encode, spec_of, views

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from conf.schema import load
 from server.session import check_same, describe
-from strategies.base import State
 from strategies.fedcross import FedCross
+from strategies.federation import State
 from strategies.protocol import Round, Upload
 from tasks.errors import ConfigError
 from tests.federation import run, same, session

@@ -15,9 +15,9 @@ from client.stacks import Work
 from client.trainer import train
 from conf.compose import join
 from conf.schema import Train, load
-from engines.local import LocalGrid
-from strategies.base import RoundReport
+from engines.grid import LocalGrid
 from strategies.fedavg import FedAvg
+from strategies.federation import RoundReport
 from strategies.fedfusion import REFERENCE, SHARE, Blend, Concatenate, FedFusion, Fusion, frozen, operator
 from strategies.objective import Batch, Objective, Visit
 from strategies.protocol import Round, Upload

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from client.app import app as client_app
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from strategies.flwr import Flwr
 from strategies.protocol import Round, Upload
 from tasks.errors import ConfigError

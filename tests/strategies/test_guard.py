@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from strategies import protocol
 from strategies.guard import MAX_METRICS, check
 from strategies.protocol import Payload, Round

@@ -2,7 +2,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from engines.local import FIRST_NODE, LocalGrid
+from engines.grid import FIRST_NODE, LocalGrid
 from strategies import roster as module
 from strategies.roster import Roster
 

@@ -5,7 +5,7 @@ import pytest
 from client.app import app as client_app
 from conf.compose import join
 from conf.schema import load
-from engines.local import LocalGrid
+from engines.grid import LocalGrid
 from server.session import Session
 from tests.federation import SMALL, Quiet, same
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Error, Message
 
-from engines.local import identify
+from engines.grid import identify
 from strategies import desk, roster
 from strategies.protocol import reply
 

@@ -1,0 +1,49 @@
+"""What a report says about groups of runs, before any file is written: tables, ablation grids, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from analysis.ablation import Grid
+    from analysis.groups import Group
+    from analysis.tables import Table
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report shows: groups of seeds, tables, ablation grids and notes about folders."""
+
+    groups: list[Group]
+    tables: list[Table]
+    grids: list[Grid]
+    notes: list[str]
+
+    def markdown(self) -> str:
+        """Return the text of ``report.md``."""
+        from analysis.formats import markdown
+
+        pictures = ["![Test accuracy](curves.png)\n"] + (["![Ablation](ablation.png)\n"] if self.grids else [])
+        parts = [*map(markdown, self.tables), *pictures]
+        if self.notes:
+            parts.append("## Notes\n\n" + "".join(f"- {note}\n" for note in self.notes))
+        return "# Report\n\n" + "\n".join(parts)
+
+
+def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float] = ()) -> Report:
+    """Return everything a report shows about `groups`; `targets` as in :func:`write_report`."""
+    from analysis import tables
+    from analysis.ablation import grids
+
+    wanted = list(targets) or [t for t in [tables.default_target(groups)] if t == t]
+    found = grids(groups)
+    parts = [
+        tables.accuracy_table(groups),
+        tables.published_table(groups),
+        tables.target_table(groups, wanted) if wanted else None,
+        tables.significance_table(groups),
+        *tables.ablation_tables(found),
+    ]
+    return Report(list(groups), [tables.compact(part) for part in parts if part is not None], found, list(notes))
