@@ -135,8 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     out = options.out or options.folders[0] / "report"
     try:
-        o = options
-        print(write_report(o.folders, out, o.target, o.x, o.unfinished, o.html, o.until))
+        text = write_report(
+            options.folders, out, options.target, options.x, options.unfinished, options.html, options.until
+        )
+        print(text)
     except FedcrossError as error:
         print(f"fedcross-report: {error}", file=sys.stderr)
         return error.exit_code
