@@ -153,6 +153,7 @@ class Session:
                 "seed": self.config.seed,
                 "device": str(self.device),
                 "machine": f"{platform.machine()} {platform.system()}",
+                "defence": self.config.defence.model_dump() if self.config.defence.enabled else None,
                 **self._privacy(),
             },
             self._last_score,

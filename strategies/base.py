@@ -242,6 +242,7 @@ class Method(Contract):
         self._sent = {}
         judgement = defend(self.federation.defence, uploads, sent, self.parameter_names)
         self._report.clipped += judgement.clipped
+        self._report.lightened += judgement.lightened
         for upload, norm, limit in judgement.quarantined:
             self._rejected(upload.client, UploadError("quarantined", f"update norm {norm:.4g}, limit {limit:.4g}"))
         return judgement.uploads

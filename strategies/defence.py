@@ -5,6 +5,10 @@ sent, ``u = upload - dispatched``; buffers and integer entries are neither measu
 of the exchange's update norms, an upload with ``|u| > quarantine * M`` is treated as lost, and of the others one with
 ``|u| > clip * M`` becomes ``dispatched + u * clip * M / |u|``. Directions are not judged: measured on skewed clients, a
 test of directions flags 15 % of the honest ones.
+
+A client states its number of examples itself, and methods that average by it would believe any number. An upload that
+states more than ``weight`` times the median of the exchange counts as that many. FedCross mixes models with equal
+weights and does not use the number at all.
 """
 
 from __future__ import annotations
@@ -28,11 +32,14 @@ BLOCK = 1 << 16
 
 
 class Defence(Settings):
-    """``enabled`` is the one switch; `quarantine` and `clip` are multiples of the round's median update norm."""
+    """``enabled`` is the one switch; `quarantine` and `clip` are multiples of the round's median update norm, `weight`
+    one of the median number of examples.
+    """
 
     enabled: bool = False
     quarantine: float = Field(3.0, ge=1)
     clip: float = Field(1.0, gt=0)
+    weight: float = Field(3.0, ge=1)
 
 
 @dataclass(frozen=True)
@@ -47,11 +54,14 @@ class Judgement:
         (upload, update norm, limit) of the others.
     clipped : int
         How many of `uploads` were clipped.
+    lightened : int
+        How many of `uploads` stated so many examples that they count for fewer.
     """
 
     uploads: list[Upload]
     quarantined: list[tuple[Upload, float, float]]
     clipped: int
+    lightened: int = 0
 
 
 def defend(
@@ -62,7 +72,7 @@ def defend(
     Parameters
     ----------
     settings : Defence
-        The two multiples; ``enabled`` is the caller's business.
+        The three multiples; ``enabled`` is the caller's business.
     uploads : sequence of Upload
         What the guard accepted in one exchange; their arrays are never written to.
     sent : sequence of mapping
@@ -93,7 +103,21 @@ def defend(
             kept.append(upload)
         else:  # the median itself is infinite: most uploads are absurd, none is believed
             quarantined.append((upload, norm, settings.quarantine * median))
-    return Judgement(kept, quarantined, clipped)
+    kept, lightened = bounded(kept, settings.weight)
+    return Judgement(kept, quarantined, clipped, lightened)
+
+
+def bounded(uploads: Sequence[Upload], most: float) -> tuple[list[Upload], int]:
+    """Return `uploads`, none with more examples than `most` times their median, and how many were changed.
+
+    The median of two numbers is their mean, which one liar moves, so of two uploads the smaller number is taken.
+    """
+    counts = sorted(upload.num_examples for upload in uploads)
+    if not counts:
+        return [], 0
+    limit = max(1, int(most * counts[(len(counts) - 1) // 2]))
+    fair = [u if u.num_examples <= limit else replace(u, num_examples=limit) for u in uploads]
+    return fair, sum(u.num_examples > limit for u in uploads)
 
 
 def update_norm(upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str]) -> float:

@@ -68,6 +68,7 @@ class RoundReport:
     dropped: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     clipped: int = 0
+    lightened: int = 0
     spares: int = 0
     bytes_down: int = 0
     bytes_up: int = 0

@@ -104,7 +104,16 @@ EXPERIMENTS = Path(composing.CONF) / "experiment"
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.rglob("[!_]*.yaml")), ids=lambda p: p.stem)
 def test_experiments_run_the_bare_methods(path):
-    assert load(()).defence.enabled
     name = path.relative_to(EXPERIMENTS).with_suffix("")
     plain = composing.compose((f"experiment={name}",))
     assert plain["defence"]["enabled"] is False
+
+
+def test_a_method_s_name_means_the_method_and_a_deployment_is_defended():
+    plain = load(())
+    assert not plain.defence.enabled
+    assert plain.compression.exact
+    assert not plain.privacy.enabled
+    remote = ("engine=remote", "engine.address=superlink:8000", "engine.authority=ca.crt")
+    assert load(remote).defence.enabled
+    assert not load((*remote, "defence.enabled=false")).defence.enabled

@@ -147,3 +147,24 @@ def test_references_are_not_judged():
     assert Method.defended
     assert not Solo.defended
     assert not Centralized.defended
+
+
+def test_a_client_that_lies_about_its_examples_counts_for_three_medians():
+    # 10, 20, 30, 2**40 with median (the lower one) 20: at most 60.
+    told = [replace(u, num_examples=n) for u, n in zip(uploads((3, 4), (3, 4), (3, 4), (3, 4)), (30, 10, 2**40, 20))]
+    found = defend(ON, told, [MODEL] * 4, PARAMETERS)
+    assert [u.num_examples for u in found.uploads] == [30, 10, 60, 20]
+    assert found.lightened == 1
+
+
+def test_of_two_clients_the_smaller_number_decides():
+    told = [replace(u, num_examples=n) for u, n in zip(uploads((3, 4), (3, 4)), (2**40, 10))]
+    assert [u.num_examples for u in defend(ON, told, [MODEL] * 2, PARAMETERS).uploads] == [30, 10]
+
+
+@given(st.lists(st.integers(1, 50), min_size=3, max_size=12), st.integers(1, 2**40))
+def test_no_single_liar_outweighs_the_honest(honest, lie):
+    told = [replace(uploads((3, 4))[0], num_examples=n) for n in [*honest, lie]]
+    fair, _ = defence.bounded(told, 3.0)
+    assert fair[-1].num_examples <= 3 * max(honest)
+    assert [u.num_examples for u in fair[:-1]] == [min(n, 3 * sorted([*honest, lie])[len(honest) // 2]) for n in honest]
