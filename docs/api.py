@@ -13,9 +13,10 @@ from pydantic import BaseModel
 from docs.docstrings import described, plain
 from docs.options import Setting, Source, read, settings
 
-#: What stands before the names of our packages in an import: "" while they are top-level, "fedcross." below one root.
-PREFIX = ""
-CONFIG = Path(__file__).resolve().parents[1] / "conf" / "config.yaml"
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "conf" / "config.yaml"
+#: What stands before the names of our packages in an import: "fedcross." since they lie below one root, before nothing.
+PREFIX = "fedcross." if (ROOT / "fedcross").is_dir() else ""
 MADE = "<!-- Made by `make docs` from the code and conf/; do not edit. -->"
 #: The public names, by heading. A name whose module does not exist (yet) is left out.
 PUBLIC: dict[str, list[str]] = {
@@ -46,9 +47,14 @@ PUBLIC: dict[str, list[str]] = {
 }
 
 
+def full(name: str) -> str:
+    """Return the name under which module `name` of ours is imported."""
+    return name if name.split(".")[0] == "fedcross" else PREFIX + name
+
+
 def module(name: str) -> Any:
     """Import module `name` of ours."""
-    return importlib.import_module(name if name.startswith((PREFIX or "fedcross", "fedcross")) else PREFIX + name)
+    return importlib.import_module(full(name))
 
 
 def table(rows: Iterable[Setting]) -> str:
@@ -90,7 +96,7 @@ def public(name: str) -> Any:
 def entry(name: str, value: Any) -> str:
     """Return the documentation of one public object, with its public methods if it is a class."""
     home, attribute = name.split(":")
-    parts = [f"### {attribute}", f"`from {PREFIX if home != 'fedcross' else ''}{home} import {attribute}`"]
+    parts = [f"### {attribute}", f"`from {full(home)} import {attribute}`"]
     if inspect.isfunction(value):
         parts.append(signature(attribute, value))
     parts.append(described(inspect.getdoc(value)))
