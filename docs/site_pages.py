@@ -16,12 +16,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-#: File of the checkout -> page of the site.
+#: File of the checkout -> page or file of the site.
 OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
+    "CITATION.cff": "CITATION.cff",
     "examples/own_app/README.md": "own-app.md",
 }
 #: Pictures beside the records that the page of results shows.
