@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Iterable, Sequence
@@ -88,7 +89,7 @@ def public(name: str) -> Any:
     try:
         return getattr(module(home), attribute)
     except (ModuleNotFoundError, AttributeError):
-        if home == "fedcross":
+        if home == "fedcross" and not PREFIX:
             return None
         raise
 
@@ -105,6 +106,8 @@ def entry(name: str, value: Any) -> str:
     own = {n: f for n, f in vars(value).items() if not n.startswith("_")} if inspect.isclass(value) else {}
     for method, function in own.items():
         function = getattr(function, "__func__", function)
+        if isinstance(function, property | functools.cached_property) and function.__doc__:
+            parts += [f"#### {attribute}.{method}", described(function.__doc__)]
         if inspect.isfunction(function) and function.__doc__ and not nested(value):
             parts += [f"#### {attribute}.{method}", signature(method, function), described(function.__doc__)]
     return "\n\n".join(parts)
