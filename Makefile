@@ -2,6 +2,7 @@
 # make test    everything that CI runs
 # make check   style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
+# make docs    the reference pages from the code, and the docs site in site/
 # make compose the compose federation for real: image, three clients, attacks (needs a container engine)
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -10,11 +11,11 @@ READY := .venv/.ready
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: demo test unit reliability compose check bench clean lock
+.PHONY: demo test unit reliability compose check bench docs clean lock
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,5s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile
 
 .boot/bin/uv:
 	$(PYTHON) -m venv .boot
@@ -53,6 +54,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY)
+	$(BIN)/python -m docs.reference
+	$(BIN)/mkdocs build --strict
+
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload lenet5
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload w
@@ -69,4 +74,4 @@ lock: .boot/bin/uv
 	.boot/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements.lock
 
 clean:
-	rm -rf .venv .boot build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .boot build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,7 +37,7 @@ class Federation(Settings):
     hedge: int = Field(0, ge=0, description="slots, the stalest ones, that a spare client is asked for too")
     resend_s: float | None = Field(None, gt=0, description="ask a client once more that was silent for so long")
     run: str = Field("", description="identity of the run, bound into every message")
-    nonce: bool = False
+    nonce: bool = Field(False, description="ask for fedcross clients, which send the request's random number back")
     packed: bool = Field(False, description="all arrays of a record travel as one; needs fedcross clients")
     defence: Defence = Defence()
     compression: Compression = Compression()

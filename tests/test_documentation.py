@@ -7,6 +7,8 @@ anything is started.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -14,7 +16,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -25,10 +27,22 @@ from server.run import SHOWING
 from server.run import main as fedcross
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-PROGRAMS = {*SCRIPTS, "make", "flwr", "python", "docker"}
 TINY = ["rounds=2", "train.epochs=1", "task.limit=300", "task.limit_test=100", "logger=none"]
+
+
+def homes() -> dict[str, str]:
+    """Return the module of each subcommand; before `fedcross` was one command they were scripts, ``fedcross-NAME``."""
+    if importlib.util.find_spec("fedcross") is not None:
+        table = importlib.import_module("fedcross.server.commands.main").SUBCOMMANDS
+        return {name: home for name, (home, _) in table.items()}
+    return {s.removeprefix("fedcross-"): home.split(":")[0] for s, home in SCRIPTS.items() if s != "fedcross"}
+
+
+HOMES = homes()
+OLD = {f"fedcross-{name}" for name in HOMES}
+PROGRAMS = {"fedcross", *OLD, "make", "flwr", "python", "docker"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,10 @@ class Command:
         words = shlex.split(self.text, comments=True)
         while re.match(r"^[A-Z_]+=", words[0]):
             words.pop(0)
+        if words[0] in OLD:
+            return [words[0].replace("-", " ", 1), *words[1:]]
+        if words[0] == "fedcross" and words[1] in HOMES:
+            return [" ".join(words[:2]), *words[2:]]
         return words
 
 
@@ -74,6 +92,11 @@ def of(*programs: str) -> list[Command]:
     return [c for c in FOUND if c.words[0] in programs]
 
 
+def subcommand(name: str) -> ModuleType:
+    """Return the module that runs ``fedcross NAME``."""
+    return importlib.import_module(HOMES[name.removeprefix("fedcross ")])
+
+
 def name(command: Command) -> str:
     return f"{command.page}: {command.text[:60]}"
 
@@ -86,7 +109,12 @@ def test_the_pages_have_commands():
         "methods-fedcross.md",
         "performance.md",
     }
-    assert {c.words[0] for c in FOUND} >= {"fedcross", "fedcross-report", "fedcross-export", "make", "flwr"}
+    assert {c.words[0] for c in FOUND} >= {"fedcross", "fedcross report", "fedcross export", "make", "flwr"}
+
+
+def test_no_page_prints_a_script_that_is_not_installed():
+    printed = {(c.page, c.text.split(" ")[0]) for c in FOUND}
+    assert {(page, first) for page, first in printed if first in OLD and first not in SCRIPTS} == set()
 
 
 @pytest.mark.parametrize("command", of("fedcross"), ids=name)
@@ -117,6 +145,9 @@ def test_make_has_the_target(command):
 @pytest.mark.parametrize("command", of("python"), ids=name)
 def test_benchmarks_know_their_options(command, monkeypatch, capsys):
     assert command.words[1] == "-m"
+    if not command.words[2].startswith("benchmarks."):
+        assert importlib.util.find_spec(command.words[2]) is not None
+        return
     module = importlib.import_module(command.words[2])
     monkeypatch.setattr(sys, "argv", [command.words[2], "--help"])
     with pytest.raises(SystemExit, match="0"):
@@ -168,32 +199,33 @@ def filled(words: list[str], sweep: SimpleNamespace, folder: Path) -> list[str]:
 
 
 READERS = [
-    c for c in of(*(set(SCRIPTS) - {"fedcross", "fedcross-doctor", "fedcross-deploy"})) if "femnist" not in c.text
+    c
+    for c in of(*(f"fedcross {name}" for name in HOMES if name not in ("doctor", "deploy")))
+    if "femnist" not in c.text
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", READERS, ids=name)
 def test_what_reads_a_run_reads_this_one(command, sweep, tmp_path, monkeypatch):
-    module, function = SCRIPTS[command.words[0]].split(":")
     words = filled(command.words[1:], sweep, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [command.words[0], *words])
+    main = subcommand(command.words[0]).main
     try:
-        ended = getattr(importlib.import_module(module), function)()
+        ended = main(words) if inspect.signature(main).parameters else main()
     except SystemExit as exit_:
         ended = exit_.code
     assert not ended
 
 
-@pytest.mark.parametrize("command", of("fedcross-deploy", "fedcross-doctor"), ids=name)
+@pytest.mark.parametrize("command", of("fedcross deploy", "fedcross doctor"), ids=name)
 def test_deployment_commands_are_understood(command):
     """Their arguments are those of the parser; tests/deploy and tests/server/test_doctor.py run them."""
-    module = importlib.import_module(SCRIPTS[command.words[0]].split(":")[0])
-    assert module._parser().parse_args(command.words[1:])
+    assert subcommand(command.words[0])._parser().parse_args(command.words[1:])
 
 
 def test_the_partition_of_real_users_is_accepted():
     """The one command that has no small stand-in: its files are real (mark ``data`` reads them)."""
-    command = next(c for c in of("fedcross-partition") if "femnist" in c.text)
+    command = next(c for c in of("fedcross partition") if "femnist" in c.text)
     assert load([word for word in command.words[1:] if not word.startswith("-")])

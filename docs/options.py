@@ -1,0 +1,182 @@
+"""Every setting of the configuration: where its default, its range and its meaning stand.
+
+The default is what ``conf/*.yaml`` says, the range what the settings class checks. The meaning is looked for in this
+order: ``Field(description=...)``, the comment behind the YAML line, the class's docstring, the comment above the YAML
+line. A setting without any is an error: write one.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from docs.docstrings import meanings
+
+KEY = re.compile(
+    r"^(\s*)([A-Za-z_]\w*):(?:\s+(?P<value>[^#\s\[{\"'][^#]*?|\".*?\"|'.*?'|\[.*?\]|\{.*\}))?\s*(?:#\s?(?P<says>.*))?$"
+)
+WORDS = {int: "whole number", float: "number", str: "text", Path: "path", bool: "`true`, `false`", type(None): "`null`"}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of a table: the dotted `name`, the `default` as YAML, the allowed `span`, the `meaning`."""
+
+    name: str
+    default: str
+    span: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A YAML file of the configuration: its first comment, its values, and what its comments say about each."""
+
+    path: Path
+    header: str
+    values: Mapping[str, Any]
+    beside: Mapping[str, str]
+    above: Mapping[str, str]
+
+
+def read(path: Path) -> Source:
+    """Return YAML file `path` with its comments; values of the files in its ``defaults`` list come first."""
+    text = path.read_text()
+    own = yaml.safe_load(text) or {}
+    values: dict[str, Any] = {}
+    for parent in own.pop("defaults", []):
+        if isinstance(parent, str) and parent != "_self_":
+            values |= read(path.with_name(f"{parent}.yaml")).values
+    beside, above = comments(text)
+    header = text.partition("\n")[0].removeprefix("#").strip() if text.startswith("#") else ""
+    return Source(path, header, values | own, beside, above)
+
+
+def comments(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the comments behind each key of YAML `text`, and those above each, by dotted name."""
+    beside: dict[str, str] = {}
+    above: dict[str, str] = {}
+    way: list[tuple[int, str]] = []
+    waiting: list[str] = []
+    name = ""
+    for line in text.partition("\n")[2].splitlines():
+        if found := KEY.match(line):
+            depth = len(found.group(1))
+            way = [(d, key) for d, key in way if d < depth] + [(depth, found.group(2))]
+            name = ".".join(key for _, key in way)
+            if found["says"]:
+                beside[name] = found["says"].strip()
+            if waiting:
+                above[name] = " ".join(waiting)
+            waiting = []
+        elif re.match(r"^ {10,}#", line) and name in beside:
+            beside[name] += " " + line.strip("# ")
+        elif line.startswith("#"):
+            waiting.append(line.strip("# "))
+        else:
+            waiting = []
+    return beside, above
+
+
+def settings(
+    kind: type[BaseModel], prefix: str, source: Source, inside: str = "", skip: Collection[str] = ()
+) -> Iterator[Setting]:
+    """Yield the settings of class `kind`, nested ones too.
+
+    Parameters
+    ----------
+    kind : type
+        The settings class.
+    prefix : str
+        What stands before the name on the command line: ``train.``, or nothing.
+    source : Source
+        The YAML file that holds the defaults.
+    inside : str
+        Where `kind` stands in that file, dotted, with a dot at the end; nothing for the top.
+    skip : collection of str
+        Fields of `kind` to leave out.
+
+    Raises
+    ------
+    LookupError
+        If a setting has no meaning anywhere.
+    """
+    texts = meanings(kind)
+    for name, info in kind.model_fields.items():
+        place = inside + name
+        if name in skip or (name == "name" and get_origin(info.annotation) is not Literal):
+            continue
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel) and not _scheduled(info):
+            yield from settings(info.annotation, f"{prefix}{name}.", source, f"{place}.")
+            continue
+        meaning = info.description or source.beside.get(place) or texts.get(name) or source.above.get(place)
+        if not meaning:
+            raise LookupError(f"{prefix}{name}: no meaning in {kind.__module__}.{kind.__name__} or {source.path.name}.")
+        yield Setting(prefix + name, default(info, source.values, place), span(info.annotation, info.metadata), meaning)
+
+
+def default(info: FieldInfo, values: Mapping[str, Any], place: str) -> str:
+    """Return the default of the setting at `place` as YAML: the file's, else the class's; "required" if neither."""
+    node: Any = values
+    for part in place.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            node = info.get_default(call_default_factory=True) if not info.is_required() else "???"
+            break
+        node = node[part]
+    if node == "???":
+        return "required"
+    if isinstance(node, BaseModel):
+        node = node.model_dump()
+    return f"`{flow(node)}`"
+
+
+def flow(value: Any) -> str:
+    """Return `value` as YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+
+
+def span(kind: Any, metadata: Any = ()) -> str:
+    """Return in words which values `kind` allows under the bounds in `metadata`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return span(inner[0], [*inner[1:], *metadata])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in inner)
+    if origin in (Union, types.UnionType):
+        if _is_schedule(inner):
+            return "number, or a schedule"
+        parts = [span(part, metadata if part is not type(None) and part is not bool else ()) for part in inner]
+        listed = [part for part in dict.fromkeys(parts) if part.startswith("`")]
+        return " or ".join([part for part in parts if not part.startswith("`")] + [", ".join(listed)] * bool(listed))
+    if origin in (tuple, list):
+        return f"list of {span(inner[0])}"
+    if origin is dict or kind is dict:
+        return "mapping"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        words = kind.__pydantic_generic_metadata__["args"]
+        return f"{span(words[0])}, or a schedule of them" if words else "mapping"
+    limits = [f"{sign} {getattr(m, a):g}" for m in _flat(metadata) for a, sign in BOUNDS.items() if hasattr(m, a)]
+    return " ".join([WORDS.get(kind, "any value"), *([", ".join(limits)] if limits else [])])
+
+
+def _flat(metadata: Any) -> Iterator[Any]:
+    for entry in metadata:
+        yield from entry.metadata if isinstance(entry, FieldInfo) else [entry]
+
+
+def _is_schedule(parts: tuple[Any, ...]) -> bool:
+    return any(isinstance(part, type) and part.__name__ == "Constant" for part in parts)
+
+
+def _scheduled(info: FieldInfo) -> bool:
+    """Return whether the setting is a choice that may change from round to round, not a group of settings."""
+    return isinstance(info.annotation, type) and bool(info.annotation.__pydantic_generic_metadata__["args"])
