@@ -15,10 +15,8 @@ from flwr.common.logger import log
 from torch import Tensor, nn
 
 from client.attack import malicious, poison
-from client.data import FederatedData, forget, load
 from client.net import ModuleNet
 from client.privacy import noise_source, protect
-from client.scoring import load_weights, score
 from client.stacks import Work
 from client.state import StateStore
 from client.trainer import one_thread, train
@@ -31,10 +29,12 @@ from strategies.objective import Extras, Objective, Tensors, Trained, Visit
 from strategies.protocol import EXTRA, SCALES, answer
 from strategies.registry import method_class
 from strategies.wire import views
+from tasks.data import FederatedData, forget
 from tasks.errors import ConfigError, DataError, ProtocolError
 from tasks.models import create
 from tasks.models.dropout import dropout_names, seed_dropout
 from tasks.randomness import key, stream
+from tasks.scoring import accuracy, score
 
 
 class Workshop:
@@ -49,7 +49,7 @@ class Workshop:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
-        self.data: FederatedData = load(config)
+        self.data: FederatedData = config.load_data()
         self.method = method = method_class(config.modules["method"])
         self._scored: nn.Module | None = None
         model = create(config.modules["model"], config.model, self.data.task, config.seed)
@@ -116,9 +116,8 @@ class Workshop:
             network = self.method.network(model, config.method, config.seed)
             self._scored = self.method.evaluation_network(network, config.method).to(self.device).eval()
         arrays = views(content.array_records["arrays"])
-        load_weights(self._scored, arrays)
         with one_thread(self.device):
-            found = score(self._scored, *own, self.data.task.classes)
+            found = score(self._scored, arrays, *own, self.data.task.classes)
         metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
         return RecordDict({"metrics": metrics})
 
@@ -218,7 +217,11 @@ class Workshop:
         own = self.data.client_test(visit.client, self.device) if self.config.evaluate_local and due else None
         if own is None:
             return {}
-        return {"local-accuracy": accuracy(self.objective, self.net, trained.params, trained.buffers, prepared, own)}
+
+        def predict(x: Tensor) -> Tensor:
+            return self.objective.predict(self.net, trained.params, trained.buffers, x, prepared)
+
+        return {"local-accuracy": accuracy(predict, *own)}
 
 
 @dataclass(frozen=True)
@@ -233,25 +236,6 @@ class _Arrived:
     settings: Train
     received: Arrays
     residual: Arrays
-
-
-@torch.no_grad()
-def accuracy(
-    objective: Objective,
-    net: ModuleNet,
-    params: Tensors,
-    buffers: Tensors,
-    prepared: Extras,
-    data: tuple[Tensor, Tensor],
-    batch: int = 1000,
-) -> float:
-    """Return the share of `data` (inputs, labels) that a client's model gets right, in [0, 1]."""
-    x, y = data
-    right = 0
-    for start in range(0, len(y), batch):
-        scores = objective.predict(net, params, buffers, x[start : start + batch], prepared)
-        right += int((scores.argmax(1) == y[start : start + batch]).sum())
-    return right / len(y)
 
 
 def pick_device(name: str) -> torch.device:

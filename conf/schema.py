@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializeAsAny
 
@@ -15,6 +15,9 @@ from strategies.compression import Compression
 from strategies.defence import Defence
 from tasks.errors import ConfigError
 from tasks.settings import Settings, find, parse
+
+if TYPE_CHECKING:
+    from tasks.data import FederatedData
 
 #: Configuration group -> package that holds its modules.
 PACKAGES = {
@@ -146,6 +149,12 @@ class RunConfig(Settings):
     def module(self, group: str) -> ModuleType:
         """Return the module that implements `group` (``task``, ``model``, ...)."""
         return find(PACKAGES[group], self.modules[group], group)
+
+    def load_data(self) -> FederatedData:
+        """Return the task's data and who owns what of it; loaded once per process."""
+        from tasks.data import load as load_parts
+
+        return load_parts(self.module("task"), self.task, self.module("partition"), self.partition, self.seed)
 
 
 def load(overrides: Sequence[str]) -> RunConfig:

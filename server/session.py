@@ -15,8 +15,6 @@ from typing import Any
 from flwr.serverapp import Grid
 from safetensors.numpy import save
 
-from client.data import load
-from client.scoring import Score
 from client.work import pick_device
 from conf.schema import RunConfig
 from server import accounting
@@ -32,6 +30,7 @@ from strategies.federation import Federation
 from strategies.registry import method_class
 from tasks.errors import ConfigError, StorageError
 from tasks.models import create
+from tasks.scoring import Score
 
 #: Settings that may differ between a run and its continuation: they do not change what is computed.
 FREE = {
@@ -72,7 +71,7 @@ class Session:
         self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
-        data = load(config)
+        data = config.load_data()
         plain = create(config.modules["model"], config.model, data.task, config.seed)
         model = kind.network(plain, config.method, config.seed)
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)

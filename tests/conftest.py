@@ -27,4 +27,4 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
     if "client.work" in sys.modules:
         sys.modules["client.work"]._open.clear()
-        sys.modules["client.data"]._loaded.clear()
+        sys.modules["tasks.data"]._loaded.clear()

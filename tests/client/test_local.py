@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from client.data import load as load_data
 from client.net import ModuleNet
-from client.work import Workshop, accuracy
+from client.work import Workshop
 from conf.schema import load
 from strategies.fedavg import FedAvg
 from strategies.objective import Objective
+from tasks.scoring import accuracy
 from tests.federation import SMALL, run
 
 
@@ -32,13 +32,14 @@ def test_accuracy_by_hand():
     # Inputs -1, 2, 3 are classes 0, 1, 1; labels 0, 1, 0: two of three, in whatever batches.
     net = ModuleNet(Sign(), torch.device("cpu"))
     data = torch.tensor([[-1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0])
+    objective = Objective(FedAvg.Params())
     for batch in (1, 2, 10):
-        right = accuracy(Objective(FedAvg.Params()), net, net.params, net.buffers, {}, data, batch)
+        right = accuracy(lambda x: objective.predict(net, net.params, net.buffers, x, {}), *data, batch)
         assert right == pytest.approx(2 / 3)
 
 
 def test_own_test_part_goes_through_the_clients_permutation():
-    data = load_data(load([*SMALL, "partition=permuted", "partition.clients=6"]))
+    data = load([*SMALL, "partition=permuted", "partition.clients=6"]).load_data()
     x, y = data.client_test(2, torch.device("cpu"))
     indices = data.partition.test[2]
     raw = data.partition.transform(2, data.task.test.x[indices])
@@ -50,13 +51,13 @@ def test_own_test_part_goes_through_the_clients_permutation():
 def test_classes_are_the_clients_own():
     groups = "partition.groups=[[0,1],[2,3,4],[5,6,7,8,9]]"
     overrides = [o for o in SMALL if not o.startswith("partition")]
-    data = load_data(load([*overrides, "partition=classes", groups]))
+    data = load([*overrides, "partition=classes", groups]).load_data()
     _, y = data.client_test(1, torch.device("cpu"))
     assert set(y.tolist()) == {2, 3, 4}
 
 
 def test_no_test_part_where_the_partition_defines_none():
-    data = load_data(load([*SMALL, "partition=dirichlet", "partition.clients=6", "partition.min_size=2"]))
+    data = load([*SMALL, "partition=dirichlet", "partition.clients=6", "partition.min_size=2"]).load_data()
     assert data.client_test(0, torch.device("cpu")) is None
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: The folders whose files count.
 SOURCES = ("analysis", "client", "conf", "deploy", "engines", "server", "strategies", "tasks")
 #: The round that is traced: one worker, so that everything happens in this process.
-#: Each step of training moves between files, so the data is fixed too: 1,000 digits, one epoch, 21 steps by two clients.
+#: Each step of training moves between files, so the data is fixed too: 1,000 digits, one epoch, 21 steps in all.
 SETTINGS = (
     *("method=fedcross", "task=digits", "partition.clients=2", "clients_per_round=2", "engine.workers=1"),
     *("task.limit=1000", "train.epochs=1", "logger=none"),
