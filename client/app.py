@@ -75,10 +75,9 @@ def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
 
     def warm() -> tuple[bool, Sequence[int]]:
         from client.work import pick_device, workshop
-        from conf.compose import split
-        from conf.schema import load
+        from conf.schema import load_text
 
-        if pick_device(load(split(overrides)).device).type != "cpu":
+        if pick_device(load_text(overrides).device).type != "cpu":
             return False, ()
         return True, [len(part) for part in workshop(overrides).data.partition.train]
 

@@ -20,9 +20,7 @@ from client.privacy import noise_source, protect
 from client.stacks import Work
 from client.state import StateStore
 from client.trainer import one_thread, train
-from conf.compose import split
-from conf.schema import RunConfig, Train
-from conf.schema import load as load_config
+from conf.schema import RunConfig, Train, load_text
 from strategies.arrays import Arrays
 from strategies.compression import ClientHalf, apart, marked
 from strategies.objective import Extras, Objective, Tensors, Trained, Visit
@@ -256,7 +254,7 @@ _open: dict[str, Workshop] = {}
 def workshop(overrides: str) -> Workshop:
     """Return this process's workshop for a run's overrides; one stays warm at a time."""
     if overrides not in _open:
-        config = load_config(split(overrides))
+        config = load_text(overrides)
         _open.clear()
         _open[overrides] = Workshop(config)
     return _open[overrides]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializeAsAny
 
-from conf.compose import compose
+from conf.compose import compose, environment, split
 from strategies.compression import Compression
 from strategies.defence import Defence
 from tasks.errors import ConfigError
@@ -165,7 +166,20 @@ def load(overrides: Sequence[str]) -> RunConfig:
     ConfigError
         With every fault at once.
     """
+    return _load(tuple(overrides), environment())
+
+
+@functools.lru_cache(maxsize=64)
+def _load(overrides: tuple[str, ...], variables: tuple[str, str]) -> RunConfig:  # noqa: ARG001 - cache key
     return check(compose(overrides))
+
+
+def load_text(text: str) -> RunConfig:
+    """Return the checked configuration for the overrides in `text`, as Flower's run config carries them.
+
+    In the process that started the run nothing is composed or checked again.
+    """
+    return load(split(text))
 
 
 def check(raw: dict[str, Any]) -> RunConfig:
@@ -284,5 +298,6 @@ __all__ = [
     "Train",
     "check",
     "load",
+    "load_text",
     "remarks",
 ]
