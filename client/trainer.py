@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -47,12 +46,12 @@ def train(
         Views of the live model (valid until the next visit), the steps taken and the mean loss over examples.
     """
     momentum = visit.momentum.clone() if visit.momentum is not None else torch.zeros_like(net.flat)
-    generator = augmentation_stream(visit)
+    generator = augmentation_stream(visit) if augment is not None else None
     total = torch.zeros((), dtype=net.flat.dtype, device=net.device)
     steps = seen = 0
     adds_term = type(objective).gradient is not Objective.gradient
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
-        inputs = net.arrange(augment(x, generator)) if augment is not None else x
+        inputs = net.arrange(augment(x, generator)) if augment and generator else x
         net.gradient.zero_()
         loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), extras)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -120,15 +119,3 @@ def orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
 def augmentation_stream(visit: Visit) -> torch.Generator:
     """Return the generator of a visit's augmentation."""
     return torch_stream(visit.seed, "augment", visit.round, visit.client, *later(visit), device=visit.x.device.type)
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """Run CPU training on one thread: clients run side by side, and the result must not depend on the machine."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -48,6 +48,10 @@ class Evaluator:
         labels = torch.from_numpy(np.array(self._data.task.test.y))  # a copy: the cache is read-only
         return score(self.model, arrays, self._inputs, labels, self._data.task.classes, self.batch)
 
+    def score_of(self, models: Sequence[Arrays]) -> Score | None:
+        """Return the mean score of `models`, as :func:`mean_score` takes it."""
+        return mean_score([self.score(arrays) for arrays in models])
+
 
 def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:
     """Ask every connected client for the accuracy of the global model on its own test part (federated evaluation).

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from client.work import Workshop
+    from client.workshop import Workshop
     from conf.schema import RunConfig
     from strategies.objective import Visit
 
@@ -92,7 +92,7 @@ def onboard(run: Path, epochs: int, changes: Sequence[str] = (), client: int | N
     StorageError
         If the run has no model or configuration.
     """
-    from client.work import Workshop
+    from client.workshop import Workshop
     from conf.schema import load
 
     overrides = [*_overrides(run), *changes]
@@ -113,7 +113,8 @@ def onboard(run: Path, epochs: int, changes: Sequence[str] = (), client: int | N
 
 def _train(shop: Workshop, arrays: dict[str, np.ndarray], client: int, epochs: int) -> tuple[int, list[float]]:
     """Return the number of examples of the newcomer and its accuracies before and after every epoch."""
-    from client.trainer import one_thread, train
+    from client.trainer import train
+    from client.workshop import one_thread
     from tasks.models.dropout import seed_dropout
     from tasks.randomness import key
     from tasks.scoring import accuracy
@@ -151,10 +152,11 @@ def _train(shop: Workshop, arrays: dict[str, np.ndarray], client: int, epochs: i
 
 def _visit(shop: Workshop, client: int) -> Visit:
     """Return the newcomer's visit: a client without any history."""
+    from client.visit import examples
     from strategies.objective import Visit
 
     config = shop.config
-    x, y = shop.examples(client, config.rounds + 1)
+    x, y = examples(shop, client, config.rounds + 1)
     return Visit(
         net=shop.net,
         params={name: p.detach().clone() for name, p in shop.net.params.items()},

@@ -39,9 +39,10 @@ class FederatedData:
         """
         if self.partition.own:
             index = 0
-        if not 0 <= index < len(self.partition):
-            raise DataError(f"client {index}: the partition has clients 0 to {len(self.partition) - 1}.")
-        indices = self.partition.train[index]
+        parts = self.partition.train
+        if not 0 <= index < len(parts):
+            raise DataError(f"client {index}: the partition has clients 0 to {len(parts) - 1}.")
+        indices = parts[index]
         if len(indices) == 0 and self.partition.own:
             raise DataError("This device's data has no training examples, only test examples. Give it some to learn.")
         if len(indices) == 0:

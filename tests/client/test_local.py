@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from client.net import ModuleNet
-from client.work import Workshop
+from client.visit import examples
+from client.workshop import Workshop
 from conf.schema import load
 from strategies.fedavg import FedAvg
 from strategies.objective import Objective
@@ -80,11 +81,11 @@ def test_examples_are_drawn_anew_for_every_round():
     whole, labels = shop.data.client(1, shop.device)
     chosen = {}
     for number in (1, 2, 1):
-        x, y = shop.examples(1, number)
+        x, y = examples(shop, 1, number)
         assert len(x) == len(y) == 5
         rows = [next(i for i in range(len(whole)) if torch.equal(whole[i], one)) for one in x]
         assert torch.equal(labels[rows], y)
         assert chosen.setdefault(number, rows) == rows  # the same round draws the same
     assert set(chosen[1]) != set(chosen[2])
-    everything = Workshop(load([*SMALL, "train.examples=100000"])).examples(1, 1)[0]
+    everything = examples(Workshop(load([*SMALL, "train.examples=100000"])), 1, 1)[0]
     assert torch.equal(everything, whole)

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from client.net import ModuleNet
-from client.trainer import batches, one_thread, step, train
+from client.trainer import batches, step, train
+from client.workshop import one_thread
 from conf.schema import Train
 from strategies.objective import Objective, Visit
 from tasks.settings import Settings

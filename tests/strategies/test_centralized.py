@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from client.work import Workshop
+from client.workshop import Workshop
 from conf.schema import load
 from strategies.centralized import Centralized
 from strategies.protocol import Round
