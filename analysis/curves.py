@@ -10,7 +10,8 @@ import numpy as np
 
 from analysis.axes import AXES
 from analysis.groups import Group
-from analysis.runs import WINDOW, Curve
+from analysis.runs import Curve
+from tasks.scoring import WINDOW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,8 +16,9 @@ from analysis.ablation import Grid
 from analysis.axes import AXES
 from analysis.curves import COLOURS, DASHES, SMOOTH_FROM, styles
 from analysis.groups import Group
-from analysis.runs import WINDOW, Run
+from analysis.runs import Run
 from analysis.tables import Table, compact
+from tasks.scoring import WINDOW
 
 if TYPE_CHECKING:
     from analysis.summary import Report

@@ -12,42 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.scoring import Smoothed, smoothed
+
 Curve = NDArray[np.float64]
-
-WINDOW = 10
-"""Evaluations in the moving mean of the smoothed accuracy."""
-
-
-@dataclass(frozen=True)
-class Smoothed:
-    """Largest moving mean over `window` evaluations and the standard deviation of those evaluations, in [0, 1]."""
-
-    mean: float
-    std: float
-    window: int
-
-
-def smoothed(accuracy: Curve, window: int = WINDOW) -> Smoothed:
-    """Return the papers' smoothed accuracy: the maximum over time of a moving mean, and the spread inside that window.
-
-    Parameters
-    ----------
-    accuracy : array of float, shape (evaluations,)
-        Test accuracies in the order of the rounds, in [0, 1].
-    window : int
-        Evaluations per mean. A shorter curve is one window.
-
-    Notes
-    -----
-    The logger in the public code of FedCross's laboratory does this, so the published values are most likely of this
-    kind. The spread is the population standard deviation (divisor `window`); of equal means the earliest counts.
-    """
-    if accuracy.size == 0:
-        return Smoothed(math.nan, math.nan, 0)
-    width = min(window, accuracy.size)
-    windows = np.lib.stride_tricks.sliding_window_view(accuracy, width)
-    best = windows[int(np.argmax(windows.mean(axis=1)))]
-    return Smoothed(float(best.mean()), float(best.std()), width)
 
 
 @dataclass(frozen=True)

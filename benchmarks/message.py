@@ -21,7 +21,6 @@ from statistics import median
 import numpy as np
 
 from benchmarks.common import Workload, images, machine
-from client.data import load as load_data
 from client.warm import Keeper, Resident
 from conf.compose import join
 from conf.schema import load
@@ -64,7 +63,7 @@ def main() -> None:
         settings = ["task=arrays", f"task.root={folder}", "task.classes=10", "model=lenet5", "partition=iid"]
         settings += ["partition.clients=3", "clients_per_round=3", "train.epochs=1", "train.examples=1", "device=cpu"]
         config = load(settings)
-        model = create(config.modules["model"], config.model, load_data(config).task, config.seed)
+        model = create(config.modules["model"], config.model, config.load_data().task, config.seed)
         weights = folder / "weights.npz"
         np.savez(weights, **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
         asked = {"run": "r", "round": 1, "exchange": 0, "client": 0, "slot": 0, "nonce": "n", "rounds": 9}

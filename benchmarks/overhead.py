@@ -73,7 +73,7 @@ class Spans:
 
 def measure(settings: list[str], rounds: int) -> tuple[Times, Times]:
     """Return the median of each part over `rounds` rounds, and of the whole round and what of it is not training."""
-    from client import work
+    from client import workshop as work
     from strategies import desk
 
     spans = Spans()

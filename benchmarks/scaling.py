@@ -39,7 +39,7 @@ WEIGHTS = {"lenet5": "62k", "cnn_w": "0.9M", "resnet18": "11M", "vgg16_bn": "34M
 LEAK_LIMIT = 1.0  # MiB per 100 rounds
 
 
-DECODE = "import sys; from client.data import load; from conf.schema import load as config; load(config(sys.argv[1:]))"
+DECODE = "import sys; from conf.schema import load; load(sys.argv[1:]).load_data()"
 
 
 def resident(pid: int) -> float:

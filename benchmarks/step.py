@@ -28,7 +28,6 @@ from benchmarks.loops import network
 from client.net import ModuleNet
 from client.trainer import step
 from conf.schema import Train
-from strategies.objective import Objective
 from tasks.models import pooling
 from tasks.models.lenet5 import Params, build
 
@@ -76,7 +75,7 @@ def ours(x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
         net.gradient.zero_()
         functional.cross_entropy(net.logits(net.params, net.buffers, inputs), y).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            step(net, Objective(Params()), {}, momentum, LR, settings)
+            step(net.flat, net.gradient, momentum, LR, settings)
 
     return one
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from logging import WARNING
+from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from tasks.errors import FedcrossError, ProtocolError
+from tasks.errors import ConfigError, FedcrossError, ProtocolError
+
+#: Where training happens: ``auto``, ``inside`` this process, or in the ``resident`` trainer (:mod:`client.warm`).
+CHOICE = "FEDCROSS_TRAINER"
+#: The program in which Flower runs one message of a SuperNode.
+PROGRAM = "flwr-clientapp"
 
 app = ClientApp()
 
@@ -17,14 +25,14 @@ app = ClientApp()
 @app.query()
 def who(message: Message, context: Context) -> Message:
     """Tell the server which partition this node holds; a resident trainer gets ready meanwhile."""
-    from client.warm import Resident, wanted
-
     partition = context.node_config.get("partition-id")
     if partition is None:
         raise ProtocolError(
             "This SuperNode has no partition-id. Start it with --node-config 'partition-id=0 num-partitions=10'."
         )
-    if wanted():
+    if hands_over():
+        from client.warm import Resident
+
         try:
             Resident().prepare(str(context.run_config["overrides"]))
         except (FedcrossError, OSError) as error:  # the first train message meets it again, and its reply says so
@@ -46,17 +54,27 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _work(task: str, message: Message, context: Context) -> Message:
     """Have `task` done by the resident trainer in a deployment, else in this process; the result is the same."""
-    from client.warm import Resident, wanted
-
     _check_addressee(message, context)
     overrides = str(context.run_config["overrides"])
-    if wanted():
+    if hands_over():
+        from client.warm import Resident
+
         content = Resident().do(task, overrides, message.content, message.metadata.ttl)
     else:
-        from client.work import do
+        from client.workshop import do
 
         content = do(task, overrides, message.content)
     return Message(content, reply_to=message)
+
+
+def hands_over() -> bool:
+    """Return whether this process hands its work to a resident trainer."""
+    choice = os.environ.get(CHOICE, "auto")
+    if choice not in {"auto", "inside", "resident"}:
+        raise ConfigError(f"{CHOICE}={choice!r}: choose auto, inside or resident.")
+    if choice == "auto":
+        return sys.platform == "linux" and Path(sys.argv[0]).name == PROGRAM
+    return choice == "resident"
 
 
 def _check_addressee(message: Message, context: Context) -> None:
@@ -74,11 +92,10 @@ def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
     """
 
     def warm() -> tuple[bool, Sequence[int]]:
-        from client.work import pick_device, workshop
-        from conf.compose import split
-        from conf.schema import load
+        from client.workshop import pick_device, workshop
+        from conf.schema import load_text
 
-        if pick_device(load(split(overrides)).device).type != "cpu":
+        if pick_device(load_text(overrides).device).type != "cpu":
             return False, ()
         return True, [len(part) for part in workshop(overrides).data.partition.train]
 
@@ -97,7 +114,7 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     graph : bool
         Whether training steps are replayed as CUDA graphs.
     """
-    from client.work import workshop
+    from client.workshop import workshop
 
     shop = workshop(str(contexts[0].run_config["overrides"]))
     contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)

@@ -23,7 +23,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from client.net import ModuleNet
 from client.replay import Replay
 from client.stacks import Extra, State, Work, alike, fitting
-from client.trainer import Augment, augmentation_stream, orders, shortening
+from client.trainer import Augment, augmentation_stream, orders
+from client.trainer import step as sgd_step
 from conf.schema import Train
 from strategies.objective import Batch, Objective, Tensors, Trained, Visit
 
@@ -166,15 +167,8 @@ class _Stack:
         params = state.params(self.visits[0].params)
         losses, slopes, fresh = self._slopes(params, state.buffers, extra, step)
         gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
-        if self._has_term:
-            gradient = gradient + vmap(self._term, (0, extra.dims))(state.flat, extra.leaves)
-        if self.settings.clip is not None:
-            gradient = gradient * shortening(gradient, self.settings.clip)
-        if self.settings.weight_decay:
-            gradient = gradient.add(state.flat, alpha=self.settings.weight_decay)
-        if self.settings.momentum:
-            gradient = state.momentum.mul_(self.settings.momentum).add_(gradient)
-        state.flat.sub_(gradient * state.lr)
+        term = vmap(self._term, (0, extra.dims))(state.flat, extra.leaves) if self._has_term else None
+        sgd_step(state.flat, gradient, state.momentum, state.lr, self.settings, term)
         for name, buffer in state.buffers.items():
             buffer.copy_(fresh[name])
         state.total.add_(losses * step.mask.sum(1))

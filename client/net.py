@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from strategies.objective import Tensors
 from strategies.wire import Arrays
+from tasks.models.dropout import dropout_names
 
 
 class ModuleNet:
@@ -35,6 +36,8 @@ class ModuleNet:
     ----------
     params, buffers : Tensors
         The live parameters (leaves that require gradients) and persistent buffers, in state_dict order of each kind.
+    dropout : list of str
+        Names of the states of its dropout layers among the module's buffers; empty without dropout.
     flat, gradient : Tensor, shape (p,)
         All parameters and all gradients.
     """
@@ -46,6 +49,7 @@ class ModuleNet:
         self._narrow = precision == "bfloat16"
         self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self.names = list(module.state_dict())
+        self.dropout = dropout_names(self.module)
         self.params: Tensors = dict(self.module.named_parameters())
         self.buffers: Tensors = {n: b for n, b in self.module.named_buffers() if n in set(self.names)}
         total = sum(p.numel() for p in self.params.values())

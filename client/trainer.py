@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -47,16 +46,18 @@ def train(
         Views of the live model (valid until the next visit), the steps taken and the mean loss over examples.
     """
     momentum = visit.momentum.clone() if visit.momentum is not None else torch.zeros_like(net.flat)
-    generator = augmentation_stream(visit)
+    generator = augmentation_stream(visit) if augment is not None else None
     total = torch.zeros((), dtype=net.flat.dtype, device=net.device)
     steps = seen = 0
+    adds_term = type(objective).gradient is not Objective.gradient
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
-        inputs = net.arrange(augment(x, generator)) if augment is not None else x
+        inputs = net.arrange(augment(x, generator)) if augment and generator else x
         net.gradient.zero_()
         loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), extras)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            step(net, objective, extras, momentum, visit.lr, settings)
+            term = objective.gradient(net.flat, extras) if adds_term else None
+            step(net.flat, net.gradient, momentum, visit.lr, settings, term)
             total += loss.detach() * len(y)
         steps += 1
         seen += len(y)
@@ -64,24 +65,34 @@ def train(
     return Trained(net.params, net.buffers, net.flat, momentum, steps, mean)
 
 
-def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor, lr: float, settings: Train) -> None:
-    """Take one SGD step in place on ``net.flat``, given the gradient in ``net.gradient``."""
-    gradient = net.gradient
-    if (term := objective.gradient(net.flat, extras)) is not None:
+def step(
+    flat: Tensor, gradient: Tensor, momentum: Tensor, lr: float | Tensor, settings: Train, term: Tensor | None = None
+) -> None:
+    """Take one SGD step of one model, or of many at once, in place; `gradient` is used up.
+
+    Parameters
+    ----------
+    flat, gradient, momentum : Tensor, shape (..., p)
+        Parameters, the gradient of the loss, momentum buffers.
+    lr : float or Tensor
+        Learning rate; a tensor (..., 1) for one rate per model.
+    settings : Train
+        Momentum, weight decay, clipping.
+    term : Tensor, shape (..., p), optional
+        What the objective adds to the gradient (:meth:`strategies.objective.Objective.gradient`).
+    """
+    if term is not None:
         gradient.add_(term)
     if settings.clip is not None:
-        gradient.mul_(shortening(gradient, settings.clip))
+        gradient.mul_((settings.clip / gradient.norm(dim=-1, keepdim=True)).clamp(max=1.0))
     if settings.weight_decay:
-        gradient.add_(net.flat, alpha=settings.weight_decay)
+        gradient.add_(flat, alpha=settings.weight_decay)
     if settings.momentum:
         gradient = momentum.mul_(settings.momentum).add_(gradient)
-    net.flat.add_(gradient, alpha=-lr)
-
-
-def shortening(gradient: Tensor, longest: float) -> Tensor:
-    """Return the factors (..., 1) that bring gradients (..., p) to a Euclidean norm of at most `longest`."""
-    factors: Tensor = longest / gradient.norm(dim=-1, keepdim=True)
-    return factors.clamp(max=1.0)
+    if isinstance(lr, Tensor):  # in a CUDA graph a number would be frozen
+        flat.sub_(gradient * lr)
+    else:
+        flat.add_(gradient, alpha=-lr)
 
 
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -108,15 +119,3 @@ def orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
 def augmentation_stream(visit: Visit) -> torch.Generator:
     """Return the generator of a visit's augmentation."""
     return torch_stream(visit.seed, "augment", visit.round, visit.client, *later(visit), device=visit.x.device.type)
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """Run CPU training on one thread: clients run side by side, and the result must not depend on the machine."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -35,26 +35,13 @@ from client import channel
 from tasks import errors
 from tasks.errors import FedcrossError, ProtocolError, StorageError
 
-CHOICE = "FEDCROSS_TRAINER"
 RUNTIME = "FEDCROSS_RUNTIME"
 IDLE = "FEDCROSS_TRAINER_IDLE"
-#: The program in which Flower runs one message of a SuperNode.
-PROGRAM = "flwr-clientapp"
 #: A trainer that died is started again once for the same message.
 ATTEMPTS = 2
 IDLE_SECONDS = 1800.0
 _BACKLOG = 64
 _CONNECT_SECONDS = 10.0
-
-
-def wanted() -> bool:
-    """Return whether this process hands its work to a resident trainer."""
-    choice = os.environ.get(CHOICE, "auto")
-    if choice not in {"auto", "inside", "resident"}:
-        raise errors.ConfigError(f"{CHOICE}={choice!r}: choose auto, inside or resident.")
-    if choice == "auto":
-        return sys.platform == "linux" and Path(sys.argv[0]).name == PROGRAM
-    return choice == "resident"
 
 
 @dataclass(frozen=True)
@@ -95,7 +82,7 @@ class Resident:
 
     keeper: Keeper = field(default_factory=lambda: Keeper.of(os.getppid()))
     root: Path = Path(__file__).resolve().parent.parent
-    work: str = "client.work:do"
+    work: str = "client.workshop:do"
 
     @property
     def name(self) -> str:

@@ -12,12 +12,22 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks import PLUGIN_VARIABLE, extra_folders
 from tasks.errors import ConfigError, nearest
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 CONF = Path(__file__).resolve().parent
+#: Settings that choose nothing: they are put into a composition afterwards, so that one serves the command line, the
+#: record of the run and both of Flower's apps, which get absolute paths.
+PLACES = ("output", "resume", "data_root")
+#: Compositions that are kept: a sweep checks many jobs before it starts.
+MOST_COMPOSED = 32
+#: Overrides without places and without Hydra's own, and the environment -> Hydra's object, and Hydra's own overrides.
+_composed: dict[tuple[tuple[str, ...], tuple[str, str]], tuple[DictConfig, tuple[str, ...]]] = {}
 
 
 def plugin_folders() -> list[Path]:
@@ -49,6 +59,11 @@ def split(text: str) -> list[str]:
     return shlex.split(text)
 
 
+def environment() -> tuple[str, str]:
+    """Return the variables that decide, beside the overrides, what a configuration is."""
+    return os.environ.get(PLUGIN_VARIABLE, ""), os.environ.get("FEDCROSS_DATA", "")
+
+
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the resolved configuration for `overrides`.
 
@@ -57,24 +72,102 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     ConfigError
         For a wrong override, with the nearest valid names.
     """
-    environment = (os.environ.get(PLUGIN_VARIABLE, ""), os.environ.get("FEDCROSS_DATA", ""))
-    return copy.deepcopy(_compose(tuple(overrides), environment))
+    return copy.deepcopy(_plain(tuple(overrides), environment()))
 
 
 @functools.lru_cache(maxsize=64)
-def _compose(overrides: tuple[str, ...], environment: tuple[str, str]) -> dict[str, Any]:  # noqa: ARG001 - cache key
-    from omegaconf import OmegaConf
+def _plain(overrides: tuple[str, ...], variables: tuple[str, str]) -> dict[str, Any]:
+    from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    chosen, places = _apart([o for o in overrides if not _for_hydra(o)])
+    key = (chosen, variables)
+    if key not in _composed:
+        _remember(key, _composition(chosen), ())
+    config = _placed(_composed[key][0], places)
     try:
-        plain = OmegaConf.to_container(_composed(overrides), resolve=True)
+        nodes = ((str(name), config[name]) for name in config if name != "hydra")
+        return {
+            name: OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig | ListConfig) else node
+            for name, node in nodes
+        }
     except OmegaConfBaseException as error:
         raise ConfigError(explain(str(error))) from error
-    return {str(name): value for name, value in plain.items()} if isinstance(plain, dict) else {}
 
 
-def _composed(overrides: tuple[str, ...], whole: bool = False) -> Any:
-    """Return Hydra's own object for `overrides`; with `whole` also its node ``hydra``."""
+def whole(overrides: Sequence[str]) -> DictConfig:
+    """Return Hydra's own object for a command line, with its node ``hydra``; nothing in it is resolved yet.
+
+    Later calls of :func:`compose` for the same settings use the same composition, wherever the run's folder lies.
+
+    Raises
+    ------
+    ConfigError
+        For a wrong override, with the nearest valid names.
+    """
+    from hydra._internal.config_loader_impl import get_overrides_dirname
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import flag_override
+
+    hydras = tuple(o for o in overrides if _for_hydra(o))
+    task = [o for o in overrides if not _for_hydra(o)]
+    chosen, places = _apart(task)
+    key = (chosen, environment())
+    if key not in _composed or _composed[key][1] != hydras:
+        _remember(key, _composition((*chosen, *hydras)), hydras)
+    config = _placed(_composed[key][0], places)
+    if places:  # what Hydra notes about the command line is about all of it
+        job = config.hydra.job
+        names = job.config.override_dirname
+        with flag_override(config.hydra, ["struct", "readonly"], [False, False]):
+            config.hydra.overrides.task = task
+            job.override_dirname = get_overrides_dirname(
+                overrides=OverridesParser.create().parse_overrides(task),
+                kv_sep=names.kv_sep,
+                item_sep=names.item_sep,
+                exclude_keys=names.exclude_keys,
+            )
+    return config
+
+
+def _for_hydra(override: str) -> bool:
+    return override.startswith(("hydra.", "hydra/", "+hydra", "~hydra"))
+
+
+def _apart(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the overrides that choose something, and the values of :data:`PLACES` that the others give."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    chosen, places = [], {}
+    for override in overrides:
+        name = override.partition("=")[0]
+        if name in PLACES:
+            with contextlib.suppress(HydraException):  # Hydra will say what is wrong with it
+                (parsed,) = OverridesParser.create().parse_overrides([override])
+                if not parsed.is_sweep_override():
+                    places[name] = parsed.value()
+                    continue
+        chosen.append(override)
+    return tuple(chosen), places
+
+
+def _placed(config: DictConfig, places: dict[str, Any]) -> DictConfig:
+    """Return a copy of `config` with the values of `places`."""
+    placed = copy.deepcopy(config)
+    for name, value in places.items():
+        placed[name] = value
+    return placed
+
+
+def _remember(key: tuple[tuple[str, ...], tuple[str, str]], config: DictConfig, hydras: tuple[str, ...]) -> None:
+    while len(_composed) >= MOST_COMPOSED:
+        del _composed[next(iter(_composed))]
+    _composed[key] = config, hydras
+
+
+def _composition(overrides: tuple[str, ...]) -> DictConfig:
+    """Return what Hydra composes for `overrides`: the one place where it does, but for its own sweeps."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -86,7 +179,7 @@ def _composed(overrides: tuple[str, ...], whole: bool = False) -> Any:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            return hydra_compose("config", overrides=[*searchpath, *overrides], return_hydra_config=whole)
+            return hydra_compose("config", overrides=[*searchpath, *overrides], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(str(error))) from error
     finally:
@@ -101,11 +194,11 @@ def hydra_part(overrides: Sequence[str]) -> dict[str, Any]:
     ConfigError
         For a wrong override, with the nearest valid names.
     """
-    config = _composed(tuple(overrides), whole=True)
-    try:
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
+    config = whole(overrides)
+    try:
         params = OmegaConf.select(config, "hydra.sweeper.params")
         return {
             "mode": getattr(config.hydra.mode, "name", config.hydra.mode),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializeAsAny
 
-from conf.compose import compose
+from conf.compose import compose, environment, split
 from strategies.compression import Compression
 from strategies.defence import Defence
 from tasks.errors import ConfigError
 from tasks.settings import Settings, find, parse
+
+if TYPE_CHECKING:
+    from tasks.data import FederatedData
 
 #: Configuration group -> package that holds its modules.
 PACKAGES = {
@@ -147,6 +151,12 @@ class RunConfig(Settings):
         """Return the module that implements `group` (``task``, ``model``, ...)."""
         return find(PACKAGES[group], self.modules[group], group)
 
+    def load_data(self) -> FederatedData:
+        """Return the task's data and who owns what of it; loaded once per process."""
+        from tasks.data import load as load_parts
+
+        return load_parts(self.module("task"), self.task, self.module("partition"), self.partition, self.seed)
+
 
 def load(overrides: Sequence[str]) -> RunConfig:
     """Return the checked configuration for `overrides`.
@@ -156,7 +166,20 @@ def load(overrides: Sequence[str]) -> RunConfig:
     ConfigError
         With every fault at once.
     """
+    return _load(tuple(overrides), environment())
+
+
+@functools.lru_cache(maxsize=64)
+def _load(overrides: tuple[str, ...], variables: tuple[str, str]) -> RunConfig:  # noqa: ARG001 - cache key
     return check(compose(overrides))
+
+
+def load_text(text: str) -> RunConfig:
+    """Return the checked configuration for the overrides in `text`, as Flower's run config carries them.
+
+    In the process that started the run nothing is composed or checked again.
+    """
+    return load(split(text))
 
 
 def check(raw: dict[str, Any]) -> RunConfig:
@@ -275,5 +298,6 @@ __all__ = [
     "Train",
     "check",
     "load",
+    "load_text",
     "remarks",
 ]

@@ -8,18 +8,16 @@ import math
 import os
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from client.scoring import Score
 from strategies.federation import RoundReport
 from tasks.errors import StorageError
-
-#: Evaluations in the moving mean of the papers' smoothed accuracy.
-WINDOW = 10
+from tasks.scoring import Score, smoothed
 
 
 def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
@@ -45,19 +43,6 @@ def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, 
     }
 
 
-def smoothed(accuracies: list[float], window: int = WINDOW) -> dict[str, float]:
-    """Return the papers' measure: the largest mean of `window` evaluations in a row, with their standard deviation.
-
-    With fewer evaluations than `window`, the window is all of them.
-    """
-    size = min(window, len(accuracies))
-    if size == 0:
-        return {"mean": math.nan, "std": math.nan, "window": 0}
-    spans = np.lib.stride_tricks.sliding_window_view(np.asarray(accuracies), size)
-    best = int(spans.mean(axis=1).argmax())
-    return {"mean": float(spans[best].mean()), "std": float(spans[best].std()), "window": size}
-
-
 def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Score | None = None) -> dict[str, Any]:
     """Return the ``result.json`` object for a run with metric `lines` and the descriptive fields of `identity`.
 
@@ -70,7 +55,7 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
         "rounds": lines[-1]["round"] if lines else 0,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies) if accuracies else None,
-        "smoothed_accuracy": smoothed(accuracies) if accuracies else None,
+        "smoothed_accuracy": asdict(smoothed(np.asarray(accuracies))) if accuracies else None,
         "class_accuracy": class_accuracy,
         "bytes_total": sum(entry["bytes_down"] + entry["bytes_up"] for entry in lines),
         "seconds_total": sum(entry["seconds"] for entry in lines),

@@ -13,12 +13,11 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what ``run_config["overrides"]`` describes."""
-    from conf.compose import split
-    from conf.schema import load
+    from conf.schema import load_text
     from server.progress import pick
     from server.session import Session
 
-    config = load(split(str(context.run_config["overrides"])))
+    config = load_text(str(context.run_config["overrides"]))
     session = Session(config, grid, pick())
     session.execute()
     print(f"Run folder: {session.folder}", file=sys.stdout, flush=True)

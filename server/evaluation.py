@@ -11,12 +11,12 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from client.data import FederatedData
-from client.scoring import Score, load_weights, score
 from strategies.arrays import Arrays
 from strategies.base import Method
 from strategies.roster import receive
 from strategies.wire import encode
+from tasks.data import FederatedData
+from tasks.scoring import Score, score
 
 
 class Evaluator:
@@ -43,11 +43,14 @@ class Evaluator:
 
     def score(self, arrays: Arrays) -> Score:
         """Return the score of the model with weights `arrays`."""
-        load_weights(self.model, arrays)
         if self._inputs is None:
             self._inputs = self._data.central.to(self.device)
         labels = torch.from_numpy(np.array(self._data.task.test.y))  # a copy: the cache is read-only
-        return score(self.model, self._inputs, labels, self._data.task.classes, self.batch)
+        return score(self.model, arrays, self._inputs, labels, self._data.task.classes, self.batch)
+
+    def score_of(self, models: Sequence[Arrays]) -> Score | None:
+        """Return the mean score of `models`, as :func:`mean_score` takes it."""
+        return mean_score([self.score(arrays) for arrays in models])
 
 
 def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ of Hydra's parallel launchers.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,31 @@ def folder_name(*, _root_: Any) -> str:
 
 
 OmegaConf.register_new_resolver("fedcross_job", folder_name, replace=True)
+
+
+def single(overrides: Sequence[str]) -> None:
+    """Run one configuration as Hydra's own ``main`` would, on the composition that the check has made.
+
+    Hydra composes twice before it calls a job; what it does around the job (folder, logging, callbacks, environment)
+    is its own :func:`hydra.core.utils.run_job`.
+    """
+    from hydra._internal.callbacks import Callbacks
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra.core.utils import configure_log, run_job
+    from hydra.types import HydraContext, RunMode
+
+    from conf.compose import whole
+
+    config = whole(overrides)
+    config.hydra.mode = RunMode.RUN
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    callbacks = Callbacks(config)
+    callbacks.on_run_start(config=config, config_name="config")
+    context = HydraContext(config_loader=ConfigLoaderImpl(ConfigSearchPathImpl()), callbacks=callbacks)
+    done = run_job(job, config, "hydra.run.dir", None, context)
+    callbacks.on_run_end(config=config, config_name="config", job_return=done)
+    _ = done.return_value  # raises what the job raised
 
 
 def job(_: Any) -> None:

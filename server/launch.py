@@ -33,12 +33,11 @@ def launch(overrides: list[str], output: Path) -> Path:
 
     from client.app import app as client_app
     from client.app import together, warm_for
-    from client.data import load as load_data
     from engines.job import Job
     from server.app import app as server_app
 
     os.environ["FEDCROSS_STATE"] = STATE or str(folder / "clients")
-    data = load_data(config)  # before anything starts: what is wrong with the data is said here
+    data = config.load_data()  # before anything starts: what is wrong with the data is said here
     clients = config.clients_per_round if data.partition.own else len(data.partition)
     text = join(settled)
     job = Job(text, clients, config.engine, server_app, client_app, main_folder(), folder, warm_for(text), together)

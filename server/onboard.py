@@ -19,8 +19,9 @@ from tasks.errors import ConfigError, FedcrossError, StorageError
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
-    from client.work import Workshop
+    from client.workshop import Workshop
     from conf.schema import RunConfig
     from strategies.objective import Visit
 
@@ -91,7 +92,7 @@ def onboard(run: Path, epochs: int, changes: Sequence[str] = (), client: int | N
     StorageError
         If the run has no model or configuration.
     """
-    from client.work import Workshop
+    from client.workshop import Workshop
     from conf.schema import load
 
     overrides = [*_overrides(run), *changes]
@@ -112,10 +113,11 @@ def onboard(run: Path, epochs: int, changes: Sequence[str] = (), client: int | N
 
 def _train(shop: Workshop, arrays: dict[str, np.ndarray], client: int, epochs: int) -> tuple[int, list[float]]:
     """Return the number of examples of the newcomer and its accuracies before and after every epoch."""
-    from client.trainer import one_thread, train
-    from client.work import accuracy
+    from client.trainer import train
+    from client.workshop import one_thread
     from tasks.models.dropout import seed_dropout
     from tasks.randomness import key
+    from tasks.scoring import accuracy
 
     config = shop.config
     data = shop.data.client_test(client, shop.device)
@@ -134,23 +136,27 @@ def _train(shop: Workshop, arrays: dict[str, np.ndarray], client: int, epochs: i
             raise ConfigError(
                 f"{name}: its clients get {error} beside the model, a newcomer has the model only."
             ) from error
-        live = shop.net.params, shop.net.buffers
-        curve = [accuracy(shop.objective, shop.net, *live, prepared, data)]
+
+        def predict(x: Tensor) -> Tensor:
+            return shop.objective.predict(shop.net, shop.net.params, shop.net.buffers, x, prepared)
+
+        curve = [accuracy(predict, *data)]
         for epoch in range(1, epochs + 1):
             visit = replace(visit, round=config.rounds + epoch)  # another order of the examples in every epoch
             seed_dropout(shop.net.module, key(config.seed, "dropout", visit.round, client, 0))
             trained = train(shop.net, shop.objective, visit, prepared, once, shop.data.task.augment)
             visit.momentum = trained.momentum
-            curve.append(accuracy(shop.objective, shop.net, *live, prepared, data))
+            curve.append(accuracy(predict, *data))
     return len(visit.y), curve
 
 
 def _visit(shop: Workshop, client: int) -> Visit:
     """Return the newcomer's visit: a client without any history."""
+    from client.visit import examples
     from strategies.objective import Visit
 
     config = shop.config
-    x, y = shop.examples(client, config.rounds + 1)
+    x, y = examples(shop, client, config.rounds + 1)
     return Visit(
         net=shop.net,
         params={name: p.detach().clone() for name, p in shop.net.params.items()},

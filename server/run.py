@@ -40,10 +40,7 @@ def _told(error: FedcrossError) -> str:
 
 
 def _main(arguments: list[str]) -> None:
-    import hydra
-
     from conf.compose import CONF, activate_plugins
-    from server.jobs import job
 
     plugins = activate_plugins()
     cost = COST in arguments
@@ -56,7 +53,15 @@ def _main(arguments: list[str]) -> None:
             from server.cost import show
 
             return show(plan)
+        if not plan.multirun and set(plan.flags) <= {"--run", "-r"}:
+            from server.jobs import single
+
+            return single(plan.overrides)
         arguments = [*plan.flags, *plan.overrides]
+    import hydra
+
+    from server.jobs import job
+
     os.environ["HYDRA_FULL_ERROR"] = "1"  # our errors come out as they are; main() words them
     sys.argv = [sys.argv[0], *arguments, *plugins]
     run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)

@@ -15,13 +15,11 @@ from typing import Any
 from flwr.serverapp import Grid
 from safetensors.numpy import save
 
-from client.data import load
-from client.scoring import Score
-from client.work import pick_device
+from client.workshop import pick_device
 from conf.schema import RunConfig
 from server import accounting
 from server.checkpoint import Checkpoints
-from server.evaluation import Evaluator, across_clients, mean_score
+from server.evaluation import Evaluator, across_clients
 from server.loggers import open_logger
 from server.progress import Progress
 from server.replies import Replies
@@ -32,6 +30,7 @@ from strategies.federation import Federation
 from strategies.registry import method_class
 from tasks.errors import ConfigError, StorageError
 from tasks.models import create
+from tasks.scoring import Score
 
 #: Settings that may differ between a run and its continuation: they do not change what is computed.
 FREE = {
@@ -72,7 +71,7 @@ class Session:
         self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
-        data = load(config)
+        data = config.load_data()
         plain = create(config.modules["model"], config.model, data.task, config.seed)
         model = kind.network(plain, config.method, config.seed)
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
@@ -92,7 +91,7 @@ class Session:
             self.method.resume(state)
             if config.privacy.enabled:  # the round that was cut off may have released uploads that nobody counted
                 self.method.requests.update(list(self.method.requests))
-        self.method.observer = self.snapshots.uploads
+        self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
         self.replies = Replies(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.replies
 
@@ -128,7 +127,7 @@ class Session:
             self.snapshots.model(number, self.method.global_model())
         score: Score | None = None
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
-            score = mean_score([self.evaluator.score(arrays) for arrays in self.method.evaluation_models()])
+            score = self.evaluator.score_of(self.method.evaluation_models())
             self._last_score = score
         entry = accounting.line(report, score, time.perf_counter() - started)
         if score is not None and self.config.evaluate_clients:

@@ -48,8 +48,11 @@ def plan(flags: list[str], overrides: list[str]) -> Plan:
     In a sweep, ``method.X=...`` is for those methods that have a setting X; it becomes ``++method.X=...`` so that
     Hydra accepts it for the others, where :func:`applicable` drops it. Likewise for partitions and models.
     """
+    asked = bool({"-m", "--multirun"} & set(flags))
+    if not asked and _is_single(overrides):
+        return Plan(tuple(flags), tuple(overrides), False, [overrides])
     params, own, folder = _hydra(overrides)
-    if not (own or {"-m", "--multirun"} & set(flags)):
+    if not (own or asked):
         return Plan(tuple(flags), tuple(overrides), False, [overrides])
     given = [_forced(o, params) for o in overrides]
     raw = _product([*(f"{name}={value}" for name, value in params.items()), *given])
@@ -75,6 +78,16 @@ def _forced(override: str, params: dict[str, str]) -> str:
     """Return ``++method.X=...`` for ``method.X=...``, unless the experiment sweeps it under its plain name."""
     name = override.split("=")[0]
     return f"++{override}" if FORCED.match(f"++{name}") and name not in params else override
+
+
+def _is_single(overrides: list[str]) -> bool:
+    """Return whether this is one run; composes it, which a sweep's settings for some of its methods may not allow."""
+    from conf.compose import hydra_part
+
+    try:
+        return bool(hydra_part(overrides)["mode"] != "MULTIRUN")
+    except ConfigError:
+        return False
 
 
 def _hydra(overrides: list[str]) -> tuple[dict[str, str], bool, Path | None]:

@@ -25,6 +25,6 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     monkeypatch.delenv("FEDCROSS_PATH", raising=False)
     yield
-    if "client.work" in sys.modules:
-        sys.modules["client.work"]._open.clear()
-        sys.modules["client.data"]._loaded.clear()
+    if "client.workshop" in sys.modules:
+        sys.modules["client.workshop"]._open.clear()
+        sys.modules["tasks.data"]._loaded.clear()

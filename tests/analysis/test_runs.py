@@ -41,7 +41,11 @@ def test_smoothed_is_what_the_server_writes():
     for length in (1, 9, 10, 11, 40):
         values = np.random.default_rng(length).random(length)
         mine = smoothed(values)
-        assert {"mean": mine.mean, "std": mine.std, "window": mine.window} == accounting.smoothed(values.tolist())
+        lines = [
+            {"round": 1, "test_accuracy": v, "bytes_down": 0, "bytes_up": 0, "seconds": 0} for v in values.tolist()
+        ]
+        written = accounting.result(lines, {})["smoothed_accuracy"]
+        assert {"mean": mine.mean, "std": mine.std, "window": mine.window} == written
 
 
 def test_one_run(tmp_path: Path):

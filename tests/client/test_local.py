@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from client.data import load as load_data
 from client.net import ModuleNet
-from client.work import Workshop, accuracy
+from client.visit import examples
+from client.workshop import Workshop
 from conf.schema import load
 from strategies.fedavg import FedAvg
 from strategies.objective import Objective
+from tasks.scoring import accuracy
 from tests.federation import SMALL, run
 
 
@@ -32,13 +33,14 @@ def test_accuracy_by_hand():
     # Inputs -1, 2, 3 are classes 0, 1, 1; labels 0, 1, 0: two of three, in whatever batches.
     net = ModuleNet(Sign(), torch.device("cpu"))
     data = torch.tensor([[-1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0])
+    objective = Objective(FedAvg.Params())
     for batch in (1, 2, 10):
-        right = accuracy(Objective(FedAvg.Params()), net, net.params, net.buffers, {}, data, batch)
+        right = accuracy(lambda x: objective.predict(net, net.params, net.buffers, x, {}), *data, batch)
         assert right == pytest.approx(2 / 3)
 
 
 def test_own_test_part_goes_through_the_clients_permutation():
-    data = load_data(load([*SMALL, "partition=permuted", "partition.clients=6"]))
+    data = load([*SMALL, "partition=permuted", "partition.clients=6"]).load_data()
     x, y = data.client_test(2, torch.device("cpu"))
     indices = data.partition.test[2]
     raw = data.partition.transform(2, data.task.test.x[indices])
@@ -50,13 +52,13 @@ def test_own_test_part_goes_through_the_clients_permutation():
 def test_classes_are_the_clients_own():
     groups = "partition.groups=[[0,1],[2,3,4],[5,6,7,8,9]]"
     overrides = [o for o in SMALL if not o.startswith("partition")]
-    data = load_data(load([*overrides, "partition=classes", groups]))
+    data = load([*overrides, "partition=classes", groups]).load_data()
     _, y = data.client_test(1, torch.device("cpu"))
     assert set(y.tolist()) == {2, 3, 4}
 
 
 def test_no_test_part_where_the_partition_defines_none():
-    data = load_data(load([*SMALL, "partition=dirichlet", "partition.clients=6", "partition.min_size=2"]))
+    data = load([*SMALL, "partition=dirichlet", "partition.clients=6", "partition.min_size=2"]).load_data()
     assert data.client_test(0, torch.device("cpu")) is None
 
 
@@ -79,11 +81,11 @@ def test_examples_are_drawn_anew_for_every_round():
     whole, labels = shop.data.client(1, shop.device)
     chosen = {}
     for number in (1, 2, 1):
-        x, y = shop.examples(1, number)
+        x, y = examples(shop, 1, number)
         assert len(x) == len(y) == 5
         rows = [next(i for i in range(len(whole)) if torch.equal(whole[i], one)) for one in x]
         assert torch.equal(labels[rows], y)
         assert chosen.setdefault(number, rows) == rows  # the same round draws the same
     assert set(chosen[1]) != set(chosen[2])
-    everything = Workshop(load([*SMALL, "train.examples=100000"])).examples(1, 1)[0]
+    everything = examples(Workshop(load([*SMALL, "train.examples=100000"])), 1, 1)[0]
     assert torch.equal(everything, whole)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from client import work
-from client.work import _of_this_run, workshop
+from client import workshop as work
+from client.workshop import _of_this_run, workshop
 
 
 @pytest.fixture(autouse=True)

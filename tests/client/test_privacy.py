@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.privacy import noise_source, protect
-from client.work import Workshop
+from client.workshop import Workshop
 from conf.schema import Privacy, load
 from engines.grid import LocalGrid
 from engines.workers import WorkersGrid

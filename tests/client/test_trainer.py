@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from client.net import ModuleNet
-from client.trainer import batches, one_thread, train
+from client.trainer import batches, step, train
+from client.workshop import one_thread
 from conf.schema import Train
 from strategies.objective import Objective, Visit
 from tasks.settings import Settings
@@ -102,6 +103,22 @@ def test_the_steps_are_those_of_torch_sgd():
     train(net, Objective(Settings()), visit_of(net, x, y, lr=0.1), {}, settings)
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(net.params[name].detach(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_of_many_models_is_the_step_of_each():
+    # Model 0: g = (3, 4) + (0, 0) of norm 5, clip 1: (.6, .8); w = 0, m = g; w = -.5 (.6, .8).
+    # Model 1: g = (0, .5) + (0, .1), short; decay adds .1 (1, 1): (.1, .7); m = .9 (1, 0) + g = (1, .7); w -= .1 m.
+    settings = Train(lr=0.5, momentum=0.9, weight_decay=0.1, clip=1.0, epochs=1, batch=1)
+    flat, momentum = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    gradient, term = torch.tensor([[3.0, 4.0], [0.0, 0.5]]), torch.tensor([[0.0, 0.0], [0.0, 0.1]])
+    alone = [(flat[i].clone(), gradient[i].clone(), momentum[i].clone()) for i in (0, 1)]
+    step(flat, gradient, momentum, torch.tensor([[0.5], [0.1]]), settings, term)
+    np.testing.assert_allclose(flat, [[-0.3, -0.4], [0.9, 0.93]], atol=1e-6)
+    np.testing.assert_allclose(momentum, [[0.6, 0.8], [1.0, 0.7]], atol=1e-6)
+    for i, (own, slope, kept) in enumerate(alone):
+        step(own, slope, kept, (0.5, 0.1)[i], settings, term[i])
+        torch.testing.assert_close(own, flat[i])
+        torch.testing.assert_close(kept, momentum[i])
 
 
 def test_a_short_last_batch_is_kept_and_every_example_is_seen_once_an_epoch():

@@ -83,7 +83,7 @@ def pid_of(answer: RecordDict) -> int:
 
 
 def test_the_clientapp_imports_nothing_heavy() -> None:
-    heavy = ["torch", "scipy", "sklearn", "hydra", "pydantic", "ray", "pandas", "conf.compose", "client.work"]
+    heavy = ["torch", "scipy", "sklearn", "hydra", "pydantic", "ray", "pandas", "conf.compose", "client.workshop"]
     code = f"import sys, client.app, client.warm; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -251,15 +251,15 @@ def test_a_link_in_place_of_the_folder_is_refused(
 
 
 def test_it_is_wanted_where_flower_starts_a_process_per_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(warm.CHOICE, raising=False)
-    assert not warm.wanted()  # a test is no flwr-clientapp, nor are Ray's actors and local workers
+    monkeypatch.delenv(client_app.CHOICE, raising=False)
+    assert not client_app.hands_over()  # a test is no flwr-clientapp, nor are Ray's actors and local workers
     monkeypatch.setattr(sys, "argv", ["/venv/bin/flwr-clientapp", "--token", "x"])
-    assert warm.wanted()
-    monkeypatch.setenv(warm.CHOICE, "inside")
-    assert not warm.wanted()
-    monkeypatch.setenv(warm.CHOICE, "cold")
+    assert client_app.hands_over()
+    monkeypatch.setenv(client_app.CHOICE, "inside")
+    assert not client_app.hands_over()
+    monkeypatch.setenv(client_app.CHOICE, "cold")
     with pytest.raises(ConfigError, match="choose auto"):
-        warm.wanted()
+        client_app.hands_over()
 
 
 def test_a_keeper_is_known_by_its_start_too() -> None:
@@ -300,5 +300,5 @@ def test_the_app_hands_over_in_a_deployment_and_only_there(
         return answer
 
     assert reply().has_error()
-    monkeypatch.setenv(warm.CHOICE, "resident")
+    monkeypatch.setenv(client_app.CHOICE, "resident")
     assert pid_of(reply().content) != os.getpid()

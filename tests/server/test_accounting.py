@@ -1,29 +1,15 @@
 import json
-import math
 
 import pytest
 
-from client.scoring import Score
-from server.accounting import Ledger, line, result, smoothed, write_atomically
+from server.accounting import Ledger, line, result, write_atomically
 from strategies.federation import RoundReport
 from tasks.errors import StorageError
+from tasks.scoring import Score
 
 
 def entry(number, accuracy=0.5):
     return line(RoundReport(number, clients=2, bytes_down=10, bytes_up=5), Score(accuracy, 1.0, ()), 0.1)
-
-
-def test_smoothed_accuracy_by_hand():
-    # Windows of 2 over .1 .5 .7 .3: means .3 .6 .5; the best is (.5, .7) with standard deviation .1.
-    found = smoothed([0.1, 0.5, 0.7, 0.3], window=2)
-    assert found["mean"] == pytest.approx(0.6)
-    assert found["std"] == pytest.approx(0.1)
-    assert found["window"] == 2
-
-
-def test_a_short_curve_is_one_window():
-    assert smoothed([0.2, 0.4], window=10) == pytest.approx({"mean": 0.3, "std": 0.1, "window": 2})
-    assert math.isnan(smoothed([])["mean"])
 
 
 def test_the_line_has_what_the_design_lists():

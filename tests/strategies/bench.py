@@ -15,7 +15,7 @@ from client.app import app as client_app
 from client.net import ModuleNet
 from client.state import StateStore
 from client.trainer import train
-from client.work import state_root
+from client.visit import state_root
 from conf.schema import Train
 from strategies.base import Method
 from strategies.objective import Batch, Objective, Visit

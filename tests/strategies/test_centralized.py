@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from client.data import FederatedData
-from client.work import Workshop
+from client.workshop import Workshop
 from conf.schema import load
 from strategies.centralized import Centralized
 from strategies.protocol import Round
 from tasks.base import Examples, Partition, Task
+from tasks.data import FederatedData
 from tasks.errors import DataError
 from tests.federation import SMALL, run, same
 from tests.strategies.bench import check_batched, check_resume, play, two_layers

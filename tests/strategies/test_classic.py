@@ -14,8 +14,9 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.run import Run
 
 from client.net import ModuleNet
-from client.trainer import one_thread, train
-from client.work import Workshop
+from client.trainer import train
+from client.visit import examples
+from client.workshop import Workshop, one_thread
 from conf.compose import join
 from conf.schema import load
 from engines.grid import LocalGrid
@@ -171,7 +172,7 @@ class Digits(NumPyClient):
         shop, number = self.shop, int(config["server-round"])
         net: ModuleNet = shop.net
         net.load(dict(zip(net.names, parameters)))
-        x, y = shop.examples(self.partition, number)
+        x, y = examples(shop, self.partition, number)
         visit = Visit(
             net, dict(net.params), dict(net.buffers), {}, config, {}, x, y, client=self.partition, round=number,
             rounds=shop.config.rounds, seed=shop.config.seed, classes=10, lr=shop.config.train.rate(number),

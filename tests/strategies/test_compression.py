@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from client.app import app as client_app
-from client.work import workshop
+from client.workshop import workshop
 from conf.compose import join
 from engines.grid import LocalGrid
 from strategies import compression, protocol

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 from client.app import app as client_app
 from client.batched import train_batched
 from client.net import ModuleNet
-from client.trainer import one_thread, train
-from client.work import Workshop
+from client.trainer import train
+from client.workshop import Workshop, one_thread
 from conf.schema import load
 from strategies.averaging import weighted_mean
 from strategies.cross_training import CrossTraining

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from client.work import Workshop
+from client.workshop import Workshop
 from conf.schema import load
 from server.evaluation import Evaluator, Score, mean_score
 from strategies.protocol import Round

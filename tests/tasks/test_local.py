@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from client.data import FederatedData
 from tasks import arrays, femnist, folder
 from tasks.base import Task
+from tasks.data import FederatedData
 from tasks.errors import DataError
 from tasks.partition import local
 

@@ -1,16 +1,17 @@
-"""One client's own data, loaded once per process and shared by all clients in it."""
+"""A task and who owns what of it, loaded once per process and shared by all clients in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from conf.schema import RunConfig
 from tasks.base import Partition, Task
 from tasks.errors import DataError
+from tasks.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ class FederatedData:
         """
         if self.partition.own:
             index = 0
-        if not 0 <= index < len(self.partition):
-            raise DataError(f"client {index}: the partition has clients 0 to {len(self.partition) - 1}.")
-        indices = self.partition.train[index]
+        parts = self.partition.train
+        if not 0 <= index < len(parts):
+            raise DataError(f"client {index}: the partition has clients 0 to {len(parts) - 1}.")
+        indices = parts[index]
         if len(indices) == 0 and self.partition.own:
             raise DataError("This device's data has no training examples, only test examples. Give it some to learn.")
         if len(indices) == 0:
@@ -104,15 +106,31 @@ class FederatedData:
 _loaded: dict[str, FederatedData] = {}
 
 
-def load(config: RunConfig) -> FederatedData:
-    """Load the configured task and partition it; what was loaded last in this process is used again."""
-    parts = config.task.model_dump_json(), config.partition.model_dump_json(), config.seed
-    wanted = f"{config.modules['task']} {config.modules['partition']} {parts}"
+def load(
+    task: ModuleType, task_settings: Settings, partition: ModuleType, partition_settings: Settings, seed: int
+) -> FederatedData:
+    """Load a task and partition it; what was loaded last in this process is used again.
+
+    Parameters
+    ----------
+    task : module
+        Has ``load(settings) -> Task``.
+    task_settings : Settings
+        The task's own.
+    partition : module
+        Has ``split(settings, task, seed) -> Partition``.
+    partition_settings : Settings
+        The partition's own.
+    seed : int
+        The run's seed, for the partition's draws.
+    """
+    settings = task_settings.model_dump_json(), partition_settings.model_dump_json()
+    wanted = f"{task.__name__} {partition.__name__} {settings} {seed}"
     if wanted not in _loaded:
-        task: Task = config.module("task").load(config.task)
-        partition: Partition = config.module("partition").split(config.partition, task, config.seed)
+        loaded: Task = task.load(task_settings)
+        parts: Partition = partition.split(partition_settings, loaded, seed)
         _loaded.clear()
-        _loaded[wanted] = FederatedData(task, partition)
+        _loaded[wanted] = FederatedData(loaded, parts)
     return _loaded[wanted]
 
 

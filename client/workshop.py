@@ -1,0 +1,168 @@
+"""The workshop: what stays warm in a process between the messages of a run, and the work that is done there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from logging import WARNING
+
+import torch
+from flwr.app import MetricRecord, RecordDict
+from flwr.common.logger import log
+from torch import nn
+
+from client.attack import malicious
+from client.net import ModuleNet
+from client.stacks import Work
+from client.trainer import train
+from client.upload import leave
+from client.visit import arrive
+from conf.schema import RunConfig, load_text
+from strategies.compression import ClientHalf
+from strategies.objective import Objective
+from strategies.registry import method_class
+from strategies.wire import views
+from tasks.data import FederatedData, forget
+from tasks.errors import ConfigError, DataError, ProtocolError
+from tasks.models import create
+from tasks.scoring import score
+
+
+class Workshop:
+    """Configuration, data, model and objective of one run, ready for any of its clients.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The checked configuration.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.device = pick_device(config.device)
+        self.data: FederatedData = config.load_data()
+        self.method = method = method_class(config.modules["method"])
+        self._scored: nn.Module | None = None
+        model = create(config.modules["model"], config.model, self.data.task, config.seed)
+        self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
+        self.objective: Objective = method.Objective(config.method)
+        self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
+        self._warned = False
+        if config.privacy.enabled and any(buffer.is_floating_point() for buffer in self.net.buffers.values()):
+            raise ConfigError(
+                f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch norm). "
+                "Choose a model that has none."
+            )
+        if config.attack.name != "none" and self.data.partition.own:
+            raise ConfigError(
+                "attack: a device that knows its own data only cannot draw who is malicious. Simulate it."
+            )
+        self.malicious = malicious(config.attack, len(self.data.partition), config.seed)
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """Do what a train message with this content asks for, and return the content of the reply."""
+        with one_thread(self.device):
+            arrived = arrive(self, content)
+            augment = self.data.task.augment
+            trained = train(self.net, self.objective, arrived.visit, arrived.prepared, arrived.settings, augment)
+            return leave(self, arrived, trained)
+
+    def train_together(self, contents: Sequence[RecordDict], *, memory: int | None, graph: bool) -> list[RecordDict]:
+        """Do what several train messages ask for as one computation, and return the replies' contents in order.
+
+        An objective that cannot be batched is trained one client after another.
+        """
+        if not self.objective.batchable:
+            if not self._warned:
+                self._warned = True
+                kind = type(self.objective).__name__
+                log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
+            return [self.train(content) for content in contents]
+        from client.batched import train_batched
+
+        with one_thread(self.device):
+            arrived = [arrive(self, content) for content in contents]
+            if any(a.settings != arrived[0].settings for a in arrived):
+                raise ProtocolError("Clients of one exchange were asked for unequal epochs. Use engine=local.")
+            results = train_batched(
+                self.net,
+                self.objective,
+                [Work(a.visit, a.prepared, a.dropout) for a in arrived],
+                arrived[0].settings,
+                self.data.task.augment,
+                memory=memory,
+                graph=graph,
+            )
+            return [leave(self, a, trained) for a, trained in zip(arrived, results)]
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """Return the accuracy and loss of the received model on the client's own test part."""
+        client = int(content.config_records["config"]["client"])  # type: ignore[arg-type]
+        own = self.data.client_test(client, self.device)
+        if own is None:
+            raise DataError(f"client {client} has no test examples of its own: this partition deals none.")
+        if self._scored is None:
+            config = self.config
+            model = create(config.modules["model"], config.model, self.data.task, config.seed)
+            network = self.method.network(model, config.method, config.seed)
+            self._scored = self.method.evaluation_network(network, config.method).to(self.device).eval()
+        arrays = views(content.array_records["arrays"])
+        with one_thread(self.device):
+            found = score(self._scored, arrays, *own, self.data.task.classes)
+        metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
+        return RecordDict({"metrics": metrics})
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Run CPU training on one thread: clients run side by side, and the result must not depend on the machine."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called `name`; ``auto`` is the first GPU if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+_open: dict[str, Workshop] = {}
+
+
+def workshop(overrides: str) -> Workshop:
+    """Return this process's workshop for a run's overrides; one stays warm at a time."""
+    if overrides not in _open:
+        config = load_text(overrides)
+        _open.clear()
+        _open[overrides] = Workshop(config)
+    return _open[overrides]
+
+
+#: The run for which a device's own data was read; empty before the first message of one.
+_read_for: list[str] = []
+
+
+def _of_this_run(shop: Workshop, overrides: str, run: str) -> Workshop:
+    """Return `shop`; a new one where a device's own data was read for another run and may have changed since."""
+    if shop.data.partition.own and run and run not in _read_for:
+        if _read_for:
+            _open.clear()
+            forget()
+            shop = workshop(overrides)
+        _read_for[:] = [run]
+    return shop
+
+
+def do(task: str, overrides: str, content: RecordDict | None) -> RecordDict:
+    """Do `task` (``train``, ``evaluate``) for the run that `overrides` describe; without content only get ready."""
+    shop = workshop(overrides)
+    if content is None:
+        return RecordDict()
+    shop = _of_this_run(shop, overrides, str(content.config_records["config"].get("run", "")))
+    return {"train": shop.train, "evaluate": shop.evaluate}[task](content)

@@ -1,0 +1,62 @@
+"""A process composes a configuration once and hands it on."""
+
+import sys
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import OmegaConf
+
+from conf import compose as composing
+from conf import schema
+from server import run as command
+
+SMALL = ["task.limit=200", "partition=iid", "partition.clients=2", "clients_per_round=2", "train.epochs=1", "rounds=1"]
+
+
+@pytest.fixture
+def compositions(monkeypatch):
+    """What Hydra composes from here on, with nothing remembered from before."""
+    seen = []
+    real = ConfigLoaderImpl.load_configuration
+
+    def counted(self, *arguments, **named):
+        seen.append(list(named["overrides"]))
+        return real(self, *arguments, **named)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    monkeypatch.setattr(composing, "_composed", {})
+    composing._plain.cache_clear()
+    schema._load.cache_clear()
+    return seen
+
+
+@pytest.mark.parametrize("place", ["output=here", "hydra.run.dir=here"])
+def test_a_local_run_composes_once(monkeypatch, tmp_path, compositions, place):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedcross", *SMALL, "engine.workers=1", "logger=none", place])
+    command.main()
+    assert (tmp_path / "here" / "result.json").exists()
+    assert len(compositions) == 1, compositions
+    recorded = [str(o) for o in OmegaConf.load(tmp_path / "here" / ".hydra" / "overrides.yaml")]
+    assert recorded == [*SMALL, "engine.workers=1", "logger=none"]
+
+
+def test_places_are_as_if_they_had_been_composed(compositions, tmp_path):
+    here = str(tmp_path / "it's here")
+    quoted = here.replace("'", "\\'")
+    plain = schema.load(["task=mnist"])
+    placed = schema.load([f"output='{quoted}'", "task=mnist", f"data_root={tmp_path}", f"resume={tmp_path}"])
+    assert (placed.output, placed.data_root, placed.resume) == (here, str(tmp_path), str(tmp_path))
+    assert placed.task.root.is_relative_to(tmp_path)
+    assert plain.output is None
+    assert plain == schema.load(["task=mnist", "output=null"])
+    assert len(compositions) == 1
+
+
+def test_other_settings_or_another_environment_compose_anew(compositions, monkeypatch, tmp_path):
+    first = schema.load(["rounds=3"])
+    assert schema.load_text("rounds=3") is first
+    assert schema.load(["rounds=4"]).rounds == 4
+    monkeypatch.setenv("FEDCROSS_DATA", str(tmp_path))
+    assert schema.load(["rounds=3"]).data_root == str(tmp_path)
+    assert len(compositions) == 3
