@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, SerializeAsAny
 from conf.compose import compose
 from strategies.compression import Compression
 from strategies.defence import Defence
+from strategies.federation import Meeting
 from tasks.errors import ConfigError
 from tasks.settings import Settings, find, parse
 
@@ -48,20 +49,6 @@ class Train(Settings):
     def rate(self, number: int) -> float:
         """Return the learning rate of round `number` (from 1)."""
         return max(self.lr * self.lr_decay ** (number - 1), self.lr_min)
-
-
-class Meeting(Settings):
-    """How long the server waits, for how many clients, and what it does about those that fail or are slow."""
-
-    min_clients: int | None = Field(None, ge=1)
-    wait_s: float = Field(120, gt=0)
-    deadline_s: float = Field(3600, gt=0)
-    min_replies: int = Field(1, ge=1)
-    enough_replies: int | None = Field(None, ge=1)
-    reassign: int = Field(0, ge=0)
-    hedge: int = Field(0, ge=0)
-    resend_s: float | None = Field(None, gt=0)
-    packed: Literal["auto"] | bool = "auto"
 
 
 class Checkpoints(Settings):

@@ -197,22 +197,14 @@ def fingerprint(config: RunConfig) -> str:
 
 def federation_of(config: RunConfig, run: str, network: bool = False) -> Federation:
     """Return how the method meets its clients under `config`, on a `network` or on this machine."""
-    packed = config.federation.packed
     return Federation(
+        **dict(config.federation),
         seed=config.seed,
         rounds=config.rounds,
         clients_per_round=config.clients_per_round,
-        min_clients=config.federation.min_clients,
-        wait_s=config.federation.wait_s,
-        deadline_s=config.federation.deadline_s,
-        min_replies=config.federation.min_replies,
-        enough_replies=config.federation.enough_replies,
-        reassign=config.federation.reassign,
-        hedge=config.federation.hedge,
-        resend_s=config.federation.resend_s,
         run=run,
         nonce=True,
-        packed=network if packed == "auto" else packed,
+        networked=network,
         defence=config.defence,
         compression=config.compression,
     )

@@ -205,7 +205,7 @@ class Method(Contract):
         self.requests[payload.client] += 1
         node, run = self.roster.node(payload.client), self.federation.run
         model, scales = self._compressor.expected(self.upload_model(payload), self._sent.get(payload.slot, {}))
-        extras, packed = self.upload_extras(payload), self.federation.packed
+        extras, packed = self.upload_extras(payload), self.federation.packs
         return request(payload, current, run, node, model, extras, seconds, scales, packed)
 
     def _visit(self, current: Round) -> int:
