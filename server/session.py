@@ -19,6 +19,7 @@ from client.data import load
 from client.scoring import Score
 from client.work import pick_device
 from conf.schema import RunConfig
+from engines.job import engine_of
 from server import accounting
 from server.checkpoint import Checkpoints
 from server.evaluation import Evaluator, across_clients, mean_score
@@ -30,6 +31,7 @@ from strategies.arrays import Arrays
 from strategies.base import Method
 from strategies.federation import Federation
 from strategies.registry import method_class
+from strategies.roster import LocalClients
 from tasks.errors import ConfigError, StorageError
 from tasks.models import create
 
@@ -186,7 +188,7 @@ def logs_replies(config: RunConfig, grid: Grid) -> bool:
 
 def networked(config: RunConfig, grid: Grid) -> bool:
     """Return whether clients are reached over a network, not part of this machine."""
-    return not (hasattr(grid, "partitions") or config.names["engine"] == "ray")
+    return not (isinstance(grid, LocalClients) or engine_of(config.module("engine")).CAPABILITIES.simulates)
 
 
 def fingerprint(config: RunConfig) -> str:
