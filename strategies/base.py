@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,18 +21,18 @@ from strategies.contract import Contract
 from strategies.defence import defend
 from strategies.desk import Desk, Exchange
 from strategies.federation import Federation, ReplyLog, RoundReport, State
+from strategies.objective import P
 from strategies.protocol import Payload, Round, Ticket, Upload, request
 from strategies.roster import Roster
 from strategies.wire import Arrays, Spec, encode, spec_of
 from tasks.errors import FederationError, UploadError
 from tasks.randomness import stream
-from tasks.settings import Settings
 
 #: Rounds of Flower's ``Strategy.start`` where nobody says how many.
 FLOWER_ROUNDS = 3
 
 
-class Method(Contract):
+class Method(Contract[P]):
     """Base of all methods.
 
     Parameters
@@ -45,10 +45,10 @@ class Method(Contract):
         Fields of ``Params`` and of :class:`Federation`.
     """
 
-    def __init__(self, params: Settings | None = None, federation: Federation | None = None, **values: Any) -> None:
+    def __init__(self, params: P | None = None, federation: Federation | None = None, **values: Any) -> None:
         own = {name: value for name, value in values.items() if name not in Federation.model_fields}
         meeting = {name: value for name, value in values.items() if name in Federation.model_fields}
-        self.params = params if params is not None else self.Params.model_validate(own)
+        self.params = params if params is not None else cast(P, self.Params.model_validate(own))
         self.federation = federation if federation is not None else Federation.model_validate(meeting)
         self.roster = Roster()
         #: Client -> how many requests went to it, answered or not.

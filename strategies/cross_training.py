@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from strategies import matching
 from strategies.arrays import Arrays
@@ -79,7 +80,19 @@ def fuse(overall: Prototypes, local: Prototypes, share: float) -> Prototypes:
     return Prototypes(vectors, present)
 
 
-class CrossObjective(Objective):
+class CrossTrainingParams(Settings):
+    """Exchanges N_e after phase I, the local epochs of each, and whose examples weigh a model in the mean."""
+
+    exchanges: int = Field(1, ge=1, description="N_e, times each model is sent to another client in a round")
+    host_epochs: int | None = Field(None, ge=1, description="local epochs at a host; train.epochs if unset")
+    weight: Literal["home", "host"] = Field("home", description="whose number of examples weighs a model")
+
+
+#: The parameters of one of these methods.
+X = TypeVar("X", bound=CrossTrainingParams, default=CrossTrainingParams)
+
+
+class CrossObjective(Objective[X]):
     """Cross-entropy, and prototypes of the trained model where the server asks for them."""
 
     def prepare(self, visit: Visit) -> Extras:
@@ -100,7 +113,7 @@ class CrossObjective(Objective):
         return Outcome({GROUP: as_arrays({"vectors": means, "present": present})})
 
 
-class CrossTraining(SingleModel):
+class CrossTraining(SingleModel[X]):
     """Base of methods that route models between clients; on its own a random route without anything else.
 
     State: the global model, between rounds; within a round the travelling models. Wire per participant: N_e + 1 models
@@ -112,14 +125,6 @@ class CrossTraining(SingleModel):
     than two models there is nothing to exchange; with two they swap.
     """
 
-    class Params(Settings):
-        """Exchanges N_e after phase I, the local epochs of each, and whose examples weigh a model in the mean."""
-
-        exchanges: int = Field(1, ge=1, description="N_e, times each model is sent to another client in a round")
-        host_epochs: int | None = Field(None, ge=1, description="local epochs at a host; train.epochs if unset")
-        weight: Literal["home", "host"] = Field("home", description="whose number of examples weighs a model")
-
-    params: Params
     Objective = CrossObjective
     #: A model's home and hosts are part of the method.
     interchangeable = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,24 +10,54 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.arrays import Arrays
-from strategies.cross_training import BIAS, GROUP, WEIGHT, CrossObjective, CrossTraining, Learner, average, fuse
+from strategies.cross_training import (
+    BIAS,
+    GROUP,
+    WEIGHT,
+    CrossObjective,
+    CrossTraining,
+    CrossTrainingParams,
+    Learner,
+    average,
+    fuse,
+)
 from strategies.matching import MATCHINGS, Costs, consistency
-from strategies.moon import Contrast
+from strategies.moon import Contrast, MoonParams
 from strategies.objective import Batch, Extras, Net, Outcome, Tensors, Trained, Visit
-from strategies.projection import Projected, project
+from strategies.projection import project
 from strategies.protocol import Round, Upload
 from strategies.prototypes import away, contrast, partners
-from tasks.settings import Settings
 
 
-class FedctObjective(CrossObjective):
+class FedCTParams(CrossTrainingParams, MoonParams):
+    """FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2.
+
+    MOON's, used with ``base=moon`` only: mu, tau, projection, hidden, width (see :class:`strategies.moon.Moon`).
+    """
+
+    base: Literal["fedavg", "moon"] = "fedavg"
+    broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
+    matching: Literal["assignment", "greedy", "literal"] = "assignment"
+    fusion: float = Field(0.5, ge=0, le=1, description="share of the global view in the fused prototypes")
+    kappa: float = Field(1.0, ge=0, description="weight of APCL")
+    eta: float = Field(0.1, ge=0, description="weight of MFA")
+    temperature: float = Field(0.5, gt=0)
+    hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
+    mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
+
+    def remarks(self) -> list[str]:
+        """Return what is allowed but unusual."""
+        if self.broadcast == "random" and self.matching != "assignment":
+            return [f"method.matching={self.matching}: a random broadcast is not matched, this has no effect."]
+        return []
+
+
+class FedctObjective(CrossObjective[FedCTParams]):
     """At a host ``CE + kappa APCL + eta MFA``; at home the base loss."""
 
-    params: FedCT.Params
-
-    def __init__(self, params: Settings) -> None:
+    def __init__(self, params: FedCTParams) -> None:
         super().__init__(params)
-        self.keeps = cast("FedCT.Params", params).base == "moon"
+        self.keeps = params.base == "moon"
 
     def prepare(self, visit: Visit) -> Extras:
         """Return what the phase needs: at home MOON's models, if that is the base loss; at a host the prototypes."""
@@ -76,7 +106,7 @@ class FedctObjective(CrossObjective):
         return share * own + (1 - share) * functional.cross_entropy(scores, batch.y[other], reduction="none")
 
 
-class FedCT(CrossTraining):
+class FedCT(CrossTraining[FedCTParams]):
     """Qi et al., Cross-Training with Multi-View Knowledge Fusion for Heterogeneous Federated Learning, 2024.
 
     Phase I: the base loss at home, then prototypes ``u^k``, the class means of embeddings. Phase II: the server takes
@@ -107,39 +137,13 @@ class FedCT(CrossTraining):
         - The tables' grids are published, the chosen values are not: defaults from within the grids.
     """
 
-    class Params(CrossTraining.Params, Projected):
-        """FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2.
-
-        MOON's, used with ``base=moon`` only: mu, tau, projection, hidden, width (see :class:`strategies.moon.Moon`).
-        """
-
-        base: Literal["fedavg", "moon"] = "fedavg"
-        broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
-        matching: Literal["assignment", "greedy", "literal"] = "assignment"
-        fusion: float = Field(0.5, ge=0, le=1, description="share of the global view in the fused prototypes")
-        kappa: float = Field(1.0, ge=0, description="weight of APCL")
-        eta: float = Field(0.1, ge=0, description="weight of MFA")
-        temperature: float = Field(0.5, gt=0)
-        hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
-        mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
-        mu: float = Field(1.0, ge=0, description="weight of MOON's contrast at home")
-        tau: float = Field(0.5, gt=0, description="temperature of MOON's contrast")
-
-        def remarks(self) -> list[str]:
-            """Return what is allowed but unusual."""
-            if self.broadcast == "random" and self.matching != "assignment":
-                return [f"method.matching={self.matching}: a random broadcast is not matched, this has no effect."]
-            return []
-
-    params: Params
     Objective = FedctObjective
     _met: float | None = None
 
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: FedCTParams) -> nn.Module:
         """Return `model`, with MOON's projection head if that is the base loss."""
-        chosen = cast("FedCT.Params", params)
-        return project(model, chosen) if chosen.base == "moon" else model
+        return project(model, params) if params.base == "moon" else model
 
     @property
     def uses_prototypes(self) -> bool:

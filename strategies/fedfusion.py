@@ -132,7 +132,18 @@ class FusedModel(nn.Module):
         return cast("Tensor", self.classifier(self.features(x, reference)))
 
 
-class Fusion(Objective):
+class FedFusionParams(Settings):
+    """``operator``, server average, inference, momentum and cache; lambda's ``decay`` in [0, 1)."""
+
+    operator: Literal["conv", "multi", "single"] = Field("conv", description="how features are fused")
+    weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
+    decay: float = Field(0.9, ge=0, lt=1, description="what lambda keeps of itself in a round; 0 for no average")
+    inference: Literal["previous", "current"] = Field("previous", description="E_g of the evaluated model")
+    momentum: Literal["reset", "keep"] = Field("reset", description="a client's momentum buffer between visits")
+    cache_mib: float = Field(1024.0, ge=0, description="most memory of one client's global features, MiB; 0: none")
+
+
+class Fusion(Objective[FedFusionParams]):
     """Cross-entropy of ``C(F(E_l(x), E_g(x)))``; E_g is the received extractor, frozen, in evaluation behaviour.
 
     Without augmentation E_g(x) is computed once per visit for all of the client's examples and looked up afterwards.
@@ -140,13 +151,13 @@ class Fusion(Objective):
     359 MiB), only while the client trains. Above ``cache_mib``, or with augmentation, it is computed batch by batch.
     """
 
-    def __init__(self, params: Settings) -> None:
+    def __init__(self, params: FedFusionParams) -> None:
         super().__init__(params)
-        self.keeps = cast("FedFusion.Params", params).momentum == "keep"
+        self.keeps = params.momentum == "keep"
 
     def prepare(self, visit: Visit) -> Extras:
         """Freeze the received extractor, compute global features where that is allowed, and take up kept momentum."""
-        params = cast("FedFusion.Params", self.params)
+        params = self.params
         if params.momentum == "keep" and "momentum" in visit.state:
             kept = as_tensors({"momentum": visit.state["momentum"]}, like=visit.x)
             visit.momentum = kept["momentum"]
@@ -204,7 +215,7 @@ def smoothed(before: npt.NDArray[np.generic], averaged: npt.NDArray[np.generic],
     return decay * before.astype(np.float64) + (1.0 - decay) * averaged.astype(np.float64)
 
 
-class FedFusion(SingleModel):
+class FedFusion(SingleModel[FedFusionParams]):
     """Yao et al., Towards Faster and Better Federated Learning: A Feature Fusion Approach, ICIP 2019.
 
     A client gets G = (E, F, C), keeps a frozen copy E_g of E, and trains E_l, F and C on
@@ -231,20 +242,8 @@ class FedFusion(SingleModel):
 
     Objective = Fusion
 
-    class Params(Settings):
-        """``operator``, server average, inference, momentum and cache; lambda's ``decay`` in [0, 1)."""
-
-        operator: Literal["conv", "multi", "single"] = Field("conv", description="how features are fused")
-        weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
-        decay: float = Field(0.9, ge=0, lt=1, description="what lambda keeps of itself in a round; 0 for no average")
-        inference: Literal["previous", "current"] = Field("previous", description="E_g of the evaluated model")
-        momentum: Literal["reset", "keep"] = Field("reset", description="a client's momentum buffer between visits")
-        cache_mib: float = Field(1024.0, ge=0, description="most memory of one client's global features, MiB; 0: none")
-
-    params: Params
-
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: FedFusionParams) -> nn.Module:
         """Return `model` with the fusion operator behind its extractor.
 
         Raises
@@ -258,12 +257,12 @@ class FedFusion(SingleModel):
                 "method=fedfusion fuses feature maps after the second convolution block, and this model marks none "
                 "(extractor_channels=0). Choose model=fedfusion_cifar, fedfusion_mnist, lenet5 or cnn_femnist."
             )
-        return FusedModel(model, operator(cast("FedFusion.Params", params).operator, channels))
+        return FusedModel(model, operator(params.operator, channels))
 
     @classmethod
-    def evaluation_network(cls, network: nn.Module, params: Settings) -> nn.Module:
+    def evaluation_network(cls, network: nn.Module, params: FedFusionParams) -> nn.Module:
         """Return a copy of `network` with room for the extractor of the round before."""
-        if cast("FedFusion.Params", params).inference == "current":
+        if params.inference == "current":
             return network
         with_reference = copy.deepcopy(cast("FusedModel", network))
         with_reference.features.reference = copy.deepcopy(with_reference.features.get_submodule("extractor"))

@@ -30,10 +30,27 @@ ADAM_EPSILON = 1e-8
 NOISE_OWN, LABELS, NOISE_DRAWN = range(3)
 
 
-class Regularised(Objective):
-    """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
+class FedGenParams(Settings):
+    """Coefficients of the client's terms, sizes and optimiser of the generator."""
 
-    params: FedGen.Params
+    alpha: float = Field(0.2, ge=0, description="weight of the cross-entropy on generated embeddings")
+    beta: float = Field(0.2, ge=0, description="weight of the KL term")
+    decay: float = Field(1.0, gt=0, le=1, description="factor of alpha and beta per round")
+    batch: int = Field(50, ge=1, description="generated embeddings in one client step")
+    noise: int = Field(100, ge=1, description="numbers of noise")
+    noise_law: Literal["normal", "uniform"] = "normal"
+    hidden: int = Field(512, ge=1, description="hidden units of the generator")
+    generator_steps: int = Field(50, ge=1, description="server steps per round")
+    generator_batch: int = Field(50, ge=2, description="embeddings in one server step")
+    generator_lr: float = Field(3e-4, gt=0)
+    generator_lr_decay: float = Field(1.0, gt=0, le=1, description="factor of generator_lr per round")
+    generator_weight_decay: float = Field(1e-2, ge=0, description="L2, added to the gradient")
+    diversity: float = Field(1.0, ge=0, description="weight of the diversity term")
+    fresh_adam: bool = Field(False, description="forget Adam's moments each round")
+
+
+class Regularised(Objective[FedGenParams]):
+    """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
 
     def prepare(self, visit: Visit) -> Extras:
         """Return the generator, the known labels, both coefficients and the key of the draws."""
@@ -90,7 +107,7 @@ class Regularised(Objective):
         return Outcome(extras={"labels": {"counts": counts}})
 
 
-class FedGen(SingleModel):
+class FedGen(SingleModel[FedGenParams]):
     """Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 
     Generator g: noise and one-hot label -> linear 512 -> batch normalisation -> ReLU -> linear -> embedding z; 100,948
@@ -125,25 +142,6 @@ class FedGen(SingleModel):
     trained on is left out of the KL. The codes' adversarial student term has weight 0 and is left out.
     """
 
-    class Params(Settings):
-        """Coefficients of the client's terms, sizes and optimiser of the generator."""
-
-        alpha: float = Field(0.2, ge=0, description="weight of the cross-entropy on generated embeddings")
-        beta: float = Field(0.2, ge=0, description="weight of the KL term")
-        decay: float = Field(1.0, gt=0, le=1, description="factor of alpha and beta per round")
-        batch: int = Field(50, ge=1, description="generated embeddings in one client step")
-        noise: int = Field(100, ge=1, description="numbers of noise")
-        noise_law: Literal["normal", "uniform"] = "normal"
-        hidden: int = Field(512, ge=1, description="hidden units of the generator")
-        generator_steps: int = Field(50, ge=1, description="server steps per round")
-        generator_batch: int = Field(50, ge=2, description="embeddings in one server step")
-        generator_lr: float = Field(3e-4, gt=0)
-        generator_lr_decay: float = Field(1.0, gt=0, le=1, description="factor of generator_lr per round")
-        generator_weight_decay: float = Field(1e-2, ge=0, description="L2, added to the gradient")
-        diversity: float = Field(1.0, ge=0, description="weight of the diversity term")
-        fresh_adam: bool = Field(False, description="forget Adam's moments each round")
-
-    params: Params
     Objective = Regularised
 
     def setup(self, arrays: Arrays) -> None:
@@ -261,7 +259,7 @@ class FedGen(SingleModel):
         self.adam_steps = int(state.values["adam_steps"])
 
 
-def draw_noise(params: FedGen.Params, visit: Tensor, step: int, purpose: int, rows: int, dtype: torch.dtype) -> Tensor:
+def draw_noise(params: FedGenParams, visit: Tensor, step: int, purpose: int, rows: int, dtype: torch.dtype) -> Tensor:
     """Return the generator's noise (rows, noise)."""
     law = normal if params.noise_law == "normal" else uniform
     return law(visit, step, purpose, (rows, params.noise), dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -31,7 +29,14 @@ def not_true(scores: Tensor, teacher: Tensor, others: Tensor, tau: float) -> Ten
     return (target.exp() * (target - student)).sum(1)
 
 
-class NotTrue(Objective):
+class FedNTDParams(Settings):
+    """``beta``: weight of the distillation, 0 or more (0 is FedAvg); ``tau``: its temperature."""
+
+    beta: float = Field(1.0, ge=0)
+    tau: float = Field(1.0, gt=0)
+
+
+class NotTrue(Objective[FedNTDParams]):
     """Cross-entropy + beta tau^2 KL(teacher || student) over the labels that are not the true one."""
 
     def prepare(self, visit: Visit) -> Extras:
@@ -46,7 +51,7 @@ class NotTrue(Objective):
         """Return the scalar loss of one batch."""
         scores = net.logits(params, buffers, batch.x)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        own = cast("FedNTD.Params", self.params)
+        own = self.params
         if not own.beta:
             return loss
         teacher = net.logits(extras["params"], extras["buffers"], batch.x, train=False)
@@ -54,7 +59,7 @@ class NotTrue(Objective):
         return loss + own.beta * own.tau**2 * batch.mean(gap)
 
 
-class FedNTD(SingleModel):
+class FedNTD(SingleModel[FedNTDParams]):
     """Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, NeurIPS 2022.
 
     Client k minimises ``CE + beta tau^2 KL(q_G || q_w)``; q is the softmax with temperature tau over the logits of all
@@ -66,10 +71,4 @@ class FedNTD(SingleModel):
     it is one fixed function during a visit.
     """
 
-    class Params(Settings):
-        """``beta``: weight of the distillation, 0 or more (0 is FedAvg); ``tau``: its temperature."""
-
-        beta: float = Field(1.0, ge=0)
-        tau: float = Field(1.0, gt=0)
-
-    Objective: ClassVar[type[Objective]] = NotTrue
+    Objective = NotTrue

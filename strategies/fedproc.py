@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -15,13 +13,16 @@ from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors
 from strategies.projection import Projected, project
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec
-from tasks.settings import Settings
 
 #: Examples at a time when embeddings are summed after training.
 CHUNK = 500
 
 
-class Prototypical(Objective):
+class FedProcParams(Projected):
+    """The projection head; the method has no other parameter, its weights follow from the round."""
+
+
+class Prototypical(Objective[FedProcParams]):
     """``share CE + (1 - share) contrast`` against the global prototypes."""
 
     def prepare(self, visit: Visit) -> Extras:
@@ -56,7 +57,7 @@ class Prototypical(Objective):
         return Outcome({"prototypes": {"sum": sums.cpu().numpy(), "count": counts.cpu().numpy()}})
 
 
-class FedProc(SingleModel):
+class FedProc(SingleModel[FedProcParams]):
     """Mu et al., FedProc: Prototypical contrastive federated learning on non-IID data, FGCS 2023.
 
     Client k minimises ``(r/R) CE + (1 - r/R) contrast`` in round r = 0, 1, ... of R planned ones, with
@@ -75,15 +76,12 @@ class FedProc(SingleModel):
     examples has no say in the prototypes. A resumed run with other planned rounds follows the new schedule.
     """
 
-    class Params(Projected):
-        """The projection head; the method has no other parameter, its weights follow from the round."""
-
-    Objective: ClassVar[type[Objective]] = Prototypical
+    Objective = Prototypical
 
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: FedProcParams) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, cast(Projected, params))
+        return project(model, params)
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model and start with prototypes of zero; their shape is the classifier's, (classes, e)."""

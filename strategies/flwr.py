@@ -46,7 +46,30 @@ MU = "proximal-mu"  # Flower's own name for it in the configuration that clients
 NODE = 1
 
 
-class Proximal(Objective):
+class FlwrParams(Settings):
+    """Which strategy, and its arguments."""
+
+    name: Literal[
+        "FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian", "FedTrimmedAvg", "Krum",
+        "MultiKrum", "Bulyan",
+    ]  # fmt: skip
+    options: dict[str, int | float] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _flower_takes_them(self) -> FlwrParams:
+        kind = getattr(flower, self.name)
+        known = [name for name in inspect.signature(kind).parameters if name not in OURS]
+        for option in self.options:
+            if option not in known:
+                raise ValueError(f"{self.name} has no option {option!r}. {nearest(option, known)}")
+        try:
+            build(self)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Flower's {self.name} refuses these options: {error}") from error
+        return self
+
+
+class Proximal(Objective[FlwrParams]):
     """Cross-entropy, and ``mu/2 |w - G|^2`` over the parameters if the server says so."""
 
     def prepare(self, visit: Visit) -> Extras:
@@ -62,7 +85,7 @@ class Proximal(Objective):
         return extras["mu"] * (flat - extras["start"]) if extras else None
 
 
-class Flwr(SingleModel):
+class Flwr(SingleModel[FlwrParams]):
     """A strategy of Flower 1.41, chosen by ``method.name``, with its own arguments in ``method.options``.
 
     ``FedAvg``, ``FedProx`` (Li et al. 2020; ``proximal_mu``), ``FedAvgM`` (Hsu et al. 2019; ``server_learning_rate``,
@@ -86,29 +109,6 @@ class Flwr(SingleModel):
     fewer than 4 f + 3 uploads), the model stays and ``flower_skipped`` is 1 in the metrics.
     """
 
-    class Params(Settings):
-        """Which strategy, and its arguments."""
-
-        name: Literal[
-            "FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian", "FedTrimmedAvg", "Krum",
-            "MultiKrum", "Bulyan",
-        ]  # fmt: skip
-        options: dict[str, int | float] = Field(default_factory=dict)
-
-        @model_validator(mode="after")
-        def _flower_takes_them(self) -> Flwr.Params:
-            kind = getattr(flower, self.name)
-            known = [name for name in inspect.signature(kind).parameters if name not in OURS]
-            for option in self.options:
-                if option not in known:
-                    raise ValueError(f"{self.name} has no option {option!r}. {nearest(option, known)}")
-            try:
-                build(self)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"Flower's {self.name} refuses these options: {error}") from error
-            return self
-
-    params: Params
     Objective = Proximal
 
     def setup(self, arrays: Arrays) -> None:
@@ -180,7 +180,7 @@ class Flwr(SingleModel):
                 setattr(self.strategy, moment, list(found.values()) if moment == VELOCITY else found)
 
 
-def build(params: Flwr.Params) -> flower.FedAvg:
+def build(params: FlwrParams) -> flower.FedAvg:
     """Return Flower's strategy for `params`."""
     with quiet():
         strategy: flower.FedAvg = getattr(flower, params.name)(**params.options)

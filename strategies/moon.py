@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -23,10 +21,16 @@ from strategies.objective import (
     as_tensors,
 )
 from strategies.projection import Projected, project
-from tasks.settings import Settings
 
 
-class Contrast(Objective):
+class MoonParams(Projected):
+    """``mu``: weight of the contrast, 0 or more (0 is FedAvg on the same network); ``tau``: its temperature."""
+
+    mu: float = Field(1.0, ge=0)
+    tau: float = Field(0.5, gt=0)
+
+
+class Contrast(Objective[MoonParams]):
     """Cross-entropy + mu times the model-contrastive term."""
 
     keeps = True
@@ -45,7 +49,7 @@ class Contrast(Objective):
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
         """Return the scalar loss of one batch."""
-        own = cast("Moon.Params", self.params)
+        own = self.params
         z = net.features(params, buffers, batch.x)
         scores = net.classify(params, buffers, z)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
@@ -64,7 +68,7 @@ class Contrast(Objective):
         return Outcome(state=as_arrays({**trained.params, **trained.buffers}))
 
 
-class Moon(SingleModel):
+class Moon(SingleModel[MoonParams]):
     """Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021.
 
     Client k minimises ``CE - mu log(e^(s_G/tau) / (e^(s_G/tau) + e^(s_P/tau)))``; s_G and s_P are the cosines between
@@ -82,15 +86,9 @@ class Moon(SingleModel):
     old P, as in the authors' code.
     """
 
-    class Params(Projected):
-        """``mu``: weight of the contrast, 0 or more (0 is FedAvg on the same network); ``tau``: its temperature."""
-
-        mu: float = Field(1.0, ge=0)
-        tau: float = Field(0.5, gt=0)
-
-    Objective: ClassVar[type[Objective]] = Contrast
+    Objective = Contrast
 
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: MoonParams) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, cast(Projected, params))
+        return project(model, params)

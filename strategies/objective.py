@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import TypeVar
 
 from strategies.wire import Arrays
 from tasks.settings import Settings
 
+#: A method's parameters; ``Any`` where code serves every method.
+P = TypeVar("P", bound=Settings, default=Any)
 Tensors = dict[str, Tensor]
 Extras = dict[str, Any]
 
@@ -144,7 +147,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Objective:
+class Objective(Generic[P]):
     """Cross-entropy; the base of every other objective.
 
     Parameters
@@ -161,7 +164,7 @@ class Objective:
     #: says. For an upper bound only: it needs a process that holds everybody's data, which only a simulation has.
     pooled: bool = False
 
-    def __init__(self, params: Settings) -> None:
+    def __init__(self, params: P) -> None:
         self.params = params
 
     def start(self, received: Arrays, state: Arrays) -> Arrays:

@@ -7,15 +7,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from strategies.arrays import Arrays
-from strategies.cross_training import GROUP, CrossObjective, CrossTraining
+from strategies.cross_training import GROUP, CrossObjective, CrossTraining, CrossTrainingParams
 from strategies.objective import Batch, Extras, Net, Tensors
 from strategies.prototypes import attend, contrast
 
 
-class PgctObjective(CrossObjective):
-    """At a host ``CE + kappa C + eta A``; at home CE."""
+class PGCTParams(CrossTrainingParams):
+    """Weights of the two terms, temperature (cosines are divided by it), share of the attended prototypes."""
 
-    params: PGCT.Params
+    kappa: float = Field(1.0, ge=0, description="weight of the contrast with local prototypes")
+    eta: float = Field(0.1, ge=0, description="weight of the cross-entropy of attended embeddings")
+    temperature: float = Field(0.5, gt=0)
+    attention: float = Field(0.5, ge=0, le=1, description="share s of prototypes in an attended embedding")
+
+
+class PgctObjective(CrossObjective[PGCTParams]):
+    """At a host ``CE + kappa C + eta A``; at home CE."""
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
         """Return the loss.
@@ -38,7 +45,7 @@ class PgctObjective(CrossObjective):
         return batch.mean(loss)
 
 
-class PGCT(CrossTraining):
+class PGCT(CrossTraining[PGCTParams]):
     """Qi et al., Cross-Training with Prototypical Distillation for Improving the Generalization of Federated Learning.
 
     Inferred, as only its abstract and its row in FedCT's tables were found: (1) the route is FedExg's random
@@ -53,15 +60,6 @@ class PGCT(CrossTraining):
     State: the global model. Wire: N_e + 1 models down and up; prototypes (classes x embedding) up and down N_e times.
     """
 
-    class Params(CrossTraining.Params):
-        """Weights of the two terms, temperature (cosines are divided by it), share of the attended prototypes."""
-
-        kappa: float = Field(1.0, ge=0, description="weight of the contrast with local prototypes")
-        eta: float = Field(0.1, ge=0, description="weight of the cross-entropy of attended embeddings")
-        temperature: float = Field(0.5, gt=0)
-        attention: float = Field(0.5, ge=0, le=1, description="share s of prototypes in an attended embedding")
-
-    params: Params
     Objective = PgctObjective
 
     @property
