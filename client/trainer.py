@@ -10,14 +10,19 @@ from torch import Tensor
 
 from client.net import ModuleNet
 from conf.schema import Train
-from strategies.objective import Batch, Extras, Objective, Trained, Visit
+from strategies.objective import Batch, Objective, Prepared, Trained, Visit
 from tasks.randomness import stream, torch_stream
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def train(
-    net: ModuleNet, objective: Objective, visit: Visit, extras: Extras, settings: Train, augment: Augment | None = None
+    net: ModuleNet,
+    objective: Objective,
+    visit: Visit,
+    prepared: Prepared,
+    settings: Train,
+    augment: Augment | None = None,
 ) -> Trained:
     """Train the model that is loaded in `net` on the client's data and return what came of it.
 
@@ -34,7 +39,7 @@ def train(
         The method's client half.
     visit : Visit
         The client's data, settings and identity.
-    extras : Extras
+    prepared : Prepared
         What ``objective.prepare(visit)`` returned.
     settings : Train
         Epochs, batch size, momentum, weight decay; the learning rate is ``visit.lr``.
@@ -53,10 +58,10 @@ def train(
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
         inputs = net.arrange(augment(x, generator)) if augment is not None else x
         net.gradient.zero_()
-        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), extras)
+        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), prepared)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            step(net, objective, extras, momentum, visit.lr, settings)
+            step(net, objective, prepared, momentum, visit.lr, settings)
             total += loss.detach() * len(y)
         steps += 1
         seen += len(y)
@@ -64,10 +69,12 @@ def train(
     return Trained(net.params, net.buffers, net.flat, momentum, steps, mean)
 
 
-def step(net: ModuleNet, objective: Objective, extras: Extras, momentum: Tensor, lr: float, settings: Train) -> None:
+def step(
+    net: ModuleNet, objective: Objective, prepared: Prepared, momentum: Tensor, lr: float, settings: Train
+) -> None:
     """Take one SGD step in place on ``net.flat``, given the gradient in ``net.gradient``."""
     gradient = net.gradient
-    if (term := objective.gradient(net.flat, extras)) is not None:
+    if (term := objective.gradient(net.flat, prepared)) is not None:
         gradient.add_(term)
     if settings.clip is not None:
         gradient.mul_(shortening(gradient, settings.clip))

@@ -27,7 +27,7 @@ from conf.schema import RunConfig, Train
 from conf.schema import load as load_config
 from strategies.arrays import Arrays
 from strategies.compression import ClientHalf, apart, marked
-from strategies.objective import Extras, Objective, Tensors, Trained, Visit
+from strategies.objective import Objective, Prepared, Tensors, Trained, Visit
 from strategies.protocol import EXTRA, SCALES, answer
 from strategies.registry import method_class
 from strategies.wire import views
@@ -212,7 +212,7 @@ class Workshop:
         chosen = torch.from_numpy(drawn).to(y.device)
         return x[chosen], y[chosen]
 
-    def _local_accuracy(self, visit: Visit, trained: Trained, prepared: Extras) -> dict[str, float]:
+    def _local_accuracy(self, visit: Visit, trained: Trained, prepared: Prepared) -> dict[str, float]:
         """Return the trained model's accuracy on the client's own test part, where it is asked for and there is one."""
         due = visit.round % self.config.evaluate_every == 0 or visit.round == visit.rounds
         own = self.data.client_test(visit.client, self.device) if self.config.evaluate_local and due else None
@@ -228,7 +228,7 @@ class _Arrived:
     content: RecordDict
     store: StateStore
     visit: Visit
-    prepared: Extras
+    prepared: Prepared
     dropout: Tensors
     settings: Train
     received: Arrays
@@ -241,7 +241,7 @@ def accuracy(
     net: ModuleNet,
     params: Tensors,
     buffers: Tensors,
-    prepared: Extras,
+    prepared: Prepared,
     data: tuple[Tensor, Tensor],
     batch: int = 1000,
 ) -> float:

@@ -51,7 +51,7 @@ class Train(Settings):
         return max(self.lr * self.lr_decay ** (number - 1), self.lr_min)
 
 
-class Checkpoints(Settings):
+class CheckpointSettings(Settings):
     """Which rounds stay on disk, and whether accepted replies do before the round is over (:mod:`server.replies`)."""
 
     every: int = Field(1, ge=1)
@@ -60,7 +60,7 @@ class Checkpoints(Settings):
     log: Literal["auto"] | bool = "auto"
 
 
-class Snapshots(Settings):
+class SnapshotSettings(Settings):
     """Rounds whose uploads and global model are kept for the analyses."""
 
     rounds: tuple[Annotated[int, Field(ge=1)], ...] = ()
@@ -115,8 +115,8 @@ class RunConfig(Settings):
     resume: str | None
     train: Train
     federation: Meeting
-    checkpoint: Checkpoints
-    snapshots: Snapshots = Snapshots()
+    checkpoint: CheckpointSettings
+    snapshots: SnapshotSettings = SnapshotSettings()
     defence: Defence = Defence()
     compression: Compression = Compression()
     privacy: Privacy = Privacy()
@@ -253,12 +253,12 @@ def remarks(config: RunConfig) -> list[str]:
 
 __all__ = [
     "Attack",
-    "Checkpoints",
+    "CheckpointSettings",
     "Logger",
     "Meeting",
     "Privacy",
     "RunConfig",
-    "Snapshots",
+    "SnapshotSettings",
     "Train",
     "check",
     "load",

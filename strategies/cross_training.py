@@ -21,7 +21,7 @@ from strategies import matching
 from strategies.arrays import Arrays
 from strategies.averaging import weighted_mean
 from strategies.fedavg import SingleModel
-from strategies.objective import Extras, Objective, Outcome, Trained, Visit, as_arrays, as_tensors
+from strategies.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays, as_tensors
 from strategies.protocol import Payload, Round, Upload
 from strategies.prototypes import class_means
 from strategies.wire import Spec
@@ -95,7 +95,7 @@ X = TypeVar("X", bound=CrossTrainingParams, default=CrossTrainingParams)
 class CrossObjective(Objective[X]):
     """Cross-entropy, and prototypes of the trained model where the server asks for them."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return nothing at home; at a host a mark, and the prototypes that came along.
 
         ``host`` (); ``vectors`` (classes, embedding) and ``present`` (classes,) if the server sent them.
@@ -105,7 +105,7 @@ class CrossObjective(Objective[X]):
         group = as_tensors(dict(visit.extras.get(GROUP, {})), visit.x)
         return {"host": torch.ones((), device=visit.x.device), **group}
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return the trained model's mean embedding of each class, on the client's own data without augmentation."""
         if not visit.config.get(GROUP, False):
             return Outcome()

@@ -23,7 +23,7 @@ from strategies.cross_training import (
 )
 from strategies.matching import MATCHINGS, Costs, consistency
 from strategies.moon import Contrast, MoonParams
-from strategies.objective import Batch, Extras, Net, Outcome, Tensors, Trained, Visit
+from strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
 from strategies.projection import project
 from strategies.protocol import Round, Upload
 from strategies.prototypes import away, contrast, partners
@@ -59,21 +59,21 @@ class FedctObjective(CrossObjective[FedCTParams]):
         super().__init__(params)
         self.keeps = params.base == "moon"
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return what the phase needs: at home MOON's models, if that is the base loss; at a host the prototypes."""
         if visit.exchange == 0 and self.params.base == "moon":
             return Contrast(self.params).prepare(visit)
         return super().prepare(visit)
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return the prototypes; for MOON keep the model trained at home, over visits as a host too."""
-        outcome = super().finish(visit, trained, extras)
+        outcome = super().finish(visit, trained, prepared)
         if self.params.base == "moon":
-            kept = Contrast(self.params).finish(visit, trained, extras).state if visit.exchange == 0 else visit.state
+            kept = Contrast(self.params).finish(visit, trained, prepared).state if visit.exchange == 0 else visit.state
             outcome.state = kept
         return outcome
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the loss.
 
         APCL (Eq. 6-8): ``-log softmax_y(cos(f_hy, u_f) / temperature)``, ``f_hy = f + hard (f - u_f^y)``; 0 for an
@@ -81,22 +81,22 @@ class FedctObjective(CrossObjective[FedCTParams]):
         ``m CE(H(f_mix), y_a) + (1 - m) CE(H(f_mix), y_b)``, b the partner of a in the batch.
         """
         p = self.params
-        if "global" in extras:
-            return Contrast(p).loss(net, params, buffers, batch, extras)
-        if not extras or p.kappa == p.eta == 0:
-            return super().loss(net, params, buffers, batch, extras)
+        if "global" in prepared:
+            return Contrast(p).loss(net, params, buffers, batch, prepared)
+        if not prepared or p.kappa == p.eta == 0:
+            return super().loss(net, params, buffers, batch, prepared)
         features = net.features(params, buffers, batch.x)
         loss = functional.cross_entropy(net.classify(params, buffers, features), batch.y, reduction="none")
         if p.kappa:
-            loss = loss + p.kappa * self.apcl(features, batch.y, extras)
+            loss = loss + p.kappa * self.apcl(features, batch.y, prepared)
         if p.eta:
             loss = loss + p.eta * self.mixed(net, params, buffers, features, batch)
         return batch.mean(loss)
 
-    def apcl(self, features: Tensor, y: Tensor, extras: Extras) -> Tensor:
+    def apcl(self, features: Tensor, y: Tensor, prepared: Prepared) -> Tensor:
         """Return the contrast of hardened embeddings with the fused prototypes, per example (batch,)."""
-        hardened = away(features, y, extras["vectors"], self.params.hard)
-        return contrast(hardened, y, extras["vectors"], extras["present"], self.params.temperature)
+        hardened = away(features, y, prepared["vectors"], self.params.hard)
+        return contrast(hardened, y, prepared["vectors"], prepared["present"], self.params.temperature)
 
     def mixed(self, net: Net, params: Tensors, buffers: Tensors, features: Tensor, batch: Batch) -> Tensor:
         """Return the cross-entropy of mixed embeddings against both labels, per example (batch,)."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from strategies.fedavg import SingleModel
-from strategies.objective import Batch, Extras, Net, Objective, Tensors
+from strategies.objective import Batch, Net, Objective, Prepared, Tensors
 from tasks.settings import Settings
 
 #: Keeps the standardisation finite where a dimension is constant over the batch.
@@ -43,7 +43,7 @@ class FedDecorrParams(Settings):
 class Decorrelated(Objective[FedDecorrParams]):
     """Cross-entropy + beta times :func:`decorrelation` of the batch's embeddings."""
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         z = net.features(params, buffers, batch.x)
         scores = net.classify(params, buffers, z)

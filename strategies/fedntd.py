@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from strategies.fedavg import SingleModel
-from strategies.objective import Batch, Extras, Net, Objective, Tensors, Visit
+from strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
 from tasks.settings import Settings
 
 
@@ -39,7 +39,7 @@ class FedNTDParams(Settings):
 class NotTrue(Objective[FedNTDParams]):
     """Cross-entropy + beta tau^2 KL(teacher || student) over the labels that are not the true one."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Keep the received model as the teacher."""
         return {
             "params": visit.params,
@@ -47,15 +47,15 @@ class NotTrue(Objective[FedNTDParams]):
             "others": other_labels(visit.classes, visit.y.device),
         }
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         scores = net.logits(params, buffers, batch.x)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
         own = self.params
         if not own.beta:
             return loss
-        teacher = net.logits(extras["params"], extras["buffers"], batch.x, train=False)
-        gap = not_true(scores, teacher, extras["others"][batch.y], own.tau)
+        teacher = net.logits(prepared["params"], prepared["buffers"], batch.x, train=False)
+        gap = not_true(scores, teacher, prepared["others"][batch.y], own.tau)
         return loss + own.beta * own.tau**2 * batch.mean(gap)
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from strategies.fedavg import SingleModel
 from strategies.federation import State
-from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_tensors
+from strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit, as_tensors
 from strategies.projection import Projected, project
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec
@@ -25,7 +25,7 @@ class FedProcParams(Projected):
 class Prototypical(Objective[FedProcParams]):
     """``share CE + (1 - share) contrast`` against the global prototypes."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return the prototypes with unit length, (classes, e), and the share of cross-entropy at this round."""
         like = next(iter(visit.params.values()))
         prototypes = as_tensors(visit.extras["prototypes"], like=like)["mean"]
@@ -35,20 +35,20 @@ class Prototypical(Objective[FedProcParams]):
             "share": torch.tensor(share, dtype=like.dtype, device=like.device),
         }
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         z = net.features(params, buffers, batch.x)
         scores = net.classify(params, buffers, z)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        alike = functional.normalize(z, dim=1) @ extras["prototypes"].T
+        alike = functional.normalize(z, dim=1) @ prepared["prototypes"].T
         contrast = batch.mean(functional.cross_entropy(alike, batch.y, reduction="none"))
-        share: Tensor = extras["share"]
+        share: Tensor = prepared["share"]
         return share * loss + (1 - share) * contrast
 
     @torch.no_grad()
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return the sum of the trained model's embeddings for each class, and how many went into it."""
-        sums = torch.zeros_like(extras["prototypes"])
+        sums = torch.zeros_like(prepared["prototypes"])
         for start in range(0, len(visit.y), CHUNK):
             rows = slice(start, start + CHUNK)
             z = visit.net.features(trained.params, trained.buffers, visit.x[rows], train=False)

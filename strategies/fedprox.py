@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from strategies.fedavg import SingleModel
-from strategies.objective import Extras, Objective, Visit, flatten
+from strategies.objective import Objective, Prepared, Visit, flatten
 from tasks.settings import Settings
 
 
@@ -19,14 +19,14 @@ class FedProxParams(Settings):
 class Proximal(Objective[FedProxParams]):
     """Cross-entropy + (mu/2) ||w - G||^2, the second term through its gradient mu (w - G)."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Keep the received parameters, flat (p,)."""
         return {"anchor": flatten(visit.params)}
 
-    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``mu (w - G)``, shape (p,)."""
         mu = self.params.mu
-        return mu * (flat - extras["anchor"]) if mu else None
+        return mu * (flat - prepared["anchor"]) if mu else None
 
 
 class FedProx(SingleModel[FedProxParams]):

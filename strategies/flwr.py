@@ -18,7 +18,7 @@ from torch import Tensor
 from strategies.averaging import weighted_mean
 from strategies.fedavg import SingleModel
 from strategies.federation import State
-from strategies.objective import Extras, Objective, Visit, flatten
+from strategies.objective import Objective, Prepared, Visit, flatten
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, encode
 from tasks.errors import nearest
@@ -72,7 +72,7 @@ class FlwrParams(Settings):
 class Proximal(Objective[FlwrParams]):
     """Cross-entropy, and ``mu/2 |w - G|^2`` over the parameters if the server says so."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return mu and the received parameters."""
         mu = float(visit.config.get(MU, 0.0))
         if not mu:
@@ -80,9 +80,9 @@ class Proximal(Objective[FlwrParams]):
         start = flatten(visit.params)
         return {"mu": torch.tensor(mu, dtype=start.dtype, device=start.device), "start": start}
 
-    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``mu (w - G)``."""
-        return extras["mu"] * (flat - extras["start"]) if extras else None
+        return prepared["mu"] * (flat - prepared["start"]) if prepared else None
 
 
 class Flwr(SingleModel[FlwrParams]):

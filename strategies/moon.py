@@ -10,10 +10,10 @@ from torch.nn import functional
 from strategies.fedavg import SingleModel
 from strategies.objective import (
     Batch,
-    Extras,
     Net,
     Objective,
     Outcome,
+    Prepared,
     Tensors,
     Trained,
     Visit,
@@ -35,7 +35,7 @@ class Contrast(Objective[MoonParams]):
 
     keeps = True
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Keep the received model and the one this client trained last; ``met`` is 0 where there is none yet."""
         kept = as_tensors(visit.state, like=visit.y)
         params = {name: kept.get(name, received) for name, received in visit.params.items()}
@@ -47,7 +47,7 @@ class Contrast(Objective[MoonParams]):
             "met": torch.tensor(1.0 if kept else 0.0, dtype=like.dtype, device=like.device),
         }
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         own = self.params
         z = net.features(params, buffers, batch.x)
@@ -57,13 +57,13 @@ class Contrast(Objective[MoonParams]):
             return loss
         near, far = (
             functional.cosine_similarity(z, net.features(params, buffers, batch.x, train=False), dim=1)
-            for params, buffers in (extras["global"], extras["previous"])
+            for params, buffers in (prepared["global"], prepared["previous"])
         )
         contrast = functional.softplus((far - near) / own.tau)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
-        met: Tensor = extras["met"]
+        met: Tensor = prepared["met"]
         return loss + own.mu * met * batch.mean(contrast)
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep the whole trained model for the next visit."""
         return Outcome(state=as_arrays({**trained.params, **trained.buffers}))
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from strategies.arrays import Arrays
 from strategies.cross_training import GROUP, CrossObjective, CrossTraining, CrossTrainingParams
-from strategies.objective import Batch, Extras, Net, Tensors
+from strategies.objective import Batch, Net, Prepared, Tensors
 from strategies.prototypes import attend, contrast
 
 
@@ -24,16 +24,16 @@ class PGCTParams(CrossTrainingParams):
 class PgctObjective(CrossObjective[PGCTParams]):
     """At a host ``CE + kappa C + eta A``; at home CE."""
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the loss.
 
         C is ``-log softmax_y(cos(f, u) / temperature)``, 0 for an example whose class has no prototype; A is the
         cross-entropy of the attended embedding.
         """
         p = self.params
-        if "vectors" not in extras:
-            return super().loss(net, params, buffers, batch, extras)
-        vectors, present = extras["vectors"], extras["present"]
+        if "vectors" not in prepared:
+            return super().loss(net, params, buffers, batch, prepared)
+        vectors, present = prepared["vectors"], prepared["present"]
         features = net.features(params, buffers, batch.x)
         loss = functional.cross_entropy(net.classify(params, buffers, features), batch.y, reduction="none")
         if p.kappa:

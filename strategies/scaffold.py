@@ -13,7 +13,7 @@ from torch import Tensor
 from strategies.averaging import weighted_mean
 from strategies.fedavg import SingleModel
 from strategies.federation import State
-from strategies.objective import Extras, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors, flatten
+from strategies.objective import Objective, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors, flatten
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec
 from tasks.settings import Settings
@@ -74,24 +74,24 @@ class Controlled(Objective[ScaffoldParams]):
 
     keeps = True
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return G, c, c_i and ``c - c_i``, each flat (p,)."""
         start = flatten(visit.params)
         control = _in_order(visit.extras["control"], visit.params)
         own = _in_order(visit.state, visit.params) if visit.state else torch.zeros_like(start)
         return {"start": start, "control": control, "own": own, "correction": control - own}
 
-    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``c - c_i``."""
-        correction: Tensor = extras["correction"]
+        correction: Tensor = prepared["correction"]
         return correction
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep ``c_i+ = c_i - c + (G - w) / (steps lr)`` and send ``c_i+ - c_i``."""
         own = self.params
         steps = effective_steps(trained.steps, own.momentum if own.steps == "momentum" else 0.0)
-        new = extras["own"] - extras["control"] + (extras["start"] - trained.flat.detach()) / (steps * visit.lr)
-        change = unflatten(new - extras["own"], visit.params)
+        new = prepared["own"] - prepared["control"] + (prepared["start"] - trained.flat.detach()) / (steps * visit.lr)
+        change = unflatten(new - prepared["own"], visit.params)
         return Outcome({"control": as_arrays(change)}, as_arrays(unflatten(new, visit.params)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategies.fedavg import SingleModel
-from strategies.objective import Extras, Objective, Outcome, Trained, Visit, as_arrays
+from strategies.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays
 from strategies.protocol import Round, Upload
 from strategies.wire import Arrays
 from tasks.settings import Settings
@@ -18,7 +18,7 @@ class Alone(Objective[Settings]):
         """Return the client's own model; the received one the first time."""
         return state or received
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep the whole model."""
         return Outcome(state=as_arrays({**trained.params, **trained.buffers}))
 
