@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.subject import Exchange, Options, Subject
+from analysis.subject import Options, RecordedExchange, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,9 @@ def draw(subject: Subject, options: Options, out: Path) -> list[Path]:
     return [picture, table]
 
 
-def _grams(subject: Subject, exchange: Exchange, slots: list[int], inputs: torch.Tensor) -> list[dict[str, Gram]]:
+def _grams(
+    subject: Subject, exchange: RecordedExchange, slots: list[int], inputs: torch.Tensor
+) -> list[dict[str, Gram]]:
     models = (subject.network(exchange.models[slot]) for slot in slots)
     return [{name: gram(x) for name, x in layers(model, inputs).items()} for model in models]
 

@@ -36,7 +36,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class RecordedExchange:
     """The uploads of one exchange: models, and the clients that trained them, by slot."""
 
     round: int
@@ -143,7 +143,7 @@ class Subject:
             raise DataError(f"{self.folder}: no snapshot of round {missing}. There are {kept}.")
         return sorted(wanted) if wanted else kept
 
-    def exchanges(self, number: int) -> list[Exchange]:
+    def exchanges(self, number: int) -> list[RecordedExchange]:
         """Return the exchanges of round `number`, in order."""
         found = [_read_exchange(path) for path in self._files(f"round-{number:06d}-exchange-*.safetensors")]
         return sorted(found, key=lambda one: one.exchange)
@@ -180,7 +180,7 @@ class Subject:
         return str(names[label]) if len(names) else str(label)
 
 
-def _read_exchange(path: Path) -> Exchange:
+def _read_exchange(path: Path) -> RecordedExchange:
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
@@ -190,4 +190,4 @@ def _read_exchange(path: Path) -> Exchange:
             slot, name = key.split("/", 1)
             models.setdefault(int(slot), {})[name] = file.get_tensor(key)
     clients = {int(one["slot"]): int(one["client"]) for one in json.loads(header["uploads"])}
-    return Exchange(int(header["round"]), int(header["exchange"]), dict(sorted(models.items())), clients)
+    return RecordedExchange(int(header["round"]), int(header["exchange"]), dict(sorted(models.items())), clients)

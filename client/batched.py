@@ -1,8 +1,8 @@
 """All clients of a round as one computation: the loop of :mod:`client.trainer` over stacked models.
 
-Parameters, buffers, optimiser state and extras of K clients lie in stacks whose first axis is the client. One step is
-``vmap(grad(loss))`` over that axis, then the same SGD on (K, p). Shuffles, augmentation and dropout are those of the
-sequential trainer, so both agree within rounding.
+Parameters, buffers, optimiser state and prepared values of K clients lie in stacks whose first axis is the client. One
+step is ``vmap(grad(loss))`` over that axis, then the same SGD on (K, p). Shuffles, augmentation and dropout are those
+of the sequential trainer, so both agree within rounding.
 
 Clients of unequal size. At step t those clients take part that have a t-th batch. Where rows of a batch do not see
 each other, short batches are padded and masked, and all of them go together. Batch normalisation must see real rows
@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from client.net import ModuleNet
 from client.replay import Replay
-from client.stacks import Extra, State, Work, alike, fitting
+from client.stacks import StackedPrepared, StackedState, Work, alike, fitting
 from client.trainer import Augment, augmentation_stream, orders
 from client.trainer import step as sgd_step
 from conf.schema import Train
@@ -89,10 +89,10 @@ class _Stack:
     ) -> None:
         self.net, self.objective, self.settings = net, objective, settings
         self.visits = [work.visit for work in works]
-        self.state = State.of(works)
-        self.extra = Extra.of([work.extras for work in works])
+        self.state = StackedState.of(works)
+        self.prepared = StackedPrepared.of([work.prepared for work in works])
         # A method without a closed-form term says so by None, which vmap cannot carry.
-        self._has_term = objective.gradient(self.state.flat[0], works[0].extras) is not None
+        self._has_term = objective.gradient(self.state.flat[0], works[0].prepared) is not None
         self._padded = not any(isinstance(m, _BatchNorm) for m in net.module.modules())
         self._replay: Replay | None = None
         if graph and self._padded and self.state.flat.is_cuda:
@@ -150,7 +150,7 @@ class _Stack:
         if not _is_head(members):
             at = torch.tensor(members, device=self.state.flat.device)
             state = self.state.part(at)
-            self._advance(state, self.extra.part(at), step)
+            self._advance(state, self.prepared.part(at), step)
             self.state.put(at, state)
         elif self._replay is not None:
             self._replay(step.number, step.x, step.y, step.mask, step.rows)
@@ -160,20 +160,22 @@ class _Stack:
     def _head(self, number: int, x: Tensor, y: Tensor, mask: Tensor, rows: Tensor) -> None:
         """Do one step of the first clients, in place."""
         head = slice(len(x))
-        self._advance(self.state.part(head), self.extra.part(head), _Step(number, x, y, mask, rows))
+        self._advance(self.state.part(head), self.prepared.part(head), _Step(number, x, y, mask, rows))
 
-    def _advance(self, state: State, extra: Extra, step: _Step) -> None:
+    def _advance(self, state: StackedState, prepared: StackedPrepared, step: _Step) -> None:
         """Do one step in place on `state`, which holds exactly the clients of `step`."""
         params = state.params(self.visits[0].params)
-        losses, slopes, fresh = self._slopes(params, state.buffers, extra, step)
+        losses, slopes, fresh = self._slopes(params, state.buffers, prepared, step)
         gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
-        term = vmap(self._term, (0, extra.dims))(state.flat, extra.leaves) if self._has_term else None
+        term = vmap(self._term, (0, prepared.dims))(state.flat, prepared.leaves) if self._has_term else None
         sgd_step(state.flat, gradient, state.momentum, state.lr, self.settings, term)
         for name, buffer in state.buffers.items():
             buffer.copy_(fresh[name])
         state.total.add_(losses * step.mask.sum(1))
 
-    def _slopes(self, params: Tensors, buffers: Tensors, extra: Extra, step: _Step) -> tuple[Tensor, Tensors, Tensors]:
+    def _slopes(
+        self, params: Tensors, buffers: Tensors, prepared: StackedPrepared, step: _Step
+    ) -> tuple[Tensor, Tensors, Tensors]:
         """Return losses (k,), gradients by name (k, ...) and the new buffers."""
 
         def loss(
@@ -187,14 +189,14 @@ class _Stack:
         ) -> tuple[Tensor, Tensors]:
             changed = {name: buffer.clone() for name, buffer in b.items()}
             batch = Batch(x, y, mask if self._padded else None, rows, step.number)
-            return self.objective.loss(self.net, p, changed, batch, self.extra.tree(leaves)), changed
+            return self.objective.loss(self.net, p, changed, batch, self.prepared.tree(leaves)), changed
 
-        mapped = vmap(grad_and_value(loss, has_aux=True), (0, 0, 0, 0, 0, 0, extra.dims))
-        slopes, (losses, fresh) = mapped(params, buffers, step.x, step.y, step.mask, step.rows, extra.leaves)
+        mapped = vmap(grad_and_value(loss, has_aux=True), (0, 0, 0, 0, 0, 0, prepared.dims))
+        slopes, (losses, fresh) = mapped(params, buffers, step.x, step.y, step.mask, step.rows, prepared.leaves)
         return losses, slopes, fresh
 
     def _term(self, flat: Tensor, leaves: list[Any]) -> Tensor:
-        term = self.objective.gradient(flat, self.extra.tree(leaves))
+        term = self.objective.gradient(flat, self.prepared.tree(leaves))
         return term if term is not None else torch.zeros_like(flat)
 
     def _trained(self, i: int, steps: int) -> Trained:

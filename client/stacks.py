@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from client.net import ModuleNet
-from strategies.objective import Batch, Extras, Objective, Tensors, Visit, flatten
+from strategies.objective import Batch, Objective, Prepared, Tensors, Visit, flatten
 
 #: What the stacks may take where nothing is set: on a GPU this share of its free memory, on the CPU these bytes.
 GPU_SHARE = 0.8
@@ -29,12 +29,12 @@ class Work:
     """One client's part in a batched round: its visit, what ``prepare`` returned, and its dropout states."""
 
     visit: Visit
-    extras: Extras
+    prepared: Prepared
     dropout: Tensors
 
 
 @dataclass
-class State:
+class StackedState:
     """What training changes, and the learning rates.
 
     Attributes
@@ -56,7 +56,7 @@ class State:
     buffers: Tensors
 
     @classmethod
-    def of(cls, works: Sequence[Work]) -> State:
+    def of(cls, works: Sequence[Work]) -> StackedState:
         """Stack what `works` start from."""
         visits = [work.visit for work in works]
         flat = torch.stack([flatten(visit.params) for visit in visits])
@@ -78,12 +78,12 @@ class State:
             start += parameter.numel()
         return views
 
-    def part(self, who: slice | Tensor) -> State:
+    def part(self, who: slice | Tensor) -> StackedState:
         """Return some of the clients: views for a slice, copies for an index."""
         buffers = {name: buffer[who] for name, buffer in self.buffers.items()}
-        return State(self.flat[who], self.momentum[who], self.total[who], self.lr[who], buffers)
+        return StackedState(self.flat[who], self.momentum[who], self.total[who], self.lr[who], buffers)
 
-    def put(self, at: Tensor, part: State) -> None:
+    def put(self, at: Tensor, part: StackedState) -> None:
         """Write clients back."""
         for whole, piece in zip(self.tensors(), part.tensors()):
             whole[at] = piece
@@ -94,20 +94,20 @@ class State:
 
 
 @dataclass
-class Extra:
-    """The extras of all clients: tensors (K, ...) where ``dims`` is 0, else what all clients have alike."""
+class StackedPrepared:
+    """What all clients' objectives prepared: tensors (K, ...) where ``dims`` is 0, else what all clients have alike."""
 
     leaves: list[Any]
     dims: list[int | None]
     spec: TreeSpec
 
     @classmethod
-    def of(cls, extras: Sequence[Extras]) -> Extra:
-        """Stack the extras of clients that :func:`alike` put together.
+    def of(cls, prepared: Sequence[Prepared]) -> StackedPrepared:
+        """Stack what was prepared for clients that :func:`alike` put together.
 
         Tensors whose first axes differ (one entry per example of a client) are padded with zeros at the end.
         """
-        flat = [tree_flatten(each)[0] for each in extras]
+        flat = [tree_flatten(each)[0] for each in prepared]
         leaves: list[Any] = []
         for column in zip(*flat):
             if isinstance(column[0], Tensor):
@@ -115,16 +115,16 @@ class Extra:
             else:
                 leaves.append(column[0])
         dims: list[int | None] = [0 if isinstance(leaf, Tensor) else None for leaf in leaves]
-        return cls(leaves, dims, tree_flatten(extras[0])[1])
+        return cls(leaves, dims, tree_flatten(prepared[0])[1])
 
-    def part(self, who: slice | Tensor) -> Extra:
-        """Return the extras of some of the clients."""
+    def part(self, who: slice | Tensor) -> StackedPrepared:
+        """Return what was prepared for some of the clients."""
         chosen = [leaf if dim is None else leaf[who] for leaf, dim in zip(self.leaves, self.dims)]
-        return Extra(chosen, self.dims, self.spec)
+        return StackedPrepared(chosen, self.dims, self.spec)
 
-    def tree(self, leaves: list[Any]) -> Extras:
-        """Return one client's extras as its objective made them."""
-        tree: Extras = tree_unflatten(leaves, self.spec)
+    def tree(self, leaves: list[Any]) -> Prepared:
+        """Return what was prepared for one client, as its objective made it."""
+        tree: Prepared = tree_unflatten(leaves, self.spec)
         return tree
 
 
@@ -137,10 +137,10 @@ def _padded(column: Sequence[Tensor]) -> list[Tensor]:
 
 
 def alike(works: Sequence[Work]) -> list[list[int]]:
-    """Return indices of clients whose extras can be stacked: same structure, same constants, shapes that fit."""
+    """Return indices of clients whose prepared values can be stacked: same structure and constants, shapes that fit."""
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, work in enumerate(works):
-        leaves, spec = tree_flatten(work.extras)
+        leaves, spec = tree_flatten(work.prepared)
         kinds = tuple((x.dim(), x.shape[1:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves)
         groups[str(spec), kinds].append(i)
     return list(groups.values())
@@ -163,9 +163,9 @@ def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory
     params = {name: p.detach().requires_grad_() for name, p in visit.params.items()}
     buffers = {name: b.clone() for name, b in {**visit.buffers, **work.dropout}.items()}
     with saved_tensors_hooks(count, lambda tensor: tensor):
-        objective.loss(net, params, buffers, Batch(x, y), work.extras)
+        objective.loss(net, params, buffers, Batch(x, y), work.prepared)
     model = sum(p.nbytes for p in params.values())
-    own = sum(t.nbytes for t in (*tree_leaves(work.extras), visit.x, visit.x) if isinstance(t, Tensor))
+    own = sum(t.nbytes for t in (*tree_leaves(work.prepared), visit.x, visit.x) if isinstance(t, Tensor))
     each = sum(kept.values()) * rows * SLACK + model * VECTORS + own
     return max(1, int(_budget(memory, visit.x.device) // max(each, 1)))
 

@@ -9,14 +9,19 @@ from torch import Tensor
 
 from client.net import ModuleNet
 from conf.schema import Train
-from strategies.objective import Batch, Extras, Objective, Trained, Visit
+from strategies.objective import Batch, Objective, Prepared, Trained, Visit
 from tasks.randomness import stream, torch_stream
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def train(
-    net: ModuleNet, objective: Objective, visit: Visit, extras: Extras, settings: Train, augment: Augment | None = None
+    net: ModuleNet,
+    objective: Objective,
+    visit: Visit,
+    prepared: Prepared,
+    settings: Train,
+    augment: Augment | None = None,
 ) -> Trained:
     """Train the model that is loaded in `net` on the client's data and return what came of it.
 
@@ -33,7 +38,7 @@ def train(
         The method's client half.
     visit : Visit
         The client's data, settings and identity.
-    extras : Extras
+    prepared : Prepared
         What ``objective.prepare(visit)`` returned.
     settings : Train
         Epochs, batch size, momentum, weight decay; the learning rate is ``visit.lr``.
@@ -53,10 +58,10 @@ def train(
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
         inputs = net.arrange(augment(x, generator)) if augment and generator else x
         net.gradient.zero_()
-        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), extras)
+        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), prepared)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            term = objective.gradient(net.flat, extras) if adds_term else None
+            term = objective.gradient(net.flat, prepared) if adds_term else None
             step(net.flat, net.gradient, momentum, visit.lr, settings, term)
             total += loss.detach() * len(y)
         steps += 1

@@ -15,7 +15,7 @@ from client.state import StateStore
 from conf.schema import Train
 from strategies.arrays import Arrays
 from strategies.compression import apart
-from strategies.objective import Extras, Tensors, Visit
+from strategies.objective import Prepared, Tensors, Visit
 from strategies.protocol import EXTRA, SCALES
 from strategies.wire import views
 from tasks.models.dropout import seed_dropout
@@ -35,7 +35,7 @@ class Arrived:
         Of the message.
     visit : Visit
         What the objective sees of it.
-    prepared : Extras
+    prepared : Prepared
         What ``objective.prepare(visit)`` returned.
     dropout : Tensors
         The state of every dropout layer at the start, by buffer name.
@@ -51,7 +51,7 @@ class Arrived:
 
     content: RecordDict
     visit: Visit
-    prepared: Extras
+    prepared: Prepared
     dropout: Tensors
     settings: Train
     received: Arrays

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, SerializeAsAny
 from conf.compose import compose, environment, split
 from strategies.compression import Compression
 from strategies.defence import Defence
+from strategies.federation import Meeting
 from tasks.errors import ConfigError
 from tasks.settings import Settings, find, parse
 
@@ -54,21 +55,7 @@ class Train(Settings):
         return max(self.lr * self.lr_decay ** (number - 1), self.lr_min)
 
 
-class Meeting(Settings):
-    """How long the server waits, for how many clients, and what it does about those that fail or are slow."""
-
-    min_clients: int | None = Field(None, ge=1)
-    wait_s: float = Field(120, gt=0)
-    deadline_s: float = Field(3600, gt=0)
-    min_replies: int = Field(1, ge=1)
-    enough_replies: int | None = Field(None, ge=1)
-    reassign: int = Field(0, ge=0)
-    hedge: int = Field(0, ge=0)
-    resend_s: float | None = Field(None, gt=0)
-    packed: Literal["auto"] | bool = "auto"
-
-
-class Checkpoints(Settings):
+class CheckpointSettings(Settings):
     """Which rounds stay on disk, and whether accepted replies do before the round is over (:mod:`server.replies`)."""
 
     every: int = Field(1, ge=1)
@@ -77,7 +64,7 @@ class Checkpoints(Settings):
     log: Literal["auto"] | bool = "auto"
 
 
-class Snapshots(Settings):
+class SnapshotSettings(Settings):
     """Rounds whose uploads and global model are kept for the analyses."""
 
     rounds: tuple[Annotated[int, Field(ge=1)], ...] = ()
@@ -132,8 +119,8 @@ class RunConfig(Settings):
     resume: str | None
     train: Train
     federation: Meeting
-    checkpoint: Checkpoints
-    snapshots: Snapshots = Snapshots()
+    checkpoint: CheckpointSettings
+    snapshots: SnapshotSettings = SnapshotSettings()
     defence: Defence = Defence()
     compression: Compression = Compression()
     privacy: Privacy = Privacy()
@@ -289,12 +276,12 @@ def remarks(config: RunConfig) -> list[str]:
 
 __all__ = [
     "Attack",
-    "Checkpoints",
+    "CheckpointSettings",
     "Logger",
     "Meeting",
     "Privacy",
     "RunConfig",
-    "Snapshots",
+    "SnapshotSettings",
     "Train",
     "check",
     "load",

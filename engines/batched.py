@@ -11,9 +11,11 @@ from flwr.common.logger import log
 from pydantic import Field
 
 from engines.grid import CLIENT_APP_RAISED, LocalGrid, serve
-from engines.job import Job, Together
+from engines.job import Capabilities, Job, Together
 from tasks.errors import FederationError
 from tasks.settings import Settings
+
+CAPABILITIES = Capabilities()
 
 
 class Params(Settings):

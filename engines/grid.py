@@ -40,7 +40,8 @@ class LocalGrid(Grid):
     else; a test pins the Flower version for which this holds.
     """
 
-    #: Whether :meth:`pull_messages` itself waits for work to be done, so that nobody need wait between two calls.
+    #: Whether :meth:`pull_messages` itself waits for work to be done, so that nobody need wait between two calls. With
+    #: ``partitions`` it is what strategies read of a grid of this machine (their ``LocalClients``).
     blocking = True
 
     def __init__(self, client_app: ClientApp, clients: int, run_config: Mapping[str, str]) -> None:

@@ -1,15 +1,22 @@
-"""What every engine is handed: the two apps and how the run is described. Engines know nothing else of fedcross."""
+"""What every engine is handed (the two apps, how the run is described), and what every engine declares.
+
+Engines know nothing else of fedcross. What their grids declare is :class:`strategies.roster.LocalClients`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+
+from tasks.errors import ConfigError
+from tasks.settings import Settings
 
 Together = Callable[[list[Message], list[Context], int | None, bool], list[Message]]
 
@@ -49,3 +56,46 @@ class Job:
     output: Path
     warm: Callable[[], tuple[bool, Sequence[int]]] | None = None
     together: Together | None = None
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the server must know of an engine beside its grid.
+
+    Attributes
+    ----------
+    simulates : bool
+        Whether its clients are part of this machine although the server gets one of Flower's own grids, which do not
+        say so. A grid of ours says it itself.
+    own_folders : bool
+        Whether the machines of its federation read their data from folders of their own: this machine's are not
+        theirs, so they are not in the configuration that travels.
+    """
+
+    simulates: bool = False
+    own_folders: bool = False
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A module of ``engines`` that configuration can choose."""
+
+    Params: type[Settings]
+    CAPABILITIES: Capabilities
+
+    def run(self, job: Job) -> None:
+        """Carry `job` out and return at its end."""
+        ...
+
+
+def engine_of(module: ModuleType) -> Engine:
+    """Return `module` as an engine.
+
+    Raises
+    ------
+    ConfigError
+        If it does not declare all that an engine declares.
+    """
+    if not isinstance(module, Engine):
+        raise ConfigError(f"{module.__name__}: not an engine. It must define Params, CAPABILITIES and run(job).")
+    return module

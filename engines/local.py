@@ -12,8 +12,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from engines.grid import LocalGrid, serve
-from engines.job import Job
+from engines.job import Capabilities, Job
 from tasks.settings import Settings
+
+CAPABILITIES = Capabilities()
 
 
 class Params(Settings):

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from engines import bundle, flower
+from engines.job import Capabilities
 from engines.processes import Family, terminated_by_signal
 from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from engines.job import Job
 
+CAPABILITIES = Capabilities(simulates=True)
 #: Beginnings of the names of variables that clients read.
 OURS = ("FEDCROSS_", "OMP_NUM_THREADS")
 

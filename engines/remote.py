@@ -19,6 +19,7 @@ from urllib.error import URLError
 from pydantic import Field
 
 from engines import bundle, flower
+from engines.job import Capabilities
 from engines.processes import Family, terminated_by_signal
 from tasks.errors import FederationError, StorageError
 from tasks.settings import Settings
@@ -26,8 +27,7 @@ from tasks.settings import Settings
 if TYPE_CHECKING:
     from engines.job import Job
 
-#: The folders of this machine say nothing about those of others.
-OWN_FOLDERS = True
+CAPABILITIES = Capabilities(own_folders=True)
 _ADDRESS = r"^(\[[0-9A-Fa-f:]+\]|[^:\[\]/\s]+):\d{1,5}$"
 
 

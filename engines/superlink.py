@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from deploy.certificates import KeyPair, make_authority, make_node_key, make_server
 from engines import bundle, flower
+from engines.job import Capabilities
 from engines.processes import Family, terminated_by_signal
 from tasks.settings import Settings
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
     from engines.job import Job
+
+CAPABILITIES = Capabilities()
 
 
 class Params(Settings):

@@ -17,6 +17,7 @@ def launch(overrides: list[str], output: Path) -> Path:
     """
     from conf.compose import join, main_folder
     from conf.schema import load, remarks
+    from engines.job import engine_of
 
     config = load(overrides)
     for remark in remarks(config):
@@ -25,8 +26,8 @@ def launch(overrides: list[str], output: Path) -> Path:
     settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
     record(folder, settled)
     settled.append(f"output={quote(str(folder))}")
-    engine = config.module("engine")
-    if not getattr(engine, "OWN_FOLDERS", False):  # else every machine of the federation has its own
+    engine = engine_of(config.module("engine"))
+    if not engine.CAPABILITIES.own_folders:  # else every machine of the federation has its own
         settled.append(f"data_root={quote(str(Path(config.data_root).resolve()))}")
     if config.resume is not None:
         settled.append(f"resume={quote(str(folder))}")

@@ -27,13 +27,12 @@ from safetensors.numpy import load, save
 
 from server.accounting import sync_folder
 from strategies.arrays import Arrays
-from strategies.protocol import Round, Upload
+from strategies.protocol import EXTRA, Round, Upload
 from tasks.errors import StorageError
 
 MAGIC = b"FCL2"
 _HEAD = struct.Struct("<4sQI")
 _MODEL = "model."
-_EXTRA = "extra."
 #: (round, exchange)
 _Place = tuple[int, int]
 
@@ -96,7 +95,7 @@ class Replies:
         }
         arrays = {_MODEL + name: array for name, array in upload.arrays.items()}
         for group, members in upload.extras.items():
-            arrays |= {f"{_EXTRA}{group}/{name}": array for name, array in members.items()}
+            arrays |= {f"{EXTRA}{group}/{name}": array for name, array in members.items()}
         self._append(facts, arrays)
 
     def is_over(self, current: Round) -> bool:
@@ -171,7 +170,7 @@ class Replies:
                 client=facts["client"],
                 slot=facts["slot"],
                 arrays={name: arrays[_MODEL + name] for name in model},
-                extras={g: {name: arrays[f"{_EXTRA}{g}/{name}"] for name in names} for g, names in extras.items()},
+                extras={g: {name: arrays[f"{EXTRA}{g}/{name}"] for name in names} for g, names in extras.items()},
                 num_examples=facts["num_examples"],
                 metrics=facts["metrics"],
                 nbytes=facts["nbytes"],

@@ -17,6 +17,7 @@ from safetensors.numpy import save
 
 from client.workshop import pick_device
 from conf.schema import RunConfig
+from engines.job import engine_of
 from server import accounting
 from server.checkpoint import Checkpoints
 from server.evaluation import Evaluator, across_clients
@@ -28,6 +29,7 @@ from strategies.arrays import Arrays
 from strategies.base import Method
 from strategies.federation import Federation
 from strategies.registry import method_class
+from strategies.roster import LocalClients
 from tasks.errors import ConfigError, StorageError
 from tasks.models import create
 from tasks.scoring import Score
@@ -186,7 +188,7 @@ def logs_replies(config: RunConfig, grid: Grid) -> bool:
 
 def networked(config: RunConfig, grid: Grid) -> bool:
     """Return whether clients are reached over a network, not part of this machine."""
-    return not (hasattr(grid, "partitions") or config.names["engine"] == "ray")
+    return not (isinstance(grid, LocalClients) or engine_of(config.module("engine")).CAPABILITIES.simulates)
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -197,22 +199,14 @@ def fingerprint(config: RunConfig) -> str:
 
 def federation_of(config: RunConfig, run: str, network: bool = False) -> Federation:
     """Return how the method meets its clients under `config`, on a `network` or on this machine."""
-    packed = config.federation.packed
     return Federation(
+        **dict(config.federation),
         seed=config.seed,
         rounds=config.rounds,
         clients_per_round=config.clients_per_round,
-        min_clients=config.federation.min_clients,
-        wait_s=config.federation.wait_s,
-        deadline_s=config.federation.deadline_s,
-        min_replies=config.federation.min_replies,
-        enough_replies=config.federation.enough_replies,
-        reassign=config.federation.reassign,
-        hedge=config.federation.hedge,
-        resend_s=config.federation.resend_s,
         run=run,
         nonce=True,
-        packed=network if packed == "auto" else packed,
+        networked=network,
         defence=config.defence,
         compression=config.compression,
     )

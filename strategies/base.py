@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -19,17 +19,20 @@ from flwr.serverapp.strategy import Result
 from strategies.compression import Compressor
 from strategies.contract import Contract
 from strategies.defence import defend
-from strategies.desk import Desk, Exchange, carry_out
+from strategies.desk import Desk, Exchange
 from strategies.federation import Federation, ReplyLog, RoundReport, State
+from strategies.objective import P
 from strategies.protocol import Payload, Round, Ticket, Upload, request
 from strategies.roster import Roster
 from strategies.wire import Arrays, Spec, encode, spec_of
 from tasks.errors import FederationError, UploadError
 from tasks.randomness import stream
-from tasks.settings import Settings
+
+#: Rounds of Flower's ``Strategy.start`` where nobody says how many.
+FLOWER_ROUNDS = 3
 
 
-class Method(Contract):
+class Method(Contract[P]):
     """Base of all methods.
 
     Parameters
@@ -42,10 +45,10 @@ class Method(Contract):
         Fields of ``Params`` and of :class:`Federation`.
     """
 
-    def __init__(self, params: Settings | None = None, federation: Federation | None = None, **values: Any) -> None:
+    def __init__(self, params: P | None = None, federation: Federation | None = None, **values: Any) -> None:
         own = {name: value for name, value in values.items() if name not in Federation.model_fields}
         meeting = {name: value for name, value in values.items() if name in Federation.model_fields}
-        self.params = params if params is not None else self.Params.model_validate(own)
+        self.params = params if params is not None else cast(P, self.Params.model_validate(own))
         self.federation = federation if federation is not None else Federation.model_validate(meeting)
         self.roster = Roster()
         #: Client -> how many requests went to it, answered or not.
@@ -60,7 +63,9 @@ class Method(Contract):
         #: Slot -> the model its client gets in this exchange: views, kept while defence or compression need it.
         self._sent: dict[int, Arrays] = {}
         self._compressor = Compressor(self.federation.compression, {})
-        self._messages: list[tuple[Message, Ticket]] | None = None
+        #: Between ``configure_train`` and ``aggregate_train``: the exchange that Flower's loop carries out.
+        self._exchange: Exchange | None = None
+        self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
         #: Where accepted replies are kept until the round is in a checkpoint; None for nowhere.
@@ -89,8 +94,15 @@ class Method(Contract):
         """
         self._report = RoundReport(number)
         clients = self._draw(number, grid)
-        for exchange in range(self.exchanges):
-            self._exchange(Round(number, exchange, clients, self.federation.seed), grid, config or {})
+        for index in range(self.exchanges):
+            exchange = self._open(Round(number, index, clients, self.federation.seed), grid, config or {})
+            exchange.carry_out()
+            self._close(exchange)
+        return self._report
+
+    @property
+    def report(self) -> RoundReport:
+        """What the round that is going on, or the last one, has cost and given so far."""
         return self._report
 
     def _draw(self, number: int, grid: Grid) -> tuple[int, ...]:
@@ -105,28 +117,38 @@ class Method(Contract):
             self.log.draw(number, self._available)
         return self.sample(number, self._available)
 
-    def _exchange(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> None:
-        started = time.perf_counter()
+    def _open(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> Exchange:
+        """Return this exchange, with what the log has of it; both drivers of a round begin here."""
+        self._started = time.perf_counter()
         report, log = self._report, self.log
         payloads = self._payloads(current, config)
         desk = self._desk(current)
         for upload in log.accepted(current) if log is not None else ():
             desk.take(upload)
             self.requests[upload.client] += 1
-        over = log is not None and log.is_over(current)
+        over = not payloads or (log is not None and log.is_over(current))
         before = [payload.nbytes for payload in payloads if over or payload.slot in desk.won]
         report.clients += len(before)
         report.bytes_down += sum(before)
-        if payloads and not over:
-            told = carry_out(self._plan(current, grid, payloads, config), payloads, desk)
-            report.clients += told["asked"]
-            report.spares += told["spares"]
-            report.bytes_down += told["bytes"]
-            if log is not None:
-                log.end(current)
-        report.exchanges += bool(payloads)
-        report.seconds_training += time.perf_counter() - started
-        self._finish(current, desk.uploads, len(payloads))
+
+        def ask(payload: Payload, seconds: float) -> tuple[Message, Ticket] | None:
+            return self._request(current, self._addressed(current, payload, config), seconds)
+
+        stalest = self.stalest([payload.slot for payload in payloads])
+        spares = self._spares(current, payloads)
+        return Exchange(current, grid, self.federation, payloads, desk, ask, spares, stalest, over)
+
+    def _close(self, exchange: Exchange) -> None:
+        """Account for `exchange` and aggregate what it brought; both drivers of a round end here."""
+        report, told = self._report, exchange.told
+        report.clients += told["asked"]
+        report.spares += told["spares"]
+        report.bytes_down += told["bytes"]
+        if self.log is not None and not exchange.over:
+            self.log.end(exchange.current)
+        report.exchanges += bool(exchange.payloads)
+        report.seconds_training += time.perf_counter() - self._started
+        self._finish(exchange.current, exchange.desk.uploads, len(exchange.payloads))
 
     def _desk(self, current: Round) -> Desk:
         """Return where the replies of this exchange are judged."""
@@ -144,18 +166,13 @@ class Method(Contract):
         self._report.rejected[error.reason] += 1
         self.on_rejected(client, error)
 
-    def _plan(self, current: Round, grid: Grid, payloads: Sequence[Payload], config: Mapping[str, Any]) -> Exchange:
-        """Return how this exchange is carried out: the rules, and which spare clients there are, in a seeded order."""
-
-        def ask(payload: Payload, seconds: float) -> tuple[Message, Ticket] | None:
-            return self._request(current, self._addressed(current, payload, config), seconds)
-
-        spares: list[int] = []
-        if self.interchangeable and (self.federation.reassign or self.federation.hedge):
-            free = sorted(set(self._available) - {payload.client for payload in payloads})
-            order = stream(self.federation.seed, "spares", current.number, current.exchange).permutation(len(free))
-            spares = [free[i] for i in order]
-        return Exchange(grid, self.federation, ask, spares, self.stalest([payload.slot for payload in payloads]))
+    def _spares(self, current: Round, payloads: Sequence[Payload]) -> list[int]:
+        """Return the clients that may take over a slot of this exchange, in a seeded order."""
+        if not (self.interchangeable and (self.federation.reassign or self.federation.hedge)):
+            return []
+        free = sorted(set(self._available) - {payload.client for payload in payloads})
+        order = stream(self.federation.seed, "spares", current.number, current.exchange).permutation(len(free))
+        return [free[i] for i in order]
 
     def _payloads(self, current: Round, config: Mapping[str, Any]) -> list[Payload]:
         self._round = current
@@ -188,7 +205,7 @@ class Method(Contract):
         self.requests[payload.client] += 1
         node, run = self.roster.node(payload.client), self.federation.run
         model, scales = self._compressor.expected(self.upload_model(payload), self._sent.get(payload.slot, {}))
-        extras, packed = self.upload_extras(payload), self.federation.packed
+        extras, packed = self.upload_extras(payload), self.federation.packs
         return request(payload, current, run, node, model, extras, seconds, scales, packed)
 
     def _visit(self, current: Round) -> int:
@@ -272,60 +289,94 @@ class Method(Contract):
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run `num_rounds` global rounds; Flower's own entry point, so that any ServerApp can use a method.
+        """Run global rounds; Flower's own entry point, so that any ServerApp can use a method.
 
-        Parameters are those of Flower's ``Strategy.start``; `evaluate_config` is not used, the global model is
-        evaluated by `evaluate_fn`.
+        Parameters
+        ----------
+        grid : Grid
+            Where the clients are.
+        initial_arrays : ArrayRecord
+            The initial model.
+        num_rounds : int, optional
+            Global rounds; those that the method was given as ``rounds`` if None, else 3 as in Flower.
+        timeout : float, optional
+            Seconds until an exchange ends without the missing clients; the method's own ``deadline_s`` if None.
+        train_config : ConfigRecord, optional
+            Goes to the clients with every request.
+        evaluate_config : ConfigRecord, optional
+            Not used: clients do not evaluate, `evaluate_fn` does.
+        evaluate_fn : callable, optional
+            ``(round, model) -> metrics``; called with the initial model as round 0 and after every round.
+
+        Returns
+        -------
+        Result
+            As Flower fills it: the last global model, and metrics by round.
         """
-        self.federation = self.federation.model_copy(update={"deadline_s": timeout, "rounds": num_rounds})
+        if num_rounds is None:
+            num_rounds = self.federation.rounds if "rounds" in self.federation.model_fields_set else FLOWER_ROUNDS
+        deadline = self.federation.deadline_s if timeout is None else timeout
+        self.federation = self.federation.model_copy(update={"deadline_s": deadline, "rounds": num_rounds})
         self.begin({name: array.numpy() for name, array in initial_arrays.items()})
-        result = Result()
-        result.arrays = initial_arrays
-        for number in range(1, num_rounds + 1):
-            report = self.run_round(number, grid, dict(train_config or {}))
-            values = {"train-loss": report.train_loss} if report.train_loss is not None else {}
-            result.train_metrics_clientapp[number] = MetricRecord({**values, **report.metrics})
-            result.arrays = encode(self.global_model())
-            if evaluate_fn and (measured := evaluate_fn(number, result.arrays)) is not None:
+        self.summary()
+        result, arrays = Result(), initial_arrays
+        for number in range(num_rounds + 1):
+            if number:
+                self.run_round(number, grid, dict(train_config or {}))
+                result.arrays = arrays = encode(self.global_model())
+                result.train_metrics_clientapp[number] = self._metrics()
+            if evaluate_fn and (measured := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = measured
         return result
+
+    def _metrics(self) -> MetricRecord:
+        """Return the round's metrics as Flower keeps them."""
+        loss = self._report.train_loss
+        return MetricRecord({**({} if loss is None else {"train-loss": loss}), **self._report.metrics})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return this exchange's requests. `server_round` counts exchanges; `arrays` is used in the first call only."""
+        """Open an exchange and return its first requests, for a caller that sends them and collects the replies.
+
+        `server_round` counts exchanges: a method with two per round is called twice for each. `arrays` is used in the
+        first call only; from then on the method's own state decides.
+
+        Notes
+        -----
+        The exchange is the one that :meth:`run_round` carries out, with its log, spares, defence and accounting. What
+        these two hooks leave to their caller: it alone ends the wait, so ``deadline_s`` limits only what
+        :meth:`aggregate_train` itself still asks for, ``enough_replies`` ends nothing early, a failed slot goes to a
+        spare client and a silent client is asked again only when the caller has handed in the rest, and accepted
+        replies reach the log then, not as each arrives. :meth:`start` and :meth:`run_round` have no such limits.
+        """
         if not self.spec:
             self.begin({name: array.numpy() for name, array in arrays.items()})
-        number, exchange = divmod(server_round - 1, self.exchanges)
-        self._report = RoundReport(number + 1)
-        clients = self._draw(number + 1, grid) if exchange == 0 else self._round.clients
-        current = Round(number + 1, exchange, clients, self.federation.seed)
-        asked = [self._request(current, p, self.federation.deadline_s) for p in self._payloads(current, dict(config))]
-        self._messages = [one for one in asked if one is not None]
-        self._report.bytes_down += sum(ticket.down for _, ticket in self._messages)
-        return [message for message, _ in self._messages]
+        number, index = divmod(server_round - 1, self.exchanges)
+        if index == 0:
+            self._report = RoundReport(number + 1)
+            clients = self._draw(number + 1, grid)
+        else:
+            clients = self._round.clients
+        self._exchange = self._open(Round(number + 1, index, clients, self.federation.seed), grid, dict(config))
+        return self._exchange.open()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Validate the replies, aggregate, and return the global model with the round's metrics."""
-        if self._messages is None:
+        """Judge the replies, ask spares for what is lost, aggregate; return the global model and the metrics."""
+        if self._exchange is None:
             raise FederationError(f"aggregate_train({server_round}) without configure_train before it")
-        desk = self._desk(self._round)
-        for message, ticket in self._messages:
-            desk.open(message.metadata.message_id, ticket)
-        asked, self._messages = len(self._messages), None
-        for reply in replies:
-            desk.settle(reply)
-        self._finish(self._round, desk.uploads, asked)
-        values = {"train-loss": self._report.train_loss} if self._report.train_loss is not None else {}
-        return encode(self.global_model()), MetricRecord({**values, **self._report.metrics})
+        exchange, self._exchange = self._exchange, None
+        exchange.hand_in(replies)
+        self._close(exchange)
+        return encode(self.global_model()), self._metrics()
 
     def configure_evaluate(
         self,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from strategies.fedavg import SingleModel
 from strategies.objective import Objective
 from strategies.protocol import Payload, Round
 from strategies.wire import Arrays
+from tasks.settings import Settings
 
 
-class Pooled(Objective):
+class Pooled(Objective[Settings]):
     """Cross-entropy on examples drawn from all clients' data together."""
 
     pooled = True
 
 
-class Centralized(SingleModel):
+class Centralized(SingleModel[Settings]):
     """One model trained on the union of all clients' data, a reference rather than a federated method.
 
     A round is one visit to one client process, which draws the share K / N of all examples afresh without replacement
@@ -34,7 +34,7 @@ class Centralized(SingleModel):
     defended = False
     interchangeable = False
 
-    Objective: ClassVar[type[Objective]] = Pooled
+    Objective = Pooled
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model."""

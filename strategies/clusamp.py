@@ -23,7 +23,23 @@ BLOCK = 1 << 16
 MIB = 1 << 20
 
 
-class CluSamp(SingleModel):
+class CluSampParams(Settings):
+    """How clients are compared, weighted and remembered."""
+
+    distance: Literal["arccos", "L1"] = "arccos"
+    weighting: Literal["uniform", "examples"] = Field("uniform", description="weight of one draw in the mean")
+    memory: Literal["auto", "float32", "float16", "sketch"] = "auto"
+    memory_mb: int = Field(1024, ge=1, description="MiB for the updates of all clients, memory=auto")
+    sketch: int = Field(4096, ge=16, description="numbers per client, memory=sketch")
+
+    @model_validator(mode="after")
+    def _sketch_keeps_angles_only(self) -> CluSampParams:
+        if self.distance == "L1" and self.memory == "sketch":
+            raise ValueError("a sketch does not keep L1 distances. Use distance=arccos or memory=float16")
+        return self
+
+
+class CluSamp(SingleModel[CluSampParams]):
     """Fraboni, Vidal, Kameni and Lorenzi, Clustered Sampling: Low-Variance and Improved Representativity for Clients
     Selection in Federated Learning, ICML 2021, Algorithm 2.
 
@@ -58,22 +74,6 @@ class CluSamp(SingleModel):
     over the draws that arrived. `weighting=examples` weights by n_k once more, as the FedCross lab's code does.
     """
 
-    class Params(Settings):
-        """How clients are compared, weighted and remembered."""
-
-        distance: Literal["arccos", "L1"] = "arccos"
-        weighting: Literal["uniform", "examples"] = Field("uniform", description="weight of one draw in the mean")
-        memory: Literal["auto", "float32", "float16", "sketch"] = "auto"
-        memory_mb: int = Field(1024, ge=1, description="MiB for the updates of all clients, memory=auto")
-        sketch: int = Field(4096, ge=16, description="numbers per client, memory=sketch")
-
-        @model_validator(mode="after")
-        def _sketch_keeps_angles_only(self) -> CluSamp.Params:
-            if self.distance == "L1" and self.memory == "sketch":
-                raise ValueError("a sketch does not keep L1 distances. Use distance=arccos or memory=float16")
-            return self
-
-    params: Params
     #: Who takes part is the method.
     interchangeable = False
 
@@ -170,7 +170,7 @@ class CluSamp(SingleModel):
         self.scales = {client: float(state.arrays["scales"][i]) for i, client in enumerate(seen)}
 
 
-def choose_memory(params: CluSamp.Params, clients: int, width: int) -> str:
+def choose_memory(params: CluSampParams, clients: int, width: int) -> str:
     """Return how the updates of `clients` clients with `width` parameters are kept."""
     if params.memory != "auto":
         return params.memory

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import torch
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from strategies.federation import Federation, State
-from strategies.objective import Objective
+from strategies.objective import Objective, P
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec
 from tasks.randomness import key, stream
 from tasks.settings import Settings
 
 
-class Contract(Strategy):
+class Contract(Strategy, Generic[P]):
     """What a method must define (the abstract ones) and what it may; :class:`strategies.base.Method` does the rest.
 
     Attributes
@@ -37,11 +37,12 @@ class Contract(Strategy):
         Those of them that are trained.
     """
 
-    params: Settings
+    params: P
     federation: Federation
     spec: Spec
     parameter_names: tuple[str, ...]
 
+    #: The class of ``params``: what a method names in brackets (``SingleModel[FedProxParams]``), or an own one.
     Params: ClassVar[type[Settings]] = Settings
     Objective: ClassVar[type[Objective]] = Objective
     #: Settings, by dotted name, that a continued run may have otherwise than before (``method.k``, say).
@@ -52,6 +53,16 @@ class Contract(Strategy):
     interchangeable: ClassVar[bool] = False
     #: Exchanges of messages in one global round.
     exchanges: int = 1
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Take ``Params`` from the brackets behind the base class, unless the method has its own."""
+        super().__init_subclass__(**keywords)
+        if "Params" in cls.__dict__:
+            return
+        for argument in (one for base in cls.__dict__.get("__orig_bases__", ()) for one in get_args(base)):
+            kind = argument.__bound__ if isinstance(argument, TypeVar) else argument
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                cls.Params = kind
 
     @abstractmethod
     def setup(self, arrays: Arrays) -> None:
@@ -109,12 +120,12 @@ class Contract(Strategy):
         return self.spec
 
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: P) -> nn.Module:
         """Return the network that this method trains, given the configured `model` (a head added, say)."""
         return model
 
     @classmethod
-    def network(cls, model: nn.Module, params: Settings, seed: int) -> nn.Module:
+    def network(cls, model: nn.Module, params: P, seed: int) -> nn.Module:
         """Return :meth:`build_model`'s network; the weights that it adds to `model` depend on `seed` and nothing else.
 
         The CPU's global generator is borrowed for them and put back as it was, as in :func:`tasks.models.create`.
@@ -124,7 +135,7 @@ class Contract(Strategy):
             return cls.build_model(model, params)
 
     @classmethod
-    def evaluation_network(cls, network: nn.Module, params: Settings) -> nn.Module:
+    def evaluation_network(cls, network: nn.Module, params: P) -> nn.Module:
         """Return the network that :meth:`evaluation_arrays` belongs to, given the one that is trained.
 
         Only where inference needs more than what travels (FedFusion: the extractor of the round before).

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from strategies import matching
 from strategies.arrays import Arrays
 from strategies.averaging import weighted_mean
 from strategies.fedavg import SingleModel
-from strategies.objective import Extras, Objective, Outcome, Trained, Visit, as_arrays, as_tensors
+from strategies.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays, as_tensors
 from strategies.protocol import Payload, Round, Upload
 from strategies.prototypes import class_means
 from strategies.wire import Spec
@@ -79,10 +80,22 @@ def fuse(overall: Prototypes, local: Prototypes, share: float) -> Prototypes:
     return Prototypes(vectors, present)
 
 
-class CrossObjective(Objective):
+class CrossTrainingParams(Settings):
+    """Exchanges N_e after phase I, the local epochs of each, and whose examples weigh a model in the mean."""
+
+    exchanges: int = Field(1, ge=1, description="N_e, times each model is sent to another client in a round")
+    host_epochs: int | None = Field(None, ge=1, description="local epochs at a host; train.epochs if unset")
+    weight: Literal["home", "host"] = Field("home", description="whose number of examples weighs a model")
+
+
+#: The parameters of one of these methods.
+X = TypeVar("X", bound=CrossTrainingParams, default=CrossTrainingParams)
+
+
+class CrossObjective(Objective[X]):
     """Cross-entropy, and prototypes of the trained model where the server asks for them."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return nothing at home; at a host a mark, and the prototypes that came along.
 
         ``host`` (); ``vectors`` (classes, embedding) and ``present`` (classes,) if the server sent them.
@@ -92,7 +105,7 @@ class CrossObjective(Objective):
         group = as_tensors(dict(visit.extras.get(GROUP, {})), visit.x)
         return {"host": torch.ones((), device=visit.x.device), **group}
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return the trained model's mean embedding of each class, on the client's own data without augmentation."""
         if not visit.config.get(GROUP, False):
             return Outcome()
@@ -100,7 +113,7 @@ class CrossObjective(Objective):
         return Outcome({GROUP: as_arrays({"vectors": means, "present": present})})
 
 
-class CrossTraining(SingleModel):
+class CrossTraining(SingleModel[X]):
     """Base of methods that route models between clients; on its own a random route without anything else.
 
     State: the global model, between rounds; within a round the travelling models. Wire per participant: N_e + 1 models
@@ -112,14 +125,6 @@ class CrossTraining(SingleModel):
     than two models there is nothing to exchange; with two they swap.
     """
 
-    class Params(Settings):
-        """Exchanges N_e after phase I, the local epochs of each, and whose examples weigh a model in the mean."""
-
-        exchanges: int = Field(1, ge=1, description="N_e, times each model is sent to another client in a round")
-        host_epochs: int | None = Field(None, ge=1, description="local epochs at a host; train.epochs if unset")
-        weight: Literal["home", "host"] = Field("home", description="whose number of examples weighs a model")
-
-    params: Params
     Objective = CrossObjective
     #: A model's home and hosts are part of the method.
     interchangeable = False

@@ -11,15 +11,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from flwr.app import Message
+from flwr.app import Message, Metadata
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from strategies.guard import check
-from strategies.protocol import Payload, Ticket, Upload
+from strategies.protocol import Payload, Round, Ticket, Upload
+from strategies.roster import is_blocking, poll
 from tasks.errors import UploadError
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ SUPERLINK_NODE_ID = 1
 FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
 #: Flower's codes for a request or a reply that it cannot give out, because its sender did not finish uploading it, say.
 LOST_ON_THE_WAY = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
-#: Seconds between two questions for replies, at first and at most.
-PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
 
 
 class Desk:
@@ -100,6 +99,10 @@ class Desk:
         self._on_accepted(upload)
         return None
 
+    def give_up(self, message_id: str) -> int | None:
+        """Wait no longer for the reply to `message_id`; return its slot if nobody is working on it any more."""
+        return self._orphan(self.waiting.pop(message_id))
+
     def take(self, upload: Upload) -> None:
         """Let `upload` win its slot: nothing else is waited for there."""
         self.won[upload.slot] = upload
@@ -115,16 +118,39 @@ class Desk:
         return [self.won[slot] for slot in sorted(self.won)]
 
 
-@dataclass
-class Exchange:
-    """What :func:`carry_out` needs to know about one exchange.
+class _Request(NamedTuple):
+    """A request that has been made: for what, how its reply is judged, when.
 
-    Attributes
+    Its message id is in `metadata` once it is sent. The message itself is not kept: it holds a model.
+    """
+
+    payload: Payload
+    metadata: Metadata
+    ticket: Ticket
+    made: float
+
+
+class Exchange:
+    """One exchange, opened, collected and closed in the same way whoever sends its messages.
+
+    :meth:`carry_out` sends and collects by itself. Flower's own loop does it in between instead: it sends what
+    :meth:`open` returned, waits as long as it likes, and :meth:`hand_in` goes on with what it has collected.
+
+    An exchange is over when every slot is won or lost, ``deadline_s`` have passed since it was opened, or
+    ``enough_replies`` are there. Nothing waits for ever, as long as the grid itself answers.
+
+    Parameters
     ----------
+    current : Round
+        Which exchange of which round this is.
     grid : Grid
         Where the clients are.
     rules : Federation
         When it is over, and how many spares may be asked.
+    payloads : sequence of Payload
+        What is handed out, one payload per slot.
+    desk : Desk
+        Judges the replies; slots that it has already are not asked for.
     ask : callable
         Returns the message for a payload that may take so many seconds, and its ticket; None if the payload's client is
         not connected.
@@ -132,89 +158,151 @@ class Exchange:
         Clients that may take over a slot, the first one first; emptied as they are asked.
     stalest : sequence of int
         All slots, those that waited longest for training first.
+    over : bool
+        Whether it had ended before: then nobody is asked any more.
+
+    Attributes
+    ----------
+    told : Counter
+        ``asked``: requests sent; ``spares``: spare clients turned to; ``bytes``: array bytes sent.
     """
 
-    grid: Grid
-    rules: Federation
-    ask: Callable[[Payload, float], tuple[Message, Ticket] | None]
-    spares: list[int]
-    stalest: Sequence[int]
+    def __init__(
+        self,
+        current: Round,
+        grid: Grid,
+        rules: Federation,
+        payloads: Sequence[Payload],
+        desk: Desk,
+        ask: Callable[[Payload, float], tuple[Message, Ticket] | None],
+        spares: list[int],
+        stalest: Sequence[int],
+        over: bool = False,
+    ) -> None:
+        self.current, self.rules, self.payloads, self.desk = current, rules, payloads, desk
+        self.spares, self.over = spares, over
+        self.told: Counter[str] = Counter()
+        self._grid, self._ask, self._stalest = grid, ask, stalest
+        self._by_slot = {payload.slot: payload for payload in payloads}
+        self._reassigned: Counter[int] = Counter()
+        self._repeatable: dict[str, _Request] = {}
+        self._first: list[_Request] = []
+        self._deadline = time.monotonic() + rules.deadline_s
+        desk.single = is_blocking(grid)
 
+    def carry_out(self) -> None:
+        """Send what the desk has not got yet, and return when the exchange is over."""
+        self._sent(self._push(self.open()))
+        self._collect()
 
-def carry_out(exchange: Exchange, payloads: Sequence[Payload], desk: Desk) -> Counter[str]:
-    """Send what `desk` has not got yet, and return when the exchange is over.
+    def open(self) -> list[Message]:
+        """Return the first requests: each slot's, those of hedged slots, and spares' for clients that are gone."""
+        if self.over:
+            return []
+        missing = [payload for payload in self.payloads if payload.slot not in self.desk.won]
+        stale = [slot for slot in self._stalest if slot not in self.desk.won][: self.rules.hedge]
+        twice = list(zip(stale, self.spares))
+        del self.spares[: len(twice)]
+        self.told["spares"] += len(twice)
+        hedges = [replace(self._by_slot[slot], client=client) for slot, client in twice]
+        made = self._make([*missing, *hedges])
+        asked = {request.payload.slot for request, _ in made}
+        for slot in [payload.slot for payload in missing if payload.slot not in asked]:
+            instead: list[tuple[_Request, Message]] = []
+            while not instead and (payload := self._next_spare(slot)) is not None:
+                instead = self._make([payload])
+            made += instead
+        self._first = [request for request, _ in made]
+        return [message for _, message in made]
 
-    It is over when every slot is won or lost, ``deadline_s`` have passed, or ``enough_replies`` are there. Nothing
-    waits for ever, as long as the grid itself answers.
+    def hand_in(self, replies: Iterable[Message]) -> None:
+        """Go on with `replies`, all that somebody else has collected for the messages of :meth:`open`.
 
-    Returns
-    -------
-    Counter
-        ``asked``: requests sent; ``spares``: those of them that went to spare clients; ``bytes``: array bytes sent.
-    """
-    rules, grid = exchange.rules, exchange.grid
-    deadline = time.monotonic() + rules.deadline_s
-    told: Counter[str] = Counter()
-    by_slot = {payload.slot: payload for payload in payloads}
-    reassigned: Counter[int] = Counter()
-    repeatable: dict[str, tuple[Payload, float]] = {}  # message id -> what was asked and when
+        Who has not answered them is not waited for any longer. What is lost goes to spare clients, and is asked for
+        once more, as in :meth:`carry_out`, in what is left of the deadline.
+        """
+        handed_out = [request.metadata.message_id for request in self._first]
+        self._sent(handed_out)
+        self._settle(replies)
+        self._repeat_overdue()
+        silent = [message_id for message_id in handed_out if message_id in self.desk.waiting]
+        self._replace([slot for one in silent if (slot := self.desk.give_up(one)) is not None])
+        self._collect()
 
-    def send(batch: Iterable[Payload], *, again: bool = False) -> list[int]:
-        """Send `batch`; return the slots that nobody works on because their request could not be sent."""
-        batch = list(batch)
-        made = [exchange.ask(payload, max(deadline - time.monotonic(), 1.0)) for payload in batch]
-        messages = [one[0] for one in made if one is not None]
-        ids = iter(list(grid.push_messages(messages)) if messages else [])
-        for payload, one in zip(batch, made):
-            message_id = next(ids, None) if one is not None else None
-            if one is not None and message_id:
-                desk.open(message_id, one[1])
-                told.update({"asked": 1, "bytes": payload.nbytes})
-                if rules.resend_s is not None and not again:
-                    repeatable[message_id] = payload, time.monotonic()
-        return [payload.slot for payload in batch if payload.slot not in desk.waiting.values()]
+    def _sent(self, message_ids: Iterable[str]) -> None:
+        """Expect replies to the messages of :meth:`open`, sent under these ids; empty ones could not be sent."""
+        self._register(self._first, message_ids)
+        self._first = []
+        working = {*self.desk.waiting.values(), *self.desk.won}
+        if not self.over:
+            self._replace([payload.slot for payload in self.payloads if payload.slot not in working])
 
-    def replace_lost(slots: Iterable[int]) -> None:
+    def _collect(self) -> None:
+        enough = min(self.rules.enough_replies or len(self.payloads), len(self.payloads))
+        desk = self.desk
+        for replies in poll(self._grid, lambda: desk.waiting if len(desk.won) < enough else (), self._deadline):
+            self._settle(replies)
+            self._repeat_overdue()
+
+    def _settle(self, replies: Iterable[Message]) -> None:
+        lost = [(reply, slot) for reply in replies if (slot := self.desk.settle(reply)) is not None]
+        self._replace([slot for reply, slot in lost if not self._repeat_lost(reply)])
+
+    def _make(self, batch: Iterable[Payload]) -> list[tuple[_Request, Message]]:
+        """Return the requests for those of `batch` whose clients are connected, and their messages."""
+        now = time.monotonic()
+        made = [(payload, self._ask(payload, max(self._deadline - now, 1.0))) for payload in batch]
+        return [(_Request(payload, one[0].metadata, one[1], now), one[0]) for payload, one in made if one is not None]
+
+    def _push(self, messages: Sequence[Message]) -> list[str]:
+        return list(self._grid.push_messages(messages)) if messages else []
+
+    def _register(self, requests: Iterable[_Request], message_ids: Iterable[str], *, again: bool = False) -> bool:
+        """Expect replies to `requests`, sent under these ids; return whether one of them was sent."""
+        sent = False
+        for request, message_id in zip(requests, message_ids):
+            if message_id:
+                sent = True
+                self.desk.open(message_id, request.ticket)
+                self.told.update({"asked": 1, "bytes": request.payload.nbytes})
+                if self.rules.resend_s is not None and not again:
+                    self._repeatable[message_id] = request
+        return sent
+
+    def _send(self, payload: Payload, *, again: bool = False) -> bool:
+        """Send one more request; return whether it could be sent."""
+        made = self._make([payload])
+        ids = self._push([message for _, message in made])
+        return self._register([request for request, _ in made], ids, again=again)
+
+    def _next_spare(self, slot: int) -> Payload | None:
+        """Return what the next spare client gets for `slot`, None if none may be asked any more."""
+        if not self.spares or self._reassigned[slot] >= self.rules.reassign or time.monotonic() >= self._deadline:
+            return None
+        self._reassigned[slot] += 1
+        self.told["spares"] += 1
+        return replace(self._by_slot[slot], client=self.spares.pop(0))
+
+    def _replace(self, slots: Iterable[int]) -> None:
         """Hand each lost slot to the next spare client that can be asked."""
         for slot in slots:
-            while exchange.spares and reassigned[slot] < rules.reassign and slot not in desk.waiting.values():
-                reassigned[slot] += 1
-                told["spares"] += 1
-                send([replace(by_slot[slot], client=exchange.spares.pop(0))])
+            while slot not in self.desk.waiting.values() and (payload := self._next_spare(slot)) is not None:
+                self._send(payload)
 
-    def repeat_overdue() -> None:
+    def _repeat_overdue(self) -> None:
         """Repeat, once, each request that has had no answer for so long that it or its answer may be lost."""
-        late = time.monotonic() - (rules.resend_s or 0.0)
-        overdue = [message_id for message_id, (_, sent) in repeatable.items() if sent <= late]
-        asked = [(message_id, repeatable.pop(message_id)[0]) for message_id in overdue]
-        send((payload for message_id, payload in asked if message_id in desk.waiting), again=True)
+        now = time.monotonic()
+        if self.rules.resend_s is None or now >= self._deadline:
+            return
+        overdue = [one for one, request in self._repeatable.items() if request.made <= now - self.rules.resend_s]
+        for message_id in overdue:
+            request = self._repeatable.pop(message_id)
+            if message_id in self.desk.waiting:
+                self._send(request.payload, again=True)
 
-    def repeat_lost(reply: Message) -> bool:
+    def _repeat_lost(self, reply: Message) -> bool:
         """Repeat the request, if it may be, that Flower has lost or whose answer it has; return whether it was sent."""
-        repeated = repeatable.pop(reply.metadata.reply_to_message_id, None)
+        repeated = self._repeatable.pop(reply.metadata.reply_to_message_id, None)
         if repeated is None or not reply.has_error() or reply.error.code not in LOST_ON_THE_WAY:
             return False
-        return not send([repeated[0]], again=True)
-
-    # A grid of this machine waits by itself, and each of its clients answers once.
-    pause, desk.single = PAUSE_S, getattr(grid, "blocking", False)
-    lost = send(payload for payload in payloads if payload.slot not in desk.won)
-    stale = [slot for slot in exchange.stalest if slot not in desk.won][: rules.hedge]
-    twice = list(zip(stale, exchange.spares))
-    del exchange.spares[: len(twice)]
-    told["spares"] += len(twice)
-    send(replace(by_slot[slot], client=client) for slot, client in twice)
-    replace_lost(slot for slot in lost if slot not in desk.waiting.values())
-
-    enough = min(rules.enough_replies or len(payloads), len(payloads))
-    while desk.waiting and len(desk.won) < enough:
-        replies = list(grid.pull_messages(set(desk.waiting)))
-        orphans = {reply: slot for reply in replies if (slot := desk.settle(reply)) is not None}
-        replace_lost([slot for reply, slot in orphans.items() if not repeat_lost(reply)])
-        if time.monotonic() >= deadline:
-            break
-        repeat_overdue()
-        pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
-        if desk.waiting and not desk.single:
-            time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
-    return told
+        return self._send(repeated.payload, again=True)

@@ -9,12 +9,13 @@ from pydantic import Field
 from strategies.averaging import weighted_mean
 from strategies.base import Method
 from strategies.federation import State
+from strategies.objective import P
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays
 from tasks.settings import Settings
 
 
-class SingleModel(Method):
+class SingleModel(Method[P]):
     """Base of methods with one global model: everyone gets it, the mean of the uploads replaces it.
 
     Weights and batch-normalisation statistics are averaged alike. A round without uploads changes nothing.
@@ -53,20 +54,19 @@ class SingleModel(Method):
         self.model = {name: state.arrays[f"model.{name}"] for name in self.spec}
 
 
-class FedAvg(SingleModel):
+class FedAvgParams(Settings):
+    """``weighting``: by ``examples`` (n_k, the paper) or ``uniform``."""
+
+    weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
+
+
+class FedAvg(SingleModel[FedAvgParams]):
     """McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 
     ``G <- sum_k n_k w_k / sum_k n_k`` over this round's uploads.
 
     State: the global model; clients keep none. Wire: one model down, one up.
     """
-
-    class Params(Settings):
-        """``weighting``: by ``examples`` (n_k, the paper) or ``uniform``."""
-
-        weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
-
-    params: Params
 
     def weights(self, uploads: list[Upload]) -> list[float]:
         """Return n_k, or 1 for a uniform mean."""

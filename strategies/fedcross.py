@@ -98,7 +98,7 @@ class FedCrossParams(Settings):
         ]
 
 
-class FedCross(Method):
+class FedCross(Method[FedCrossParams]):
     """Hu et al., FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation, ICDE 2024.
 
     ``w_i = alpha v_i + (1 - alpha) v_co(i)`` for every upload v_i at once, co(i) from the selection. All K models start
@@ -121,9 +121,6 @@ class FedCross(Method):
     - Propellers: v1 takes two, the ICDE paper "multiple", neither states weights: P = 2 and alpha, (1 - alpha)/P.
     - ``first_stage`` is the public code's; rounds of all schedules still count from the run's first round.
     """
-
-    Params = FedCrossParams
-    params: FedCrossParams
 
     interchangeable = True
     may_change = frozenset({"clients_per_round", "method.k", "method.diagnostics_every", "method.storage"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,40 +10,70 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.arrays import Arrays
-from strategies.cross_training import BIAS, GROUP, WEIGHT, CrossObjective, CrossTraining, Learner, average, fuse
+from strategies.cross_training import (
+    BIAS,
+    GROUP,
+    WEIGHT,
+    CrossObjective,
+    CrossTraining,
+    CrossTrainingParams,
+    Learner,
+    average,
+    fuse,
+)
 from strategies.matching import MATCHINGS, Costs, consistency
-from strategies.moon import Contrast
-from strategies.objective import Batch, Extras, Net, Outcome, Tensors, Trained, Visit
-from strategies.projection import Projected, project
+from strategies.moon import Contrast, MoonParams
+from strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
+from strategies.projection import project
 from strategies.protocol import Round, Upload
 from strategies.prototypes import away, contrast, partners
-from tasks.settings import Settings
 
 
-class FedctObjective(CrossObjective):
+class FedCTParams(CrossTrainingParams, MoonParams):
+    """FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2.
+
+    MOON's, used with ``base=moon`` only: mu, tau, projection, hidden, width (see :class:`strategies.moon.Moon`).
+    """
+
+    base: Literal["fedavg", "moon"] = "fedavg"
+    broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
+    matching: Literal["assignment", "greedy", "literal"] = "assignment"
+    fusion: float = Field(0.5, ge=0, le=1, description="share of the global view in the fused prototypes")
+    kappa: float = Field(1.0, ge=0, description="weight of APCL")
+    eta: float = Field(0.1, ge=0, description="weight of MFA")
+    temperature: float = Field(0.5, gt=0)
+    hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
+    mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
+
+    def remarks(self) -> list[str]:
+        """Return what is allowed but unusual."""
+        if self.broadcast == "random" and self.matching != "assignment":
+            return [f"method.matching={self.matching}: a random broadcast is not matched, this has no effect."]
+        return []
+
+
+class FedctObjective(CrossObjective[FedCTParams]):
     """At a host ``CE + kappa APCL + eta MFA``; at home the base loss."""
 
-    params: FedCT.Params
-
-    def __init__(self, params: Settings) -> None:
+    def __init__(self, params: FedCTParams) -> None:
         super().__init__(params)
-        self.keeps = cast("FedCT.Params", params).base == "moon"
+        self.keeps = params.base == "moon"
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return what the phase needs: at home MOON's models, if that is the base loss; at a host the prototypes."""
         if visit.exchange == 0 and self.params.base == "moon":
             return Contrast(self.params).prepare(visit)
         return super().prepare(visit)
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return the prototypes; for MOON keep the model trained at home, over visits as a host too."""
-        outcome = super().finish(visit, trained, extras)
+        outcome = super().finish(visit, trained, prepared)
         if self.params.base == "moon":
-            kept = Contrast(self.params).finish(visit, trained, extras).state if visit.exchange == 0 else visit.state
+            kept = Contrast(self.params).finish(visit, trained, prepared).state if visit.exchange == 0 else visit.state
             outcome.state = kept
         return outcome
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the loss.
 
         APCL (Eq. 6-8): ``-log softmax_y(cos(f_hy, u_f) / temperature)``, ``f_hy = f + hard (f - u_f^y)``; 0 for an
@@ -51,22 +81,22 @@ class FedctObjective(CrossObjective):
         ``m CE(H(f_mix), y_a) + (1 - m) CE(H(f_mix), y_b)``, b the partner of a in the batch.
         """
         p = self.params
-        if "global" in extras:
-            return Contrast(p).loss(net, params, buffers, batch, extras)
-        if not extras or p.kappa == p.eta == 0:
-            return super().loss(net, params, buffers, batch, extras)
+        if "global" in prepared:
+            return Contrast(p).loss(net, params, buffers, batch, prepared)
+        if not prepared or p.kappa == p.eta == 0:
+            return super().loss(net, params, buffers, batch, prepared)
         features = net.features(params, buffers, batch.x)
         loss = functional.cross_entropy(net.classify(params, buffers, features), batch.y, reduction="none")
         if p.kappa:
-            loss = loss + p.kappa * self.apcl(features, batch.y, extras)
+            loss = loss + p.kappa * self.apcl(features, batch.y, prepared)
         if p.eta:
             loss = loss + p.eta * self.mixed(net, params, buffers, features, batch)
         return batch.mean(loss)
 
-    def apcl(self, features: Tensor, y: Tensor, extras: Extras) -> Tensor:
+    def apcl(self, features: Tensor, y: Tensor, prepared: Prepared) -> Tensor:
         """Return the contrast of hardened embeddings with the fused prototypes, per example (batch,)."""
-        hardened = away(features, y, extras["vectors"], self.params.hard)
-        return contrast(hardened, y, extras["vectors"], extras["present"], self.params.temperature)
+        hardened = away(features, y, prepared["vectors"], self.params.hard)
+        return contrast(hardened, y, prepared["vectors"], prepared["present"], self.params.temperature)
 
     def mixed(self, net: Net, params: Tensors, buffers: Tensors, features: Tensor, batch: Batch) -> Tensor:
         """Return the cross-entropy of mixed embeddings against both labels, per example (batch,)."""
@@ -76,7 +106,7 @@ class FedctObjective(CrossObjective):
         return share * own + (1 - share) * functional.cross_entropy(scores, batch.y[other], reduction="none")
 
 
-class FedCT(CrossTraining):
+class FedCT(CrossTraining[FedCTParams]):
     """Qi et al., Cross-Training with Multi-View Knowledge Fusion for Heterogeneous Federated Learning, 2024.
 
     Phase I: the base loss at home, then prototypes ``u^k``, the class means of embeddings. Phase II: the server takes
@@ -107,39 +137,13 @@ class FedCT(CrossTraining):
         - The tables' grids are published, the chosen values are not: defaults from within the grids.
     """
 
-    class Params(CrossTraining.Params, Projected):
-        """FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2.
-
-        MOON's, used with ``base=moon`` only: mu, tau, projection, hidden, width (see :class:`strategies.moon.Moon`).
-        """
-
-        base: Literal["fedavg", "moon"] = "fedavg"
-        broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
-        matching: Literal["assignment", "greedy", "literal"] = "assignment"
-        fusion: float = Field(0.5, ge=0, le=1, description="share of the global view in the fused prototypes")
-        kappa: float = Field(1.0, ge=0, description="weight of APCL")
-        eta: float = Field(0.1, ge=0, description="weight of MFA")
-        temperature: float = Field(0.5, gt=0)
-        hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
-        mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
-        mu: float = Field(1.0, ge=0, description="weight of MOON's contrast at home")
-        tau: float = Field(0.5, gt=0, description="temperature of MOON's contrast")
-
-        def remarks(self) -> list[str]:
-            """Return what is allowed but unusual."""
-            if self.broadcast == "random" and self.matching != "assignment":
-                return [f"method.matching={self.matching}: a random broadcast is not matched, this has no effect."]
-            return []
-
-    params: Params
     Objective = FedctObjective
     _met: float | None = None
 
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: FedCTParams) -> nn.Module:
         """Return `model`, with MOON's projection head if that is the base loss."""
-        chosen = cast("FedCT.Params", params)
-        return project(model, chosen) if chosen.base == "moon" else model
+        return project(model, params) if params.base == "moon" else model
 
     @property
     def uses_prototypes(self) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from strategies.fedavg import SingleModel
-from strategies.objective import Batch, Extras, Net, Objective, Tensors
+from strategies.objective import Batch, Net, Objective, Prepared, Tensors
 from tasks.settings import Settings
 
 #: Keeps the standardisation finite where a dimension is constant over the batch.
@@ -36,19 +34,25 @@ def decorrelation(z: Tensor, mask: Tensor | None = None) -> Tensor:
     return others.pow(2).sum() / pairs / n
 
 
-class Decorrelated(Objective):
+class FedDecorrParams(Settings):
+    """``beta``: weight of the penalty, 0 or more; 0 is FedAvg."""
+
+    beta: float = Field(0.1, ge=0)
+
+
+class Decorrelated(Objective[FedDecorrParams]):
     """Cross-entropy + beta times :func:`decorrelation` of the batch's embeddings."""
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         z = net.features(params, buffers, batch.x)
         scores = net.classify(params, buffers, z)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        beta = cast("FedDecorr.Params", self.params).beta
+        beta = self.params.beta
         return loss + beta * decorrelation(z, batch.mask) if beta else loss
 
 
-class FedDecorr(SingleModel):
+class FedDecorr(SingleModel[FedDecorrParams]):
     """Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning.
 
     ICLR 2023.
@@ -63,9 +67,4 @@ class FedDecorr(SingleModel):
     the code's scale. A batch of one example has no correlations: D is 0 there.
     """
 
-    class Params(Settings):
-        """``beta``: weight of the penalty, 0 or more; 0 is FedAvg."""
-
-        beta: float = Field(0.1, ge=0)
-
-    Objective: ClassVar[type[Objective]] = Decorrelated
+    Objective = Decorrelated

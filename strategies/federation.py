@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,29 @@ from strategies.protocol import Round, Upload
 from tasks.settings import Settings
 
 
-class Federation(Settings):
+class Meeting(Settings):
+    """How long the server waits, for how many clients, and what it does about those that fail or are slow.
+
+    The one place of these settings: ``federation`` in a configuration is a ``Meeting``, and every method's
+    :class:`Federation` is one with more fields.
+    """
+
+    min_clients: int | None = Field(
+        None, ge=1, description="clients that must be connected before a round; clients_per_round if unset"
+    )
+    wait_s: float = Field(120.0, gt=0, description="seconds to wait for min_clients")
+    deadline_s: float = Field(3600.0, gt=0, description="seconds until an exchange ends without the missing clients")
+    min_replies: int = Field(1, ge=1, description="with fewer accepted replies an exchange changes nothing")
+    enough_replies: int | None = Field(None, ge=1, description="end an exchange with so many; all of them if unset")
+    reassign: int = Field(0, ge=0, description="times a slot whose client failed goes to a spare client")
+    hedge: int = Field(0, ge=0, description="slots, the stalest ones, that a spare client is asked for too")
+    resend_s: float | None = Field(None, gt=0, description="ask a client once more that was silent for so long")
+    packed: Literal["auto"] | bool = Field(
+        "auto", description="all arrays of a record travel as one; auto: between fedcross programs over a network"
+    )
+
+
+class Federation(Meeting):
     """How a method meets its clients; the same for every method.
 
     `clients_per_round` clients are drawn each round. A round ends after `deadline_s` seconds at the latest
@@ -28,25 +50,22 @@ class Federation(Settings):
     seed: int = Field(0, ge=0)
     rounds: int = Field(1, ge=1, description="planned global rounds")
     clients_per_round: int = Field(10, ge=1)
-    min_clients: int | None = Field(None, ge=1, description="wait for so many; clients_per_round if unset")
-    wait_s: float = Field(120.0, gt=0, description="seconds to wait for min_clients")
-    deadline_s: float = Field(3600.0, gt=0, description="seconds until a round ends without the missing clients")
-    min_replies: int = Field(1, ge=1, description="with fewer accepted replies an exchange changes nothing")
-    enough_replies: int | None = Field(None, ge=1, description="end an exchange with so many; all of them if unset")
-    reassign: int = Field(0, ge=0, description="times a slot whose client failed goes to a spare client")
-    hedge: int = Field(0, ge=0, description="slots, the stalest ones, that a spare client is asked for too")
-    resend_s: float | None = Field(None, gt=0, description="ask a client once more that was silent for so long")
     run: str = Field("", description="identity of the run, bound into every message")
     nonce: bool = Field(False, description="ask for fedcross clients, which send the request's random number back")
-    packed: bool = Field(False, description="all arrays of a record travel as one; needs fedcross clients")
+    networked: bool = Field(False, description="clients are reached over a network, not part of this machine")
     defence: Defence = Defence()
     compression: Compression = Compression()
+
+    @property
+    def packs(self) -> bool:
+        """Whether messages are packed, ``auto`` decided."""
+        return self.nonce and self.networked if self.packed == "auto" else self.packed
 
     @model_validator(mode="after")
     def _clients_can_decode(self) -> Self:
         if not self.compression.exact and not self.nonce:
             raise ValueError("compression needs fedcross clients on the same configuration: set nonce=True")
-        if self.packed and not self.nonce:
+        if self.packs and not self.nonce:
             raise ValueError("packed messages need fedcross clients: set nonce=True")
         return self
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from strategies.cross_training import CrossTraining
+from strategies.cross_training import CrossTraining, CrossTrainingParams
 
 
-class FedExg(CrossTraining):
+class FedExg(CrossTraining[CrossTrainingParams]):
     """Exchange by a random permutation, cross-entropy only; a baseline in FedCT's tables (Qi et al., 2024).
 
     Its own text was not found. Inferred from how FedCT describes and uses it: FedCT without its three modules, that is,

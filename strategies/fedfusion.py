@@ -16,7 +16,18 @@ from strategies.arrays import Arrays
 from strategies.averaging import weighted_mean
 from strategies.fedavg import SingleModel
 from strategies.federation import State
-from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors
+from strategies.objective import (
+    Batch,
+    Net,
+    Objective,
+    Outcome,
+    Prepared,
+    Tensors,
+    Trained,
+    Visit,
+    as_arrays,
+    as_tensors,
+)
 from strategies.protocol import Round, Upload
 from tasks.errors import ConfigError
 from tasks.settings import Settings
@@ -132,7 +143,18 @@ class FusedModel(nn.Module):
         return cast("Tensor", self.classifier(self.features(x, reference)))
 
 
-class Fusion(Objective):
+class FedFusionParams(Settings):
+    """``operator``, server average, inference, momentum and cache; lambda's ``decay`` in [0, 1)."""
+
+    operator: Literal["conv", "multi", "single"] = Field("conv", description="how features are fused")
+    weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
+    decay: float = Field(0.9, ge=0, lt=1, description="what lambda keeps of itself in a round; 0 for no average")
+    inference: Literal["previous", "current"] = Field("previous", description="E_g of the evaluated model")
+    momentum: Literal["reset", "keep"] = Field("reset", description="a client's momentum buffer between visits")
+    cache_mib: float = Field(1024.0, ge=0, description="most memory of one client's global features, MiB; 0: none")
+
+
+class Fusion(Objective[FedFusionParams]):
     """Cross-entropy of ``C(F(E_l(x), E_g(x)))``; E_g is the received extractor, frozen, in evaluation behaviour.
 
     Without augmentation E_g(x) is computed once per visit for all of the client's examples and looked up afterwards.
@@ -140,62 +162,62 @@ class Fusion(Objective):
     359 MiB), only while the client trains. Above ``cache_mib``, or with augmentation, it is computed batch by batch.
     """
 
-    def __init__(self, params: Settings) -> None:
+    def __init__(self, params: FedFusionParams) -> None:
         super().__init__(params)
-        self.keeps = cast("FedFusion.Params", params).momentum == "keep"
+        self.keeps = params.momentum == "keep"
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Freeze the received extractor, compute global features where that is allowed, and take up kept momentum."""
-        params = cast("FedFusion.Params", self.params)
+        params = self.params
         if params.momentum == "keep" and "momentum" in visit.state:
             kept = as_tensors({"momentum": visit.state["momentum"]}, like=visit.x)
             visit.momentum = kept["momentum"]
-        extras: Extras = {
+        prepared: Prepared = {
             "params": {n: p for n, p in visit.params.items() if n.startswith(EXTRACTOR)},
             "buffers": {n: b for n, b in visit.buffers.items() if n.startswith(EXTRACTOR)},
         }
-        if not visit.augmented and cache_bytes(visit, extras) <= params.cache_mib * MIB:
-            extras["cache"] = global_features(visit, extras)
-        return extras
+        if not visit.augmented and cache_bytes(visit, prepared) <= params.cache_mib * MIB:
+            prepared["cache"] = global_features(visit, prepared)
+        return prepared
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the cross-entropy of the fused network."""
-        if "cache" in extras and batch.rows is not None:
-            reference = extras["cache"][batch.rows]
+        if "cache" in prepared and batch.rows is not None:
+            reference = prepared["cache"][batch.rows]
         else:
-            reference = frozen(net, extras, batch.x)
+            reference = frozen(net, prepared, batch.x)
         scores = net.call("", params, buffers, batch.x, reference)
         return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
 
-    def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, extras: Extras) -> Tensor:
+    def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
         """Return the client's scores with the E_g it trained with."""
-        return net.call("", params, buffers, x, frozen(net, extras, x), train=False)
+        return net.call("", params, buffers, x, frozen(net, prepared, x), train=False)
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep the momentum buffer where asked; tell the size of the cache."""
-        cached = extras["cache"].nbytes / MIB if "cache" in extras else 0.0
+        cached = prepared["cache"].nbytes / MIB if "cache" in prepared else 0.0
         state = as_arrays({"momentum": cast("Tensor", trained.momentum)}) if self.keeps else None
         return Outcome(state=state, metrics={"cache-mib": cached})
 
 
-def frozen(net: Net, extras: Extras, x: Tensor) -> Tensor:
+def frozen(net: Net, prepared: Prepared, x: Tensor) -> Tensor:
     """Return E_g(x) of inputs `x`, shape (batch, C, height, width), without gradient."""
-    return net.call(EXTRACTOR.rstrip("."), extras["params"], extras["buffers"], x, train=False)
+    return net.call(EXTRACTOR.rstrip("."), prepared["params"], prepared["buffers"], x, train=False)
 
 
-def cache_bytes(visit: Visit, extras: Extras) -> float:
+def cache_bytes(visit: Visit, prepared: Prepared) -> float:
     """Return the memory that global features of all examples would take."""
-    one = frozen(visit.net, extras, visit.x[:1])
+    one = frozen(visit.net, prepared, visit.x[:1])
     return float(one.nbytes * len(visit.x))
 
 
-def global_features(visit: Visit, extras: Extras) -> Tensor:
+def global_features(visit: Visit, prepared: Prepared) -> Tensor:
     """Return E_g of all of the client's examples, shape (n, C, height, width)."""
-    first = frozen(visit.net, extras, visit.x[:CHUNK])
+    first = frozen(visit.net, prepared, visit.x[:CHUNK])
     features = first.new_empty((len(visit.x), *first.shape[1:]))
     features[: len(first)] = first
     for start in range(CHUNK, len(visit.x), CHUNK):
-        features[start : start + CHUNK] = frozen(visit.net, extras, visit.x[start : start + CHUNK])
+        features[start : start + CHUNK] = frozen(visit.net, prepared, visit.x[start : start + CHUNK])
     return features
 
 
@@ -204,7 +226,7 @@ def smoothed(before: npt.NDArray[np.generic], averaged: npt.NDArray[np.generic],
     return decay * before.astype(np.float64) + (1.0 - decay) * averaged.astype(np.float64)
 
 
-class FedFusion(SingleModel):
+class FedFusion(SingleModel[FedFusionParams]):
     """Yao et al., Towards Faster and Better Federated Learning: A Feature Fusion Approach, ICIP 2019.
 
     A client gets G = (E, F, C), keeps a frozen copy E_g of E, and trains E_l, F and C on
@@ -231,20 +253,8 @@ class FedFusion(SingleModel):
 
     Objective = Fusion
 
-    class Params(Settings):
-        """``operator``, server average, inference, momentum and cache; lambda's ``decay`` in [0, 1)."""
-
-        operator: Literal["conv", "multi", "single"] = Field("conv", description="how features are fused")
-        weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
-        decay: float = Field(0.9, ge=0, lt=1, description="what lambda keeps of itself in a round; 0 for no average")
-        inference: Literal["previous", "current"] = Field("previous", description="E_g of the evaluated model")
-        momentum: Literal["reset", "keep"] = Field("reset", description="a client's momentum buffer between visits")
-        cache_mib: float = Field(1024.0, ge=0, description="most memory of one client's global features, MiB; 0: none")
-
-    params: Params
-
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: FedFusionParams) -> nn.Module:
         """Return `model` with the fusion operator behind its extractor.
 
         Raises
@@ -258,12 +268,12 @@ class FedFusion(SingleModel):
                 "method=fedfusion fuses feature maps after the second convolution block, and this model marks none "
                 "(extractor_channels=0). Choose model=fedfusion_cifar, fedfusion_mnist, lenet5 or cnn_femnist."
             )
-        return FusedModel(model, operator(cast("FedFusion.Params", params).operator, channels))
+        return FusedModel(model, operator(params.operator, channels))
 
     @classmethod
-    def evaluation_network(cls, network: nn.Module, params: Settings) -> nn.Module:
+    def evaluation_network(cls, network: nn.Module, params: FedFusionParams) -> nn.Module:
         """Return a copy of `network` with room for the extractor of the round before."""
-        if cast("FedFusion.Params", params).inference == "current":
+        if params.inference == "current":
             return network
         with_reference = copy.deepcopy(cast("FusedModel", network))
         with_reference.features.reference = copy.deepcopy(with_reference.features.get_submodule("extractor"))

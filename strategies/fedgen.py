@@ -15,7 +15,18 @@ from strategies.draws import categorical, normal, uniform
 from strategies.fedavg import SingleModel
 from strategies.federation import State
 from strategies.generator import TRAINED, create, diversity_loss, generate, one_hot, teacher_loss
-from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors
+from strategies.objective import (
+    Batch,
+    Net,
+    Objective,
+    Outcome,
+    Prepared,
+    Tensors,
+    Trained,
+    Visit,
+    as_arrays,
+    as_tensors,
+)
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec
 from tasks.errors import ConfigError
@@ -30,12 +41,29 @@ ADAM_EPSILON = 1e-8
 NOISE_OWN, LABELS, NOISE_DRAWN = range(3)
 
 
-class Regularised(Objective):
+class FedGenParams(Settings):
+    """Coefficients of the client's terms, sizes and optimiser of the generator."""
+
+    alpha: float = Field(0.2, ge=0, description="weight of the cross-entropy on generated embeddings")
+    beta: float = Field(0.2, ge=0, description="weight of the KL term")
+    decay: float = Field(1.0, gt=0, le=1, description="factor of alpha and beta per round")
+    batch: int = Field(50, ge=1, description="generated embeddings in one client step")
+    noise: int = Field(100, ge=1, description="numbers of noise")
+    noise_law: Literal["normal", "uniform"] = "normal"
+    hidden: int = Field(512, ge=1, description="hidden units of the generator")
+    generator_steps: int = Field(50, ge=1, description="server steps per round")
+    generator_batch: int = Field(50, ge=2, description="embeddings in one server step")
+    generator_lr: float = Field(3e-4, gt=0)
+    generator_lr_decay: float = Field(1.0, gt=0, le=1, description="factor of generator_lr per round")
+    generator_weight_decay: float = Field(1e-2, ge=0, description="L2, added to the gradient")
+    diversity: float = Field(1.0, ge=0, description="weight of the diversity term")
+    fresh_adam: bool = Field(False, description="forget Adam's moments each round")
+
+
+class Regularised(Objective[FedGenParams]):
     """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
 
-    params: FedGen.Params
-
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return the generator, the known labels, both coefficients and the key of the draws."""
         if "generator" not in visit.extras:
             return {}
@@ -55,42 +83,42 @@ class Regularised(Objective):
             "key": torch.tensor(key(visit.seed, "fedgen client", visit.round, visit.client), device=like.device),
         }
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the loss of one batch."""
         scores = net.logits(params, buffers, batch.x)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        if not extras:
+        if not prepared:
             return loss
         if self.params.beta:
-            loss = loss + extras["beta"] * self._divergence(net, params, buffers, batch, scores, extras)
+            loss = loss + prepared["beta"] * self._divergence(net, params, buffers, batch, scores, prepared)
         if self.params.alpha:
-            y = categorical(extras["key"], batch.step, LABELS, self.params.batch, extras["known"])
-            drawn = net.classify(params, buffers, self._embed(y, NOISE_DRAWN, batch.step, extras))
-            loss = loss + extras["alpha"] * functional.cross_entropy(drawn, y)
+            y = categorical(prepared["key"], batch.step, LABELS, self.params.batch, prepared["known"])
+            drawn = net.classify(params, buffers, self._embed(y, NOISE_DRAWN, batch.step, prepared))
+            loss = loss + prepared["alpha"] * functional.cross_entropy(drawn, y)
         return loss
 
     def _divergence(
-        self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, scores: Tensor, extras: Extras
+        self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, scores: Tensor, prepared: Prepared
     ) -> Tensor:
         """Return the mean KL over the batch; examples of unknown labels count as 0."""
-        z = self._embed(batch.y, NOISE_OWN, batch.step, extras)
+        z = self._embed(batch.y, NOISE_OWN, batch.step, prepared)
         target = functional.log_softmax(net.classify(params, buffers, z), 1).detach()
         each = (target.exp() * (target - functional.log_softmax(scores, 1))).sum(1)
-        return batch.mean(each * extras["known"][batch.y])
+        return batch.mean(each * prepared["known"][batch.y])
 
-    def _embed(self, y: Tensor, purpose: int, step: int, extras: Extras) -> Tensor:
+    def _embed(self, y: Tensor, purpose: int, step: int, prepared: Prepared) -> Tensor:
         """Return generated embeddings of labels `y`, shape (len(y), embedding)."""
-        known = extras["known"]
-        noise = draw_noise(self.params, extras["key"], step, purpose, y.shape[0], known.dtype)
-        return generate(extras["generator"], noise, one_hot(y, known.shape[0], noise), train=False)
+        known = prepared["known"]
+        noise = draw_noise(self.params, prepared["key"], step, purpose, y.shape[0], known.dtype)
+        return generate(prepared["generator"], noise, one_hot(y, known.shape[0], noise), train=False)
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Send how many examples of each label there are."""
         counts = torch.bincount(visit.y, minlength=visit.classes).cpu().numpy().astype(np.int64)
         return Outcome(extras={"labels": {"counts": counts}})
 
 
-class FedGen(SingleModel):
+class FedGen(SingleModel[FedGenParams]):
     """Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 
     Generator g: noise and one-hot label -> linear 512 -> batch normalisation -> ReLU -> linear -> embedding z; 100,948
@@ -125,25 +153,6 @@ class FedGen(SingleModel):
     trained on is left out of the KL. The codes' adversarial student term has weight 0 and is left out.
     """
 
-    class Params(Settings):
-        """Coefficients of the client's terms, sizes and optimiser of the generator."""
-
-        alpha: float = Field(0.2, ge=0, description="weight of the cross-entropy on generated embeddings")
-        beta: float = Field(0.2, ge=0, description="weight of the KL term")
-        decay: float = Field(1.0, gt=0, le=1, description="factor of alpha and beta per round")
-        batch: int = Field(50, ge=1, description="generated embeddings in one client step")
-        noise: int = Field(100, ge=1, description="numbers of noise")
-        noise_law: Literal["normal", "uniform"] = "normal"
-        hidden: int = Field(512, ge=1, description="hidden units of the generator")
-        generator_steps: int = Field(50, ge=1, description="server steps per round")
-        generator_batch: int = Field(50, ge=2, description="embeddings in one server step")
-        generator_lr: float = Field(3e-4, gt=0)
-        generator_lr_decay: float = Field(1.0, gt=0, le=1, description="factor of generator_lr per round")
-        generator_weight_decay: float = Field(1e-2, ge=0, description="L2, added to the gradient")
-        diversity: float = Field(1.0, ge=0, description="weight of the diversity term")
-        fresh_adam: bool = Field(False, description="forget Adam's moments each round")
-
-    params: Params
     Objective = Regularised
 
     def setup(self, arrays: Arrays) -> None:
@@ -261,7 +270,7 @@ class FedGen(SingleModel):
         self.adam_steps = int(state.values["adam_steps"])
 
 
-def draw_noise(params: FedGen.Params, visit: Tensor, step: int, purpose: int, rows: int, dtype: torch.dtype) -> Tensor:
+def draw_noise(params: FedGenParams, visit: Tensor, step: int, purpose: int, rows: int, dtype: torch.dtype) -> Tensor:
     """Return the generator's noise (rows, noise)."""
     law = normal if params.noise_law == "normal" else uniform
     return law(visit, step, purpose, (rows, params.noise), dtype)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from strategies.fedavg import SingleModel
-from strategies.objective import Batch, Extras, Net, Objective, Tensors, Visit
+from strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
 from tasks.settings import Settings
 
 
@@ -31,10 +29,17 @@ def not_true(scores: Tensor, teacher: Tensor, others: Tensor, tau: float) -> Ten
     return (target.exp() * (target - student)).sum(1)
 
 
-class NotTrue(Objective):
+class FedNTDParams(Settings):
+    """``beta``: weight of the distillation, 0 or more (0 is FedAvg); ``tau``: its temperature."""
+
+    beta: float = Field(1.0, ge=0)
+    tau: float = Field(1.0, gt=0)
+
+
+class NotTrue(Objective[FedNTDParams]):
     """Cross-entropy + beta tau^2 KL(teacher || student) over the labels that are not the true one."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Keep the received model as the teacher."""
         return {
             "params": visit.params,
@@ -42,19 +47,19 @@ class NotTrue(Objective):
             "others": other_labels(visit.classes, visit.y.device),
         }
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         scores = net.logits(params, buffers, batch.x)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        own = cast("FedNTD.Params", self.params)
+        own = self.params
         if not own.beta:
             return loss
-        teacher = net.logits(extras["params"], extras["buffers"], batch.x, train=False)
-        gap = not_true(scores, teacher, extras["others"][batch.y], own.tau)
+        teacher = net.logits(prepared["params"], prepared["buffers"], batch.x, train=False)
+        gap = not_true(scores, teacher, prepared["others"][batch.y], own.tau)
         return loss + own.beta * own.tau**2 * batch.mean(gap)
 
 
-class FedNTD(SingleModel):
+class FedNTD(SingleModel[FedNTDParams]):
     """Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, NeurIPS 2022.
 
     Client k minimises ``CE + beta tau^2 KL(q_G || q_w)``; q is the softmax with temperature tau over the logits of all
@@ -66,10 +71,4 @@ class FedNTD(SingleModel):
     it is one fixed function during a visit.
     """
 
-    class Params(Settings):
-        """``beta``: weight of the distillation, 0 or more (0 is FedAvg); ``tau``: its temperature."""
-
-        beta: float = Field(1.0, ge=0)
-        tau: float = Field(1.0, gt=0)
-
-    Objective: ClassVar[type[Objective]] = NotTrue
+    Objective = NotTrue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -11,20 +9,23 @@ from torch.nn import functional
 
 from strategies.fedavg import SingleModel
 from strategies.federation import State
-from strategies.objective import Batch, Extras, Net, Objective, Outcome, Tensors, Trained, Visit, as_tensors
+from strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit, as_tensors
 from strategies.projection import Projected, project
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec
-from tasks.settings import Settings
 
 #: Examples at a time when embeddings are summed after training.
 CHUNK = 500
 
 
-class Prototypical(Objective):
+class FedProcParams(Projected):
+    """The projection head; the method has no other parameter, its weights follow from the round."""
+
+
+class Prototypical(Objective[FedProcParams]):
     """``share CE + (1 - share) contrast`` against the global prototypes."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return the prototypes with unit length, (classes, e), and the share of cross-entropy at this round."""
         like = next(iter(visit.params.values()))
         prototypes = as_tensors(visit.extras["prototypes"], like=like)["mean"]
@@ -34,20 +35,20 @@ class Prototypical(Objective):
             "share": torch.tensor(share, dtype=like.dtype, device=like.device),
         }
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         z = net.features(params, buffers, batch.x)
         scores = net.classify(params, buffers, z)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        alike = functional.normalize(z, dim=1) @ extras["prototypes"].T
+        alike = functional.normalize(z, dim=1) @ prepared["prototypes"].T
         contrast = batch.mean(functional.cross_entropy(alike, batch.y, reduction="none"))
-        share: Tensor = extras["share"]
+        share: Tensor = prepared["share"]
         return share * loss + (1 - share) * contrast
 
     @torch.no_grad()
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return the sum of the trained model's embeddings for each class, and how many went into it."""
-        sums = torch.zeros_like(extras["prototypes"])
+        sums = torch.zeros_like(prepared["prototypes"])
         for start in range(0, len(visit.y), CHUNK):
             rows = slice(start, start + CHUNK)
             z = visit.net.features(trained.params, trained.buffers, visit.x[rows], train=False)
@@ -56,7 +57,7 @@ class Prototypical(Objective):
         return Outcome({"prototypes": {"sum": sums.cpu().numpy(), "count": counts.cpu().numpy()}})
 
 
-class FedProc(SingleModel):
+class FedProc(SingleModel[FedProcParams]):
     """Mu et al., FedProc: Prototypical contrastive federated learning on non-IID data, FGCS 2023.
 
     Client k minimises ``(r/R) CE + (1 - r/R) contrast`` in round r = 0, 1, ... of R planned ones, with
@@ -75,15 +76,12 @@ class FedProc(SingleModel):
     examples has no say in the prototypes. A resumed run with other planned rounds follows the new schedule.
     """
 
-    class Params(Projected):
-        """The projection head; the method has no other parameter, its weights follow from the round."""
-
-    Objective: ClassVar[type[Objective]] = Prototypical
+    Objective = Prototypical
 
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: FedProcParams) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, cast(Projected, params))
+        return project(model, params)
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model and start with prototypes of zero; their shape is the classifier's, (classes, e)."""

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
-
 from pydantic import Field
 from torch import Tensor
 
 from strategies.fedavg import SingleModel
-from strategies.objective import Extras, Objective, Visit, flatten
+from strategies.objective import Objective, Prepared, Visit, flatten
 from tasks.settings import Settings
 
 
-class Proximal(Objective):
+class FedProxParams(Settings):
+    """``mu``: weight of the proximal term, 0 or more; 0 is FedAvg."""
+
+    mu: float = Field(0.01, ge=0)
+
+
+class Proximal(Objective[FedProxParams]):
     """Cross-entropy + (mu/2) ||w - G||^2, the second term through its gradient mu (w - G)."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Keep the received parameters, flat (p,)."""
         return {"anchor": flatten(visit.params)}
 
-    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``mu (w - G)``, shape (p,)."""
-        mu = cast("FedProx.Params", self.params).mu
-        return mu * (flat - extras["anchor"]) if mu else None
+        mu = self.params.mu
+        return mu * (flat - prepared["anchor"]) if mu else None
 
 
-class FedProx(SingleModel):
+class FedProx(SingleModel[FedProxParams]):
     """Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
     Client k minimises ``F_k(w) + (mu/2) ||w - G||^2`` over parameters, not over batch-normalisation statistics. The
@@ -37,9 +41,4 @@ class FedProx(SingleModel):
     training loss is the cross-entropy alone, for the term acts through its gradient.
     """
 
-    class Params(Settings):
-        """``mu``: weight of the proximal term, 0 or more; 0 is FedAvg."""
-
-        mu: float = Field(0.01, ge=0)
-
-    Objective: ClassVar[type[Objective]] = Proximal
+    Objective = Proximal

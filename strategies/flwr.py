@@ -18,7 +18,7 @@ from torch import Tensor
 from strategies.averaging import weighted_mean
 from strategies.fedavg import SingleModel
 from strategies.federation import State
-from strategies.objective import Extras, Objective, Visit, flatten
+from strategies.objective import Objective, Prepared, Visit, flatten
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, encode
 from tasks.errors import nearest
@@ -46,10 +46,33 @@ MU = "proximal-mu"  # Flower's own name for it in the configuration that clients
 NODE = 1
 
 
-class Proximal(Objective):
+class FlwrParams(Settings):
+    """Which strategy, and its arguments."""
+
+    name: Literal[
+        "FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian", "FedTrimmedAvg", "Krum",
+        "MultiKrum", "Bulyan",
+    ]  # fmt: skip
+    options: dict[str, int | float] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _flower_takes_them(self) -> FlwrParams:
+        kind = getattr(flower, self.name)
+        known = [name for name in inspect.signature(kind).parameters if name not in OURS]
+        for option in self.options:
+            if option not in known:
+                raise ValueError(f"{self.name} has no option {option!r}. {nearest(option, known)}")
+        try:
+            build(self)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Flower's {self.name} refuses these options: {error}") from error
+        return self
+
+
+class Proximal(Objective[FlwrParams]):
     """Cross-entropy, and ``mu/2 |w - G|^2`` over the parameters if the server says so."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return mu and the received parameters."""
         mu = float(visit.config.get(MU, 0.0))
         if not mu:
@@ -57,12 +80,12 @@ class Proximal(Objective):
         start = flatten(visit.params)
         return {"mu": torch.tensor(mu, dtype=start.dtype, device=start.device), "start": start}
 
-    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``mu (w - G)``."""
-        return extras["mu"] * (flat - extras["start"]) if extras else None
+        return prepared["mu"] * (flat - prepared["start"]) if prepared else None
 
 
-class Flwr(SingleModel):
+class Flwr(SingleModel[FlwrParams]):
     """A strategy of Flower 1.41, chosen by ``method.name``, with its own arguments in ``method.options``.
 
     ``FedAvg``, ``FedProx`` (Li et al. 2020; ``proximal_mu``), ``FedAvgM`` (Hsu et al. 2019; ``server_learning_rate``,
@@ -86,29 +109,6 @@ class Flwr(SingleModel):
     fewer than 4 f + 3 uploads), the model stays and ``flower_skipped`` is 1 in the metrics.
     """
 
-    class Params(Settings):
-        """Which strategy, and its arguments."""
-
-        name: Literal[
-            "FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian", "FedTrimmedAvg", "Krum",
-            "MultiKrum", "Bulyan",
-        ]  # fmt: skip
-        options: dict[str, int | float] = Field(default_factory=dict)
-
-        @model_validator(mode="after")
-        def _flower_takes_them(self) -> Flwr.Params:
-            kind = getattr(flower, self.name)
-            known = [name for name in inspect.signature(kind).parameters if name not in OURS]
-            for option in self.options:
-                if option not in known:
-                    raise ValueError(f"{self.name} has no option {option!r}. {nearest(option, known)}")
-            try:
-                build(self)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"Flower's {self.name} refuses these options: {error}") from error
-            return self
-
-    params: Params
     Objective = Proximal
 
     def setup(self, arrays: Arrays) -> None:
@@ -180,7 +180,7 @@ class Flwr(SingleModel):
                 setattr(self.strategy, moment, list(found.values()) if moment == VELOCITY else found)
 
 
-def build(params: Flwr.Params) -> flower.FedAvg:
+def build(params: FlwrParams) -> flower.FedAvg:
     """Return Flower's strategy for `params`."""
     with quiet():
         strategy: flower.FedAvg = getattr(flower, params.name)(**params.options)

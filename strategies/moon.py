@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -12,10 +10,10 @@ from torch.nn import functional
 from strategies.fedavg import SingleModel
 from strategies.objective import (
     Batch,
-    Extras,
     Net,
     Objective,
     Outcome,
+    Prepared,
     Tensors,
     Trained,
     Visit,
@@ -23,15 +21,21 @@ from strategies.objective import (
     as_tensors,
 )
 from strategies.projection import Projected, project
-from tasks.settings import Settings
 
 
-class Contrast(Objective):
+class MoonParams(Projected):
+    """``mu``: weight of the contrast, 0 or more (0 is FedAvg on the same network); ``tau``: its temperature."""
+
+    mu: float = Field(1.0, ge=0)
+    tau: float = Field(0.5, gt=0)
+
+
+class Contrast(Objective[MoonParams]):
     """Cross-entropy + mu times the model-contrastive term."""
 
     keeps = True
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Keep the received model and the one this client trained last; ``met`` is 0 where there is none yet."""
         kept = as_tensors(visit.state, like=visit.y)
         params = {name: kept.get(name, received) for name, received in visit.params.items()}
@@ -43,9 +47,9 @@ class Contrast(Objective):
             "met": torch.tensor(1.0 if kept else 0.0, dtype=like.dtype, device=like.device),
         }
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
-        own = cast("Moon.Params", self.params)
+        own = self.params
         z = net.features(params, buffers, batch.x)
         scores = net.classify(params, buffers, z)
         loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
@@ -53,18 +57,18 @@ class Contrast(Objective):
             return loss
         near, far = (
             functional.cosine_similarity(z, net.features(params, buffers, batch.x, train=False), dim=1)
-            for params, buffers in (extras["global"], extras["previous"])
+            for params, buffers in (prepared["global"], prepared["previous"])
         )
         contrast = functional.softplus((far - near) / own.tau)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
-        met: Tensor = extras["met"]
+        met: Tensor = prepared["met"]
         return loss + own.mu * met * batch.mean(contrast)
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep the whole trained model for the next visit."""
         return Outcome(state=as_arrays({**trained.params, **trained.buffers}))
 
 
-class Moon(SingleModel):
+class Moon(SingleModel[MoonParams]):
     """Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021.
 
     Client k minimises ``CE - mu log(e^(s_G/tau) / (e^(s_G/tau) + e^(s_P/tau)))``; s_G and s_P are the cosines between
@@ -82,15 +86,9 @@ class Moon(SingleModel):
     old P, as in the authors' code.
     """
 
-    class Params(Projected):
-        """``mu``: weight of the contrast, 0 or more (0 is FedAvg on the same network); ``tau``: its temperature."""
-
-        mu: float = Field(1.0, ge=0)
-        tau: float = Field(0.5, gt=0)
-
-    Objective: ClassVar[type[Objective]] = Contrast
+    Objective = Contrast
 
     @classmethod
-    def build_model(cls, model: nn.Module, params: Settings) -> nn.Module:
+    def build_model(cls, model: nn.Module, params: MoonParams) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, cast(Projected, params))
+        return project(model, params)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import TypeVar
 
 from strategies.wire import Arrays
 from tasks.settings import Settings
 
+#: A method's parameters; ``Any`` where code serves every method.
+P = TypeVar("P", bound=Settings, default=Any)
 Tensors = dict[str, Tensor]
-Extras = dict[str, Any]
+Prepared = dict[str, Any]
 
 
 class Net(Protocol):
@@ -144,7 +147,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Objective:
+class Objective(Generic[P]):
     """Cross-entropy; the base of every other objective.
 
     Parameters
@@ -161,7 +164,7 @@ class Objective:
     #: says. For an upper bound only: it needs a process that holds everybody's data, which only a simulation has.
     pooled: bool = False
 
-    def __init__(self, params: Settings) -> None:
+    def __init__(self, params: P) -> None:
         self.params = params
 
     def start(self, received: Arrays, state: Arrays) -> Arrays:
@@ -176,16 +179,16 @@ class Objective:
         """
         return received
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return the tensors that `loss` and `gradient` need, computed once before training."""
         return {}
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         scores = net.logits(params, buffers, batch.x)
         return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
 
-    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return what is added to the flat gradient (p,), or None.
 
         For terms whose gradient is known in closed form (a proximal term, a control variate). `flat` are the current
@@ -193,11 +196,11 @@ class Objective:
         """
         return None
 
-    def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, extras: Extras) -> Tensor:
+    def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
         """Return the trained client's class scores of `x`, evaluation behaviour, shape (batch, classes)."""
         return net.logits(params, buffers, x, train=False)
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return what goes back beside the model, and what the client keeps (where :attr:`keeps` says so)."""
         return Outcome()
 

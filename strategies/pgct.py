@@ -7,26 +7,33 @@ from torch import Tensor
 from torch.nn import functional
 
 from strategies.arrays import Arrays
-from strategies.cross_training import GROUP, CrossObjective, CrossTraining
-from strategies.objective import Batch, Extras, Net, Tensors
+from strategies.cross_training import GROUP, CrossObjective, CrossTraining, CrossTrainingParams
+from strategies.objective import Batch, Net, Prepared, Tensors
 from strategies.prototypes import attend, contrast
 
 
-class PgctObjective(CrossObjective):
+class PGCTParams(CrossTrainingParams):
+    """Weights of the two terms, temperature (cosines are divided by it), share of the attended prototypes."""
+
+    kappa: float = Field(1.0, ge=0, description="weight of the contrast with local prototypes")
+    eta: float = Field(0.1, ge=0, description="weight of the cross-entropy of attended embeddings")
+    temperature: float = Field(0.5, gt=0)
+    attention: float = Field(0.5, ge=0, le=1, description="share s of prototypes in an attended embedding")
+
+
+class PgctObjective(CrossObjective[PGCTParams]):
     """At a host ``CE + kappa C + eta A``; at home CE."""
 
-    params: PGCT.Params
-
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the loss.
 
         C is ``-log softmax_y(cos(f, u) / temperature)``, 0 for an example whose class has no prototype; A is the
         cross-entropy of the attended embedding.
         """
         p = self.params
-        if "vectors" not in extras:
-            return super().loss(net, params, buffers, batch, extras)
-        vectors, present = extras["vectors"], extras["present"]
+        if "vectors" not in prepared:
+            return super().loss(net, params, buffers, batch, prepared)
+        vectors, present = prepared["vectors"], prepared["present"]
         features = net.features(params, buffers, batch.x)
         loss = functional.cross_entropy(net.classify(params, buffers, features), batch.y, reduction="none")
         if p.kappa:
@@ -38,7 +45,7 @@ class PgctObjective(CrossObjective):
         return batch.mean(loss)
 
 
-class PGCT(CrossTraining):
+class PGCT(CrossTraining[PGCTParams]):
     """Qi et al., Cross-Training with Prototypical Distillation for Improving the Generalization of Federated Learning.
 
     Inferred, as only its abstract and its row in FedCT's tables were found: (1) the route is FedExg's random
@@ -53,15 +60,6 @@ class PGCT(CrossTraining):
     State: the global model. Wire: N_e + 1 models down and up; prototypes (classes x embedding) up and down N_e times.
     """
 
-    class Params(CrossTraining.Params):
-        """Weights of the two terms, temperature (cosines are divided by it), share of the attended prototypes."""
-
-        kappa: float = Field(1.0, ge=0, description="weight of the contrast with local prototypes")
-        eta: float = Field(0.1, ge=0, description="weight of the cross-entropy of attended embeddings")
-        temperature: float = Field(0.5, gt=0)
-        attention: float = Field(0.5, ge=0, le=1, description="share s of prototypes in an attended embedding")
-
-    params: Params
     Objective = PgctObjective
 
     @property

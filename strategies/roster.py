@@ -7,7 +7,8 @@ learned from the nodes themselves (a ``query`` message), once per node.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -20,6 +21,30 @@ QUERY_WAIT_S = 30.0
 QUERY_OPEN_S = 300.0
 #: Flower's error code for an exception in the ClientApp. Other codes are lost nodes and crashes: those are asked again.
 NO_ANSWER_TO_QUERIES = 2
+#: Seconds between two questions for replies, at first and at most.
+PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
+
+
+@runtime_checkable
+class LocalClients(Protocol):
+    """What a grid declares whose clients are part of this machine; Flower's own grids declare nothing.
+
+    Attributes
+    ----------
+    blocking : bool
+        Whether ``pull_messages`` itself does the clients' work, so that nobody need wait between two calls, and every
+        request has exactly one reply.
+    partitions : dict of int to int
+        Node id -> partition id, known without asking the nodes.
+    """
+
+    blocking: bool
+    partitions: dict[int, int]
+
+
+def is_blocking(grid: Grid) -> bool:
+    """Return whether `grid` waits by itself, and each of its clients answers exactly once."""
+    return isinstance(grid, LocalClients) and grid.blocking
 
 
 class Roster:
@@ -34,9 +59,8 @@ class Roster:
 
     def refresh(self, grid: Grid) -> list[int]:
         """Ask the grid who is there, ask new nodes for their partition, and return the sorted partition ids."""
-        known = getattr(grid, "partitions", None)
-        if known is not None:
-            self._partition_of = known
+        if isinstance(grid, LocalClients):
+            self._partition_of = grid.partitions
         ids = list(grid.get_node_ids())
         if ids == self._last:  # nobody came or went and all are known: 10,000 clients cost a round nothing
             return list(self._sorted)
@@ -115,22 +139,34 @@ class Roster:
         return found
 
 
-def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
-    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed.
+def poll(grid: Grid, open_ids: Callable[[], Collection[str]], deadline: float) -> Iterator[list[Message]]:
+    """Yield what each look at the grid finds, nothing too, until nothing is open or the time is over.
 
-    A grid whose attribute ``blocking`` is true waits inside ``pull_messages``; others are asked again after a pause.
+    Parameters
+    ----------
+    grid : Grid
+        Asked again after a pause that grows while nothing comes; at once if it waits by itself.
+    open_ids : callable
+        Returns the ids of the messages whose replies are waited for; called before each look.
+    deadline : float
+        When to stop, in seconds of ``time.monotonic``; the grid is asked once in any case.
     """
-    waiting = {message_id for message_id in message_ids if message_id}
-    deadline = time.monotonic() + timeout_s
-    pause = 0.002
-    blocking = getattr(grid, "blocking", False)
-    while waiting:
+    pause, blocking = PAUSE_S, is_blocking(grid)
+    while waiting := set(open_ids()):
         replies = list(grid.pull_messages(waiting))
+        yield replies
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
+        if not blocking and open_ids():
+            time.sleep(min(pause, left))
+
+
+def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
+    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed."""
+    waiting = {message_id for message_id in message_ids if message_id}
+    for replies in poll(grid, lambda: waiting, time.monotonic() + timeout_s):
         for reply in replies:
             waiting.discard(reply.metadata.reply_to_message_id)
             yield reply
-        if time.monotonic() >= deadline:
-            return
-        pause = 0.002 if replies else min(pause * 2, 0.5)
-        if waiting and not blocking:
-            time.sleep(pause)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from strategies.averaging import weighted_mean
 from strategies.fedavg import SingleModel
 from strategies.federation import State
-from strategies.objective import Extras, Objective, Outcome, Tensors, Trained, Visit, as_arrays, as_tensors, flatten
+from strategies.objective import Objective, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors, flatten
 from strategies.protocol import Payload, Round, Upload
 from strategies.wire import Arrays, Spec
 from tasks.settings import Settings
@@ -38,28 +38,60 @@ def unflatten(flat: Tensor, like: Tensors) -> Tensors:
     return {name: piece.reshape(tensor.shape) for (name, tensor), piece in zip(like.items(), pieces)}
 
 
-class Controlled(Objective):
+class ScaffoldParams(Settings):
+    """Settings of SCAFFOLD.
+
+    Attributes
+    ----------
+    weighting : {"uniform", "examples"}
+        Weight of an upload in the model's mean; the paper's is uniform.
+    server_lr : float
+        Global step size: ``G += server_lr (mean - G)`` for parameters.
+    steps : {"momentum", "plain"}
+        What a client divides its drift by: the effective number of steps under momentum, or their plain number (the
+        paper, which has no momentum). The same without momentum.
+    momentum : float
+        The local optimiser's momentum, ``train.momentum``.
+    """
+
+    weighting: Literal["uniform", "examples"] = "uniform"
+    server_lr: float = Field(1.0, gt=0)
+    steps: Literal["momentum", "plain"] = "momentum"
+    momentum: float = Field(0.0, ge=0, lt=1)
+
+    def remarks(self) -> list[str]:
+        """Return what is allowed but unusual."""
+        if self.steps == "plain" and self.momentum:
+            return [
+                f"method.steps=plain with train.momentum={self.momentum}: control variates come out up to "
+                f"{1 / (1 - self.momentum):.1f} times too long."
+            ]
+        return []
+
+
+class Controlled(Objective[ScaffoldParams]):
     """Cross-entropy whose gradient is corrected by ``c - c_i``."""
 
     keeps = True
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         """Return G, c, c_i and ``c - c_i``, each flat (p,)."""
         start = flatten(visit.params)
         control = _in_order(visit.extras["control"], visit.params)
         own = _in_order(visit.state, visit.params) if visit.state else torch.zeros_like(start)
         return {"start": start, "control": control, "own": own, "correction": control - own}
 
-    def gradient(self, flat: Tensor, extras: Extras) -> Tensor | None:
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``c - c_i``."""
-        return cast(Tensor, extras["correction"])
+        correction: Tensor = prepared["correction"]
+        return correction
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep ``c_i+ = c_i - c + (G - w) / (steps lr)`` and send ``c_i+ - c_i``."""
-        own = cast("Scaffold.Params", self.params)
+        own = self.params
         steps = effective_steps(trained.steps, own.momentum if own.steps == "momentum" else 0.0)
-        new = extras["own"] - extras["control"] + (extras["start"] - trained.flat.detach()) / (steps * visit.lr)
-        change = unflatten(new - extras["own"], visit.params)
+        new = prepared["own"] - prepared["control"] + (prepared["start"] - trained.flat.detach()) / (steps * visit.lr)
+        change = unflatten(new - prepared["own"], visit.params)
         return Outcome({"control": as_arrays(change)}, as_arrays(unflatten(new, visit.params)))
 
 
@@ -69,7 +101,7 @@ def _in_order(arrays: Arrays, like: Tensors) -> Tensor:
     return flatten({name: tensors[name] for name in like})
 
 
-class Scaffold(SingleModel):
+class Scaffold(SingleModel[ScaffoldParams]):
     """Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
 
     Client i steps along ``g - c_i + c`` and then sets ``c_i+ = c_i - c + (G - w_i) / (tau lr)``, tau its steps. The
@@ -89,38 +121,7 @@ class Scaffold(SingleModel):
     again at zero, and its old share stays in the sum.
     """
 
-    class Params(Settings):
-        """Settings of SCAFFOLD.
-
-        Attributes
-        ----------
-        weighting : {"uniform", "examples"}
-            Weight of an upload in the model's mean; the paper's is uniform.
-        server_lr : float
-            Global step size: ``G += server_lr (mean - G)`` for parameters.
-        steps : {"momentum", "plain"}
-            What a client divides its drift by: the effective number of steps under momentum, or their plain number (the
-            paper, which has no momentum). The same without momentum.
-        momentum : float
-            The local optimiser's momentum, ``train.momentum``.
-        """
-
-        weighting: Literal["uniform", "examples"] = "uniform"
-        server_lr: float = Field(1.0, gt=0)
-        steps: Literal["momentum", "plain"] = "momentum"
-        momentum: float = Field(0.0, ge=0, lt=1)
-
-        def remarks(self) -> list[str]:
-            """Return what is allowed but unusual."""
-            if self.steps == "plain" and self.momentum:
-                return [
-                    f"method.steps=plain with train.momentum={self.momentum}: control variates come out up to "
-                    f"{1 / (1 - self.momentum):.1f} times too long."
-                ]
-            return []
-
-    Objective: ClassVar[type[Objective]] = Controlled
-    params: Params
+    Objective = Controlled
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model; all control variates are zero."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from strategies.fedavg import SingleModel
-from strategies.objective import Extras, Objective, Outcome, Trained, Visit, as_arrays
+from strategies.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays
 from strategies.protocol import Round, Upload
 from strategies.wire import Arrays
+from tasks.settings import Settings
 
 
-class Alone(Objective):
+class Alone(Objective[Settings]):
     """Cross-entropy, continued from the client's own model."""
 
     keeps = True
@@ -19,12 +18,12 @@ class Alone(Objective):
         """Return the client's own model; the received one the first time."""
         return state or received
 
-    def finish(self, visit: Visit, trained: Trained, extras: Extras) -> Outcome:
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep the whole model."""
         return Outcome(state=as_arrays({**trained.params, **trained.buffers}))
 
 
-class Solo(SingleModel):
+class Solo(SingleModel[Settings]):
     """Local training only, a reference rather than a method: models are never averaged.
 
     All clients start from the same initial model. A client that is drawn trains its own model further, as long as a
@@ -43,7 +42,7 @@ class Solo(SingleModel):
     defended = False
     interchangeable = False
 
-    Objective: ClassVar[type[Objective]] = Alone
+    Objective = Alone
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model."""

@@ -21,8 +21,8 @@ from tasks.settings import Settings
 
 
 class ToyObjective(Objective):
-    def loss(self, net, params, buffers, batch, extras):
-        return self.params.scale * super().loss(net, params, buffers, batch, extras)
+    def loss(self, net, params, buffers, batch, prepared):
+        return self.params.scale * super().loss(net, params, buffers, batch, prepared)
 
 
 class Toy(SingleModel):

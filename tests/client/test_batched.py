@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from client.batched import train_batched
 from client.net import ModuleNet
-from client.stacks import Extra, alike, fitting
+from client.stacks import StackedPrepared, alike, fitting
 from client.trainer import train
-from strategies.objective import Batch, Extras, Net, Objective, Tensors, Trained, Visit, flatten
+from strategies.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit, flatten
 from tasks.settings import Settings
 from tests.client import visits as v
 
@@ -24,21 +24,21 @@ SINGLE = 2e-5
 
 
 class Pulled(Objective):
-    """Has everything: a term in the loss over per-example values, a closed-form gradient, extras per example."""
+    """Has everything: a term in the loss over per-example values, a closed-form gradient, values per example."""
 
-    def prepare(self, visit: Visit) -> Extras:
+    def prepare(self, visit: Visit) -> Prepared:
         start = flatten(visit.params)
         still = visit.net.logits(visit.params, visit.buffers, visit.x, train=False)
         return {"start": start, "mu": 0.3, "teacher": {"mean": still.mean(0)}, "client": float(visit.client > 99)}
 
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, extras: Extras) -> Tensor:
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         scores = net.classify(params, buffers, net.features(params, buffers, batch.x))
-        apart = ((scores - extras["teacher"]["mean"]) ** 2).sum(1)
+        apart = ((scores - prepared["teacher"]["mean"]) ** 2).sum(1)
         own = functional.cross_entropy(scores, batch.y, reduction="none")
-        return batch.mean(own) + extras["mu"] * batch.mean(apart)
+        return batch.mean(own) + prepared["mu"] * batch.mean(apart)
 
-    def gradient(self, flat: Tensor, extras: Extras) -> Tensor:
-        return extras["mu"] * (flat - extras["start"])
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor:
+        return prepared["mu"] * (flat - prepared["start"])
 
 
 def one_by_one(
@@ -158,13 +158,13 @@ def test_more_memory_fits_more_clients() -> None:
     assert fits[0] < fits[2]
 
 
-def test_extras_are_stacked_only_with_their_like() -> None:
+def test_prepared_values_are_stacked_only_with_their_like() -> None:
     net = v.small_net()
     one = v.visit(net, 0, 4)
     nothing: Tensors = {}
 
-    def works(*extras: Extras) -> list[v.Work]:
-        return [v.Work(one, e, nothing) for e in extras]
+    def works(*prepared: Prepared) -> list[v.Work]:
+        return [v.Work(one, e, nothing) for e in prepared]
 
     assert alike(works({"a": torch.ones(2), "c": 1.5}, {"a": torch.ones(3), "c": 1.5})) == [[0, 1]]
     assert alike(works({"a": torch.ones(2), "c": 1.5}, {"a": torch.ones(2), "c": 2.5})) == [[0], [1]]
@@ -172,8 +172,8 @@ def test_extras_are_stacked_only_with_their_like() -> None:
     assert alike(works({"a": torch.ones(2, 3)}, {"a": torch.ones(2, 4)})) == [[0], [1]]
 
 
-def test_extras_of_unequal_length_are_padded_at_their_end() -> None:
-    extra = Extra.of([{"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([3.0])}])
+def test_prepared_values_of_unequal_length_are_padded_at_their_end() -> None:
+    extra = StackedPrepared.of([{"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([3.0])}])
     assert extra.leaves[0].tolist() == [[1.0, 2.0], [3.0, 0.0]]
     assert extra.dims == [0]
     assert extra.tree([torch.tensor(5.0)]) == {"a": torch.tensor(5.0)}

@@ -63,7 +63,7 @@ def test_a_long_gradient_is_shortened_with_the_methods_term_before_decay_and_mom
     # As above, g = (-.5, .5) of norm .70711; the term (-2.5, 3.5) makes it (-3, 4) of norm 5; clip 1: (-.6, .8).
     # w = 0, so decay adds nothing; w = -.5 (-.6, .8) = (.3, -.4).
     class Pushed(Objective):
-        def gradient(self, flat, extras):
+        def gradient(self, flat, prepared):
             return torch.tensor([-2.5, 3.5])
 
     net = ModuleNet(Line(), torch.device("cpu"))

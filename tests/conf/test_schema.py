@@ -4,6 +4,7 @@ import pytest
 
 from conf import compose as composing
 from conf.schema import PACKAGES, Train, load, remarks
+from strategies.federation import Federation, Meeting
 from tasks.errors import ConfigError
 
 
@@ -56,6 +57,15 @@ def test_rounds_that_could_only_change_nothing():
 def test_an_unknown_setting_of_a_part():
     (found,) = faults("+method.alfa=0.9")
     assert found == "method.alfa: unknown setting. Did you mean 'alpha'?"
+
+
+def test_the_federations_settings_have_one_source():
+    """The file only lists the class's fields, with its defaults; a method's own federation has the same ones."""
+    listed = composing.compose(())["federation"]
+    assert listed == {name: field.default for name, field in Meeting.model_fields.items()}
+    assert issubclass(Federation, Meeting)
+    assert not Meeting.model_fields.keys() & Federation.__annotations__.keys()
+    assert all(field.description for field in Meeting.model_fields.values())
 
 
 def test_resume_of_nothing():

@@ -6,6 +6,7 @@ from safetensors.numpy import load_file
 
 from conf.schema import load
 from server.session import check_same, describe, federation_of, flatten
+from strategies.federation import Meeting
 from tasks.errors import ConfigError, StorageError
 from tests.federation import run, same, session
 
@@ -121,7 +122,24 @@ def test_packed_messages_change_no_bit(tmp_path, settings):
 
 def test_messages_are_packed_where_clients_are_on_a_network():
     config = load(())
-    assert not federation_of(config, "run").packed
-    assert federation_of(config, "run", network=True).packed
-    assert not federation_of(load(("federation.packed=false",)), "run", network=True).packed
-    assert federation_of(load(("federation.packed=true",)), "run").packed
+    assert not federation_of(config, "run").packs
+    assert federation_of(config, "run", network=True).packs
+    assert not federation_of(load(("federation.packed=false",)), "run", network=True).packs
+    assert federation_of(load(("federation.packed=true",)), "run").packs
+
+
+def test_every_setting_of_the_group_reaches_the_method():
+    changed = {
+        "min_clients": 2,
+        "wait_s": 7.0,
+        "deadline_s": 8.0,
+        "min_replies": 2,
+        "enough_replies": 3,
+        "reassign": 1,
+        "hedge": 1,
+        "resend_s": 9.0,
+        "packed": True,
+    }
+    assert changed.keys() == Meeting.model_fields.keys()
+    config = load([f"federation.{name}={value}" for name, value in changed.items()])
+    assert federation_of(config, "run").model_dump(include=set(changed)) == changed

@@ -123,12 +123,12 @@ def check_batched(objective: Objective, visits: Sequence[dict[str, Any]], real: 
         net.flat.copy_(torch.randn(net.flat.shape, generator=generator, dtype=torch.float64))
         x = torch.randn(real, 4, generator=generator, dtype=torch.float64)
         visit = open_visit(net, x, torch.randint(3, (real,), generator=generator), **fields)
-        extras = objective.prepare(visit)
+        prepared = objective.prepare(visit)
         moved = {n: p + torch.randn(p.shape, generator=generator).double() for n, p in visit.params.items()}
-        clients.append((moved, visit.buffers, visit.x, visit.y, extras))
+        clients.append((moved, visit.buffers, visit.x, visit.y, prepared))
 
-    def loss(params: Any, buffers: Any, x: Tensor, y: Tensor, extras: Any, mask: Tensor | None = None) -> Tensor:
-        return objective.loss(net, params, buffers, Batch(x, y, mask), extras)
+    def loss(params: Any, buffers: Any, x: Tensor, y: Tensor, prepared: Any, mask: Tensor | None = None) -> Tensor:
+        return objective.loss(net, params, buffers, Batch(x, y, mask), prepared)
 
     slopes = torch.func.grad_and_value(loss)
     alone = [slopes(*client) for client in clients]
@@ -148,10 +148,10 @@ def check_batched(objective: Objective, visits: Sequence[dict[str, Any]], real: 
 def _check_flat(objective: Objective, clients: list[tuple[Any, Any]]) -> None:
     """Assert that the closed-form gradient of two stacked clients is that of each alone."""
     flats = [torch.cat([p.reshape(-1) for p in params.values()]) for params, _ in clients]
-    alone = [objective.gradient(flat, extras) for flat, (_, extras) in zip(flats, clients)]
+    alone = [objective.gradient(flat, prepared) for flat, (_, prepared) in zip(flats, clients)]
     if alone[0] is None:
         return
-    together = torch.func.vmap(objective.gradient)(torch.stack(flats), stacked(*(extras for _, extras in clients)))
+    together = torch.func.vmap(objective.gradient)(torch.stack(flats), stacked(*(prepared for _, prepared in clients)))
     torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=0)  # type: ignore[arg-type]
 
 

@@ -66,9 +66,9 @@ def work(method: Method, net: ModuleNet, payload: Payload, x: Any, y: Any, numbe
     """Do a client's two steps with the real trainer and return its upload."""
     objective = method.Objective(method.params)
     visit = visit_of(net, payload, x, y, number)
-    extras = objective.prepare(visit)
-    trained = train(net, objective, visit, extras, TWO_STEPS)
-    outcome = objective.finish(visit, trained, extras)
+    prepared = objective.prepare(visit)
+    trained = train(net, objective, visit, prepared, TWO_STEPS)
+    outcome = objective.finish(visit, trained, prepared)
     model = {name: array.copy() for name, array in net.read().items()}  # the wire copies, `read` gives views
     return Upload(payload.client, payload.slot, model, outcome.extras, len(visit.y), {})
 

@@ -5,10 +5,13 @@ import pytest
 from flwr.clientapp import ClientApp
 
 from client.app import app as client_app
-from strategies.fedavg import FedAvg
+from strategies.cross_training import CrossTraining, CrossTrainingParams
+from strategies.fedavg import FedAvg, SingleModel
 from strategies.federation import Federation, State
+from strategies.fedprox import FedProx, FedProxParams
 from strategies.registry import method_class
 from tasks.errors import ConfigError, FederationError
+from tasks.settings import Settings
 from tests.federation import run, same, session
 
 
@@ -110,3 +113,21 @@ def test_unknown_methods_name_the_nearest():
         method_class("fedcros")
     with pytest.raises(ConfigError, match="no Method class"):
         method_class("wire")
+
+
+def test_the_class_of_a_methods_parameters_is_what_stands_in_the_brackets():
+    class Own(SingleModel[FedProxParams]): ...
+
+    class Nested(SingleModel):
+        class Params(Settings):
+            scale: float = 2.0
+
+    class Deeper(FedProx): ...
+
+    class Route(CrossTraining): ...
+
+    assert FedProx.Params is Own.Params is Deeper.Params is FedProxParams
+    assert Nested().params.scale == 2.0
+    assert Own(mu=0.5).params == FedProxParams(mu=0.5)
+    assert CrossTraining.Params is Route.Params is CrossTrainingParams
+    assert method_class("solo").Params is Settings

@@ -19,8 +19,8 @@ def batch(rows, labels):
     return Batch(torch.tensor(rows, dtype=F64), torch.tensor(labels))
 
 
-def loss(params, data, extras=AXES):
-    return FedCT.Objective(params).loss(PlainNet(), {"scale": torch.tensor(1.0, dtype=F64)}, {}, data, extras)
+def loss(params, data, prepared=AXES):
+    return FedCT.Objective(params).loss(PlainNet(), {"scale": torch.tensor(1.0, dtype=F64)}, {}, data, prepared)
 
 
 def entropy(logits, label):
@@ -65,13 +65,13 @@ def test_gradients_agree_with_finite_differences():
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(4, 3, generator=generator, dtype=F64, requires_grad=True)
     y = torch.tensor([0, 1, 2, 1])
-    extras = {
+    prepared = {
         "host": torch.ones(()),
         "vectors": torch.randn(3, 3, generator=generator, dtype=F64),
         "present": torch.tensor([True, True, False]),
     }
     assert torch.autograd.gradcheck(
-        lambda z: loss(FedCT.Params(kappa=2, eta=0.5, hard=0.3, mix=0.3), Batch(z, y), extras), (x,)
+        lambda z: loss(FedCT.Params(kappa=2, eta=0.5, hard=0.3, mix=0.3), Batch(z, y), prepared), (x,)
     )
 
 
@@ -85,7 +85,7 @@ def test_the_whole_loss_is_the_weighted_sum():
     assert loss(params, data).item() == pytest.approx(plain + 2 * apcl + 0.3 * mixed)
     assert loss(params.model_copy(update={"kappa": 0.0}), data).item() == pytest.approx(plain + 0.3 * mixed)
     assert loss(params.model_copy(update={"eta": 0.0}), data).item() == pytest.approx(plain + 2 * apcl)
-    assert loss(params, data, extras={}).item() == pytest.approx(plain)  # at home
+    assert loss(params, data, prepared={}).item() == pytest.approx(plain)  # at home
 
 
 def test_padded_rows_change_nothing():
@@ -234,12 +234,12 @@ MOON = ("method=fedct", "method.base=moon", "method.mu=2", "method.hidden=16", "
 def test_the_loss_at_home_is_moons():
     # f = (1, 0) of scale 1 are the logits, class 0: CE = log(1 + 1/e). The global model scales by 1 (cosine 1), the
     # previous one by -1 (cosine -1): contrast log(1 + exp((-1 - 1) / .5)).
-    extras = {
+    prepared = {
         "global": ({"scale": torch.tensor(1.0, dtype=F64)}, {}),
         "previous": ({"scale": torch.tensor(-1.0, dtype=F64)}, {}),
         "met": torch.tensor(1.0, dtype=F64),
     }
-    value = loss(FedCT.Params(base="moon", mu=3, tau=0.5), batch([[1.0, 0.0]], [0]), extras).item()
+    value = loss(FedCT.Params(base="moon", mu=3, tau=0.5), batch([[1.0, 0.0]], [0]), prepared).item()
     assert value == pytest.approx(math.log(1 + math.exp(-1)) + 3 * math.log(1 + math.exp(-4)))
 
 

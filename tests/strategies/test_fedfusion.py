@@ -63,8 +63,8 @@ def visited(objective: Objective, module: nn.Module, epochs: int, batch: int) ->
     net = ModuleNet(module, torch.device("cpu"))
     visit = visit_of(net)
     seed_dropout(net.module, 11)
-    extras = objective.prepare(visit)
-    train(net, objective, visit, extras, Train(lr=1, momentum=0.9, weight_decay=0.01, epochs=epochs, batch=batch))
+    prepared = objective.prepare(visit)
+    train(net, objective, visit, prepared, Train(lr=1, momentum=0.9, weight_decay=0.01, epochs=epochs, batch=batch))
     return net.read()
 
 
@@ -184,27 +184,27 @@ def test_when_features_are_cached():
     ]:
         objective, network = fused("multi", **values)
         visit = visit_of(ModuleNet(network, torch.device("cpu")), augmented=augmented)
-        extras = objective.prepare(visit)
-        assert ("cache" in extras) == expected
+        prepared = objective.prepare(visit)
+        assert ("cache" in prepared) == expected
         if expected:
-            assert extras["cache"].nbytes == 320
+            assert prepared["cache"].nbytes == 320
 
 
 def test_frozen_extractor_is_the_received_one_in_evaluation_behaviour():
     objective, network = fused("conv", norm=True)
     net = ModuleNet(network, torch.device("cpu"))
     visit = visit_of(net)
-    extras = objective.prepare(visit)
+    prepared = objective.prepare(visit)
     statistics = {name: b.clone() for name, b in net.buffers.items()}
     # By hand: the extractor with running mean 0 and variance 1, whatever the batch holds.
     conv = network.features.extractor[0]
     plain = nn.functional.relu(nn.functional.max_pool2d(conv(visit.x) / np.sqrt(1 + 1e-5), 2)).detach()
-    torch.testing.assert_close(extras["cache"], plain)
+    torch.testing.assert_close(prepared["cache"], plain)
     with torch.no_grad():
         net.flat.add_(1.0)  # training moves the live weights, not E_g
-    torch.testing.assert_close(frozen(net, extras, visit.x), plain)
-    objective.loss(net, net.params, net.buffers, Batch(visit.x, visit.y, rows=torch.arange(EXAMPLES)), extras)
-    assert all(torch.equal(extras["buffers"][n], statistics[n]) for n in extras["buffers"])
+    torch.testing.assert_close(frozen(net, prepared, visit.x), plain)
+    objective.loss(net, net.params, net.buffers, Batch(visit.x, visit.y, rows=torch.arange(EXAMPLES)), prepared)
+    assert all(torch.equal(prepared["buffers"][n], statistics[n]) for n in prepared["buffers"])
     assert not torch.equal(net.buffers["features.extractor.1.running_mean"], torch.zeros(2))
 
 
@@ -216,7 +216,7 @@ def test_clients_at_once_equal_clients_one_by_one(name: str):
     visits = [visit_of(net, client) for client in range(3)]
     for client, visit in enumerate(visits):  # every client received another model
         visit.params = {n: p + 0.1 * client for n, p in visit.params.items()}
-    extras = [objective.prepare(visit) for visit in visits]
+    prepared = [objective.prepare(visit) for visit in visits]
     now = [{n: p * 1.5 for n, p in visit.params.items()} for visit in visits]
 
     def loss(params: dict, x: torch.Tensor, y: torch.Tensor, chosen: torch.Tensor, prepared: dict) -> torch.Tensor:
@@ -224,8 +224,8 @@ def test_clients_at_once_equal_clients_one_by_one(name: str):
 
     slope = torch.func.grad_and_value(loss)
     network.eval()  # dropout's own vmap is tested with dropout
-    alone = [slope(p, v.x, v.y, r, e) for p, v, r, e in zip(now, visits, rows, extras)]
-    stacked = torch.utils._pytree.tree_map(lambda *leaves: torch.stack(leaves), *extras)
+    alone = [slope(p, v.x, v.y, r, e) for p, v, r, e in zip(now, visits, rows, prepared)]
+    stacked = torch.utils._pytree.tree_map(lambda *leaves: torch.stack(leaves), *prepared)
     params = {n: torch.stack([p[n] for p in now]) for n in now[0]}
     x, y = (torch.stack([getattr(v, part) for v in visits]) for part in ("x", "y"))
     slopes, losses = torch.func.vmap(slope)(params, x, y, rows, stacked)
@@ -248,7 +248,7 @@ def test_batched_trainer_agrees(name: str, cache_mib: float):
         seed_dropout(net.module, client)
         dropout = {n: net.module.get_buffer(n).clone() for n in dropout_names(net.module)}
         works.append(Work(visit, objective.prepare(visit), dropout))
-        alone.append(train(net, objective, visit, works[-1].extras, settings).flat.clone())
+        alone.append(train(net, objective, visit, works[-1].prepared, settings).flat.clone())
         with torch.no_grad():
             net.flat.copy_(start)
     for trained, expected in zip(train_batched(net, objective, works, settings), alone):
@@ -260,10 +260,10 @@ def test_momentum_is_kept_only_where_asked():
         objective, network = fused("multi", momentum=policy)
         net = ModuleNet(network, torch.device("cpu"))
         visit = visit_of(net, state={"momentum": np.full(net.flat.numel(), 0.5, np.float32)})
-        extras = objective.prepare(visit)
+        prepared = objective.prepare(visit)
         assert (visit.momentum is not None) == kept
-        trained = train(net, objective, visit, extras, Train(lr=1, momentum=0.9, epochs=1, batch=EXAMPLES))
-        outcome = objective.finish(visit, trained, extras)
+        trained = train(net, objective, visit, prepared, Train(lr=1, momentum=0.9, epochs=1, batch=EXAMPLES))
+        outcome = objective.finish(visit, trained, prepared)
         assert (outcome.state is not None) == kept
         if kept:
             np.testing.assert_array_equal(outcome.state["momentum"], trained.momentum.numpy())

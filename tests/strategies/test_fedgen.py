@@ -118,11 +118,11 @@ def test_under_vmap_each_client_has_the_loss_and_gradient_it_has_alone(law):
         visit = visit_of(net, payload, x, [0, 1, client], 3)
         clients.append(({n: p + 0.1 * client for n, p in visit.params.items()}, visit, objective.prepare(visit)))
 
-    def loss(params, x, y, extras, mask=None):
-        return objective.loss(net, params, {}, Batch(x, y, mask, step=4), extras)
+    def loss(params, x, y, prepared, mask=None):
+        return objective.loss(net, params, {}, Batch(x, y, mask, step=4), prepared)
 
     slopes = torch.func.grad_and_value(loss)
-    alone = [slopes(params, visit.x, visit.y, extras) for params, visit, extras in clients]
+    alone = [slopes(params, visit.x, visit.y, prepared) for params, visit, prepared in clients]
     padding = torch.full((2, 2), 7.0, dtype=torch.float64)
 
     def stack(trees):
@@ -133,7 +133,7 @@ def test_under_vmap_each_client_has_the_loss_and_gradient_it_has_alone(law):
         stack([params for params, _, _ in clients]),
         torch.stack([torch.cat([visit.x, padding]) for _, visit, _ in clients]),
         torch.stack([torch.cat([visit.y, visit.y.new_zeros(2)]) for _, visit, _ in clients]),
-        stack([extras for _, _, extras in clients]),
+        stack([prepared for _, _, prepared in clients]),
         (torch.arange(5) < 3).expand(2, 5),
     )
     for i, (gradient, value) in enumerate(alone):

@@ -36,8 +36,8 @@ def test_two_steps_by_hand():
 
 def test_the_term_pulls_back_to_the_received_model():
     """From G = 1 at u = 3 with mu = .5 the added gradient is .5 (3 - 1) = 1."""
-    extras = {"anchor": torch.tensor([1.0])}
-    assert Proximal(FedProx.Params(mu=0.5)).gradient(torch.tensor([3.0]), extras) == torch.tensor([1.0])
+    prepared = {"anchor": torch.tensor([1.0])}
+    assert Proximal(FedProx.Params(mu=0.5)).gradient(torch.tensor([3.0]), prepared) == torch.tensor([1.0])
 
 
 def test_mu_0_is_fedavg_to_the_bit(tmp_path):

@@ -124,6 +124,8 @@ def test_what_the_format_does_not_know_travels_as_it_did():
 
 
 def test_foreign_clients_get_plain_arrays():
-    assert Federation().packed is False
+    assert Federation().packs is False
+    assert Federation(networked=True).packs is False  # any Flower client may answer
+    assert Federation(networked=True, nonce=True).packs is True
     with pytest.raises(ValueError, match="packed messages need fedcross clients"):
         Federation(packed=True)

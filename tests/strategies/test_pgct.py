@@ -16,10 +16,12 @@ AXES = {
 }
 
 
-def loss(params, extras=AXES):
+def loss(params, prepared=AXES):
     batch = Batch(torch.tensor([[3.0, 4.0]], dtype=torch.float64), torch.tensor([0]))
     net = PlainNet()
-    return PGCT.Objective(params).loss(net, {"scale": torch.tensor(1.0, dtype=torch.float64)}, {}, batch, extras).item()
+    return (
+        PGCT.Objective(params).loss(net, {"scale": torch.tensor(1.0, dtype=torch.float64)}, {}, batch, prepared).item()
+    )
 
 
 def test_the_loss_by_hand():
@@ -35,7 +37,7 @@ def test_the_loss_by_hand():
 
 
 def test_at_home_it_is_cross_entropy():
-    assert loss(PGCT.Params(), extras={}) == pytest.approx(math.log(1 + math.e))
+    assert loss(PGCT.Params(), prepared={}) == pytest.approx(math.log(1 + math.e))
 
 
 def test_the_local_view_alone_travels():

@@ -97,7 +97,7 @@ def test_with_momentum_the_variate_has_the_gradients_length():
 
 
 def test_without_variates_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
-    def nothing(self, visit, trained, extras):
+    def nothing(self, visit, trained, prepared):
         return Outcome({"control": {name: np.zeros(p.shape, np.float32) for name, p in visit.params.items()}})
 
     true = run(tmp_path / "c", "method=scaffold")

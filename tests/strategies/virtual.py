@@ -36,6 +36,8 @@ class Clock:
 class VirtualGrid:
     """Clients 0 to n - 1, client i on node i + 1; `scripts` says what they do, :func:`answers` unless it names one."""
 
+    blocking = False
+
     def __init__(self, clock: Clock, clients: int, scripts: dict[int, Script]) -> None:
         identify()
         self.clock, self.scripts = clock, scripts

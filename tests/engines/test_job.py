@@ -1,0 +1,57 @@
+"""What engines and grids declare, and who reads it."""
+
+from types import ModuleType
+
+import pytest
+
+from conf.compose import CONF
+from conf.schema import load
+from engines.grid import LocalGrid
+from engines.job import Capabilities, engine_of
+from server.session import networked
+from strategies.roster import LocalClients, is_blocking
+from tasks.errors import ConfigError
+from tasks.settings import find
+from tests.engines.toy import app
+
+ENGINES = sorted(path.stem for path in (CONF / "engine").glob("*.yaml"))
+
+
+class Plain:
+    """A grid that, like Flower's own, declares nothing."""
+
+
+class Waiting(LocalGrid):
+    """A grid of this machine that must be asked again."""
+
+    blocking = False
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_declares_what_it_can_do(name):
+    declared = engine_of(find("engines", name, "engine")).CAPABILITIES
+    assert declared == Capabilities(simulates=name == "ray", own_folders=name == "remote")
+
+
+def test_an_engine_that_declares_nothing_is_refused_by_name():
+    module = ModuleType("mine")
+    module.run = lambda job: None
+    with pytest.raises(ConfigError, match="mine: not an engine"):
+        engine_of(module)
+
+
+def test_who_is_on_a_network():
+    local, plain = LocalGrid(app, 2, {}), Plain()
+    assert not networked(load(()), local)
+    assert networked(load(()), plain)
+    assert not networked(load(("engine=ray",)), plain)
+    assert not networked(load(("engine=superlink",)), local)
+    assert networked(load(("engine=superlink",)), plain)
+
+
+def test_what_strategies_read_of_a_grid():
+    assert isinstance(LocalGrid(app, 2, {}), LocalClients)
+    assert not isinstance(Plain(), LocalClients)
+    assert is_blocking(LocalGrid(app, 2, {}))
+    assert not is_blocking(Waiting(app, 2, {}))
+    assert not is_blocking(Plain())
