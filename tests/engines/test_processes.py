@@ -17,7 +17,7 @@ from tasks.errors import FederationError
 # Writes its id, starts a child in a session of its own that ignores SIGTERM, and sleeps.
 STUBBORN = """
 import signal, subprocess, sys, time
-child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('child', flush=True); time.sleep(500)"
+child = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print('child', flush=True); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
 time.sleep(600)
 """
