@@ -33,11 +33,11 @@ demo: $(READY)
 	$(BIN)/python -m analysis.demo outputs/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not ray and not superlink and not compose"
-	$(BIN)/python -m pytest -m "ray or superlink"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose"
+	$(BIN)/python -m pytest -m "ray or superlink" tests/e2e tests/faults
 
 unit: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not ray and not superlink and not compose and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose and not slow"
 
 # Every fault test at its full size (docs/reliability.md).
 reliability: $(READY)

@@ -1,11 +1,26 @@
 """Shared by all tests: nothing global leaks from one test into the next."""
 
+import gc
+import itertools
+import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    # The tests start some two hundred Python processes. Where none may write bytecode beside the sources, each compiles
+    # torch and Flower anew, which costs more than the tests. So they share bytecode in a folder of its own.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
+
+#: The only folders whose tests start a whole federation as processes: `make test` looks for those marks here alone.
+FEDERATIONS = ("e2e", "faults")
+#: Ray gives a process of its own this many seconds to start, 30 unless told. A loaded machine takes longer.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 
 
 def pytest_configure() -> None:
@@ -17,12 +32,59 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector away from what the imports make, during collection and after it.
+
+    Half a million objects of torch and others live until the end; to search them takes half a second, again and again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a test that starts a federation in a folder where `make test` would not find it."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] not in FEDERATIONS:
+            for mark in ("ray", "superlink"):
+                if item.get_closest_marker(mark):
+                    raise pytest.UsageError(f"{item.nodeid}: tests with mark {mark} lie in {FEDERATIONS} (Makefile)")
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return folders, one per test, that do not exist yet: most tests write nothing there."""
+    base = tmp_path_factory.mktemp("places")
+    return (base / str(number) for number in itertools.count())
+
+
+@pytest.fixture(scope="session")
+def digits_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache that holds the digits, so that processes need not import scikit-learn to read them."""
+    from tasks.digits import Params, load
+
+    folder = tmp_path_factory.mktemp("digits")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCROSS_CACHE", str(folder))
+        load(Params.model_validate({}))
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give every test its own client states, caches and Flower home."""
-    monkeypatch.setenv("FEDCROSS_STATE", str(tmp_path / "client-states"))
-    monkeypatch.setenv("FEDCROSS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+def own_places(places: Iterator[Path], digits_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give every test its own client states and Flower home; tests of the cache and what fills it have their own too.
+
+    What many tests share is the cache with the digits.
+    """
+    own = next(places)
+    monkeypatch.setenv("FEDCROSS_STATE", str(own / "client-states"))
+    monkeypatch.setenv("FEDCROSS_CACHE", str(digits_cache))
+    monkeypatch.setenv("FLWR_HOME", str(own / "flwr"))
     monkeypatch.delenv("FEDCROSS_PATH", raising=False)
     yield
     if "client.workshop" in sys.modules:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from client import work
 from client.app import app as client_app
-from conf.compose import join
-from conf.schema import load
+from conf.compose import compose, join
+from conf.schema import RunConfig, check
 from engines.grid import LocalGrid
 from server.session import Session
 
@@ -39,10 +40,22 @@ class Quiet:
 
 def session(folder: Path, *overrides: str, app: Any = client_app) -> Session:
     """Return a ready session of a small run that writes into `folder`."""
-    settled = [*SMALL, *overrides, f"output={folder}"]
-    config = load(settled)
+    config, settled = settle(folder, *overrides)
     clients = config.partition.clients  # type: ignore[attr-defined]
+    work._open.clear()  # the clients of every session are new processes in earnest: nothing in memory is shared
     return Session(config, LocalGrid(app, clients, {"overrides": join(settled)}), Quiet())
+
+
+def settle(folder: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
+    """Return the configuration of a small run that writes into `folder`, and the overrides for its clients.
+
+    The folders are set in what was composed: compositions are remembered by their overrides, and take longer than most
+    of these runs. Clients read neither of the two.
+    """
+    everything = [*SMALL, *overrides]
+    settled = [one for one in everything if not one.startswith("resume=")]
+    resumed = [one.removeprefix("resume=") for one in everything if one.startswith("resume=")]
+    return check({**compose(settled), "output": str(folder), "resume": [None, *resumed][-1]}), settled
 
 
 def run(folder: Path, *overrides: str, app: Any = client_app) -> Session:

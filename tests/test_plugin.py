@@ -77,5 +77,5 @@ def test_its_own_test_runs_too(plugin):
     own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/strategies/test_toy.py"]
     checkout = Path(__file__).resolve().parents[1]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = subprocess.run(own, cwd=plugin, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(own, cwd=plugin, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout

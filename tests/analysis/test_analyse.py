@@ -22,11 +22,11 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory, digits_cache: Path) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCROSS_STATE", str(folder / "states"))
-        patch.setenv("FEDCROSS_CACHE", str(folder / "cache"))
+        patch.setenv("FEDCROSS_CACHE", str(digits_cache))
         return {
             "fedct": launch([*SETTINGS, "method=fedct", "model=resnet20", "snapshots.rounds=[1,2]"], folder / "fedct"),
             "fedavg": launch([*SETTINGS, "method=fedavg", "snapshots.rounds=[2]"], folder / "fedavg"),

@@ -135,7 +135,7 @@ def visit(page: Path, folder: Path, width: int, *flags: str) -> dict[str, Any]:
         browser(), *FLAGS, f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=30000", *flags, "--dump-dom",
         (folder / "frame.html").as_uri(),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, flags=re.DOTALL)
     assert found, f"the page did not finish: {done.stderr[-2000:]}"
     return dict(json.loads(html.unescape(found[1])))

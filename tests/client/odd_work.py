@@ -33,6 +33,6 @@ def do(task: str, overrides: str, content: RecordDict | None) -> RecordDict:
         raise RuntimeError("CUDA error: unspecified launch failure")
     if what == "slow":
         Path(detail).touch()
-        time.sleep(60)
+        time.sleep(600)
     told = ConfigRecord({"pid": os.getpid(), "task": task})
     return RecordDict({"arrays": content.array_records["arrays"], "told": told})

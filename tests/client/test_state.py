@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from client.state import StateStore
+from client.work import state_root
 from tasks.errors import StorageError
 from tests.federation import run
 
@@ -46,11 +47,11 @@ def test_methods_without_client_state_look_for_none(tmp_path, monkeypatch):
     monkeypatch.setattr("client.state.log", lambda level, *text: told.append(text))
     run(tmp_path / "a", "rounds=3", "clients_per_round=6", "method=fedcross")
     assert told == []
-    run(tmp_path / "b", "rounds=3", "clients_per_round=6", "method=scaffold", app=forgetting_disk(tmp_path))
+    run(tmp_path / "b", "rounds=3", "clients_per_round=6", "method=scaffold", app=forgetting_disk())
     assert told
 
 
-def forgetting_disk(tmp_path):
+def forgetting_disk():
     """Return the client app of a device whose disk is replaced before every visit."""
     import shutil
 
@@ -62,7 +63,7 @@ def forgetting_disk(tmp_path):
 
     @app.train()
     def train(message, context):
-        shutil.rmtree(tmp_path / "client-states", ignore_errors=True)
+        shutil.rmtree(state_root(), ignore_errors=True)
         return client_app(message, context)
 
     return app
@@ -87,4 +88,4 @@ def test_only_what_a_method_keeps_is_looked_for(tmp_path, monkeypatch, method, k
         overrides += ["model=fedfusion_mnist", "partition.clients=2", "clients_per_round=2", "task.limit=40"]
     run(tmp_path, *overrides)
     assert missing == []
-    assert bool(list((tmp_path / "client-states").rglob("*.npz"))) == kept
+    assert bool(list(state_root().rglob("*.npz"))) == kept

@@ -28,9 +28,13 @@ def sha(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> str:
-    return sha(launch(CONFIGURATION, tmp_path / "local"))
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory, digits_cache: Path) -> str:
+    folder = tmp_path_factory.mktemp("local")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCROSS_STATE", str(folder / "states"))
+        patch.setenv("FEDCROSS_CACHE", str(digits_cache))
+        return sha(launch(CONFIGURATION, folder / "run"))
 
 
 @pytest.mark.slow

@@ -62,12 +62,12 @@ def main(grid: Grid, context: Context) -> None:
     if mode == "hang":
         Path(output).write_text("started")
         time.sleep(600)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while len(nodes := list(grid.get_node_ids())) < int(clients) and time.monotonic() < deadline:
         time.sleep(0.2)
     ask = RecordDict({"ask": ConfigRecord({"who": 1})})
     messages = [Message(ask, dst_node_id=node, message_type="query") for node in nodes]
-    replies = grid.send_and_receive(messages, timeout=300)
+    replies = grid.send_and_receive(messages, timeout=600)
     print("the server is done")
     Path(output).write_text(json.dumps([dict(reply.content["reply"]) for reply in replies]))
 """

@@ -17,14 +17,14 @@ from tasks.errors import FederationError
 # Writes its id, starts a child in a session of its own that ignores SIGTERM, and sleeps.
 STUBBORN = """
 import signal, subprocess, sys, time
-child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('child', flush=True); time.sleep(60)"
+child = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print('child', flush=True); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def wait_for(path: Path, text: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not path.is_file() or text not in path.read_text():
         assert time.monotonic() < deadline, f"{text!r} did not appear in {path}"
         time.sleep(0.02)
@@ -44,7 +44,7 @@ def test_no_process_is_left_behind_after_an_error(tmp_path: Path) -> None:
 
     def interrupted() -> None:
         with family:
-            family.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+            family.start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"])
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -57,9 +57,9 @@ def test_the_watchdog_cleans_up_after_sigkill(tmp_path: Path) -> None:
     code = (
         "import os, sys, time; from pathlib import Path; from engines.processes import Family\n"
         f"with Family(Path({str(tmp_path)!r}), dict(os.environ), [Path({str(tmp_path / 'keys')!r})]) as family:\n"
-        "    family.start('sleeper', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'])\n"
+        "    family.start('sleeper', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)'])\n"
         "    print(family.mark, flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     root = str(Path(processes.__file__).parent.parent)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root) as victim:
@@ -68,14 +68,14 @@ def test_the_watchdog_cleans_up_after_sigkill(tmp_path: Path) -> None:
         wait_for(tmp_path / "sleeper.log", "1")
         assert len(marked(mark)) == 1
         victim.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while marked(mark) or (tmp_path / "keys").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def test_only_marked_processes_end(tmp_path: Path) -> None:
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         end_marked("0" * 32, grace=0.1)
         assert bystander.poll() is None

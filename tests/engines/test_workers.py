@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message
 
 from client.app import app as client_app
 from client.app import warm_for
@@ -27,6 +27,7 @@ from engines.local import Params
 from engines.workers import WorkersGrid
 from server.session import Session
 from tests.engines.toy import app as toy
+from tests.engines.toy import message
 from tests.federation import SMALL, Quiet
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
@@ -39,16 +40,6 @@ def workers(count: int, clients: int = 6, **more: Any) -> Iterator[WorkersGrid]:
         yield grid
     finally:
         grid.close()
-
-
-def message(client: int, how: str = "", length: int = 3) -> Message:
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord({"w": Array(np.full(length, float(client)))}),
-            "config": ConfigRecord({"how": how}),
-        }
-    )
-    return Message(content, dst_node_id=FIRST_NODE + client, message_type="train")
 
 
 def config(reply: Message) -> ConfigRecord:
@@ -121,7 +112,7 @@ def test_close_ends_workers_that_are_busy() -> None:
 
 SCRIPT = """
 import sys
-from tests.engines.test_workers import message, toy
+from tests.engines.toy import app as toy, message
 from engines.workers import WorkersGrid
 grid = WorkersGrid(toy, 4, {}, 2)
 grid.push_messages([message(0, "sleep"), message(1, "sleep")])
@@ -153,10 +144,10 @@ def test_workers_end_with_their_parent(number: signal.Signals, code: int) -> Non
         os.killpg(parent.pid, number)  # as a terminal does: everybody in the group gets it
     else:
         parent.send_signal(number)
-    _, errors = parent.communicate(timeout=60)
+    _, errors = parent.communicate(timeout=600)
     assert parent.returncode == code
     assert "Traceback" not in errors
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.05)

@@ -6,8 +6,11 @@ import os
 import signal
 import time
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+
+from engines.grid import FIRST_NODE
 
 app = ClientApp()
 
@@ -33,3 +36,14 @@ def train(message: Message, context: Context) -> Message:
         }
     )
     return Message(content, reply_to=message)
+
+
+def message(client: int, how: str = "", length: int = 3) -> Message:
+    """Return a request to `client` with an array of `length` numbers; `how` says what goes wrong."""
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"w": Array(np.full(length, float(client)))}),
+            "config": ConfigRecord({"how": how}),
+        }
+    )
+    return Message(content, dst_node_id=FIRST_NODE + client, message_type="train")

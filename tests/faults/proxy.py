@@ -132,7 +132,7 @@ class Proxy:
         client, _ = self._listener.accept()
         self.connections += 1
         try:
-            server = socket.create_connection(("127.0.0.1", self.target), timeout=1)
+            server = socket.create_connection(("127.0.0.1", self.target), timeout=60)
         except OSError:
             client.close()
             return

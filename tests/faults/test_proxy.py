@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.faults.proxy import Proxy
+from tests.faults.proxy import BACKLOG, Proxy
 
 
 @pytest.fixture
@@ -36,7 +36,17 @@ def echo():
     thread.join()
 
 
-def call(proxy, data, timeout=20):
+def cut(proxy):
+    """Return when the partition is complete, however long the proxy's thread had to wait for its turn."""
+    proxy.partition()
+    deadline = time.monotonic() + 600
+    while len(proxy._plugs) <= BACKLOG:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.05)
+
+
+def call(proxy, data, timeout=600):
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=timeout) as connection:
         connection.sendall(data)
         found = b""
@@ -60,16 +70,16 @@ def test_latency_is_added_to_each_direction(echo):
 
 
 def test_a_partition_holds_everything_and_loses_nothing(echo):
-    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=0.3) as connection:
+    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=600) as connection:
         connection.sendall(b"a")
         assert connection.recv(1) == b"a"
-        proxy.partition()
-        time.sleep(0.05)
+        cut(proxy)
         connection.sendall(b"b")
+        connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(1)
         proxy.heal()
-        connection.settimeout(20)
+        connection.settimeout(600)
         assert connection.recv(1) == b"b"
 
 
@@ -77,8 +87,7 @@ def test_in_a_partition_nobody_answers_a_new_connection(echo):
     with Proxy(echo) as proxy:
         assert call(proxy, b"a") == b"a"
         for _ in range(2):
-            proxy.partition()
-            time.sleep(0.1)
+            cut(proxy)
             for _ in range(3):
                 with pytest.raises(TimeoutError):
                     socket.create_connection(("127.0.0.1", proxy.port), timeout=0.2)
@@ -87,7 +96,7 @@ def test_in_a_partition_nobody_answers_a_new_connection(echo):
 
 
 def test_a_reset_is_seen(echo):
-    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
+    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=600) as connection:
         connection.sendall(b"a")
         assert connection.recv(1) == b"a"
         proxy.reset()
@@ -96,5 +105,5 @@ def test_a_reset_is_seen(echo):
 
 
 def test_a_closed_target_is_a_closed_connection():
-    with Proxy(1) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
+    with Proxy(1) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=600) as connection:
         assert connection.recv(1) == b""

@@ -21,12 +21,12 @@ def sorted_by_name(arrays):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, digits_cache):
     """A run of three rounds over the federation of tests, and its folder."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCROSS_STATE", str(folder / "clients"))
-        patch.setenv("FEDCROSS_CACHE", str(folder / "cache"))
+        patch.setenv("FEDCROSS_CACHE", str(digits_cache))
         return folder, run(folder, "method=fedcross_propellers", "method.k=4")
 
 

@@ -118,7 +118,7 @@ def test_help_imports_neither_torch_nor_ray(tmp_path):
         text=True,
         cwd=tmp_path,
         env=environment(tmp_path),
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert "method" in done.stdout
@@ -131,13 +131,13 @@ def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
         cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     metrics = tmp_path / "one" / "metrics.jsonl"
-    waiting_until = time.monotonic() + 300
+    waiting_until = time.monotonic() + 600
     while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
         assert time.monotonic() < waiting_until
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
+    _, told = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "resume=" in told
     assert "Traceback" not in told

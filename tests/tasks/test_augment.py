@@ -10,8 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as reference
 
 from tasks import augment
 from tasks.augment import Augment, build
@@ -60,6 +58,9 @@ def test_flip_mirrors_about_half() -> None:
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 12)])
 def test_rotation_equals_torchvision(shape: tuple[int, int]) -> None:
+    from torchvision.transforms import InterpolationMode  # here, because it takes seconds and others need it not
+    from torchvision.transforms import functional as reference
+
     x = images(20, height=shape[0], width=shape[1])
     out = made(rotate=15)(x, generator(3))
     angles = (2 * torch.rand(20, generator=generator(3), dtype=torch.float64) - 1) * 15
@@ -73,6 +74,8 @@ def test_rotation_equals_torchvision(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(8, 8), (9, 16)])
 def test_resized_crop_equals_torchvision(shape: tuple[int, int]) -> None:
+    from torchvision.transforms import functional as reference
+
     height, width = shape
     x = images(30, height=height, width=width)
     out = made(resized_crop=True)(x, generator(5))
