@@ -67,7 +67,7 @@ COPY --from=build /opt/fedcross /opt/fedcross
 COPY --from=wheel /build/wheels /tmp/wheels
 RUN /opt/fedcross/bin/pip install --quiet --no-cache-dir --no-deps --no-index --root-user-action=ignore /tmp/wheels/*.whl \
  && rm -r /tmp/wheels \
- && PYTHONDONTWRITEBYTECODE=1 /opt/fedcross/bin/python -c "import torch, torchvision, flwr, server.run"
+ && PYTHONDONTWRITEBYTECODE=1 /opt/fedcross/bin/python -c "import torch, torchvision, flwr, fedcross.server.commands.run"
 ENV PATH=/opt/fedcross/bin:$PATH \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     FLWR_HOME=/state/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \

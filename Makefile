@@ -30,7 +30,7 @@ $(READY): .boot/bin/uv requirements.lock pyproject.toml
 demo: $(READY)
 	rm -rf outputs/demo
 	$(BIN)/fedcross experiment=demo hydra.sweep.dir=outputs/demo
-	$(BIN)/python -m analysis.demo outputs/demo
+	$(BIN)/python -m fedcross.analysis.demo outputs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose"
@@ -42,7 +42,7 @@ unit: $(READY)
 # Every fault test at its full size (docs/reliability.md).
 reliability: $(READY)
 	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --durations=0 tests/faults tests/server/test_checkpoint.py \
-	  tests/server/test_replies.py tests/strategies/test_desk.py tests/strategies/test_rounds.py tests/strategies/test_defence.py
+	  tests/server/test_reply_log.py tests/strategies/round/test_exchange.py tests/strategies/round/test_rounds.py tests/strategies/round/test_defence.py
 
 # The compose federation for real; needs a container engine, and BASE_IMAGE where python:3.11-slim cannot be fetched.
 compose: $(READY)

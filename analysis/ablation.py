@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.groups import Group, identity
-from analysis.runs import Curve
+from fedcross.analysis.groups import Group, identity
+from fedcross.analysis.runs import Curve
 
 ALPHA, SELECTION = "method.alpha", "method.selection"
 

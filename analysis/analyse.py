@@ -1,14 +1,12 @@
-"""``fedcross-analyse``: pictures of what the models of a run have learned."""
+"""``fedcross analyse``: pictures of what the models of a run have learned."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.errors import FedcrossError, StorageError
+from fedcross.core.errors import StorageError
 
 #: Analysis -> what it shows; each is a module of this package with a function ``draw``.
 KINDS = {
@@ -17,26 +15,6 @@ KINDS = {
     "forgetting": "accuracy per class before and after the exchange",
     "gradcam": "Grad-CAM of chosen test images",
 }
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command line of ``fedcross-analyse``."""
-    line = argparse.ArgumentParser(
-        prog="fedcross-analyse",
-        description="Pictures of the models that a run kept (fedcross ... snapshots.rounds=[1,10,100]).",
-        epilog="kinds: " + "; ".join(f"{name}: {text}" for name, text in KINDS.items()),
-    )
-    line.add_argument("run", metavar="RUN", type=Path, help="folder of one run")
-    line.add_argument("kind", choices=tuple(KINDS), help="what to show")
-    line.add_argument("--rounds", nargs="+", type=int, default=[], metavar="N", help="rounds (default: all kept ones)")
-    line.add_argument(
-        "--slots", nargs="+", type=int, default=[], metavar="I", help="single models, for tsne and gradcam"
-    )
-    line.add_argument("--examples", type=int, default=500, metavar="N", help="test examples (default: 500)")
-    line.add_argument("--images", nargs="+", type=int, default=[], metavar="I", help="test images for gradcam")
-    line.add_argument("--data", type=Path, metavar="DIR", help="where the data sets lie (default: as the run said)")
-    line.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: 'analysis' in RUN)")
-    return line
 
 
 def analyse(
@@ -73,7 +51,7 @@ def analyse(
     StorageError
         If `out` cannot be written.
     """
-    from analysis.subject import Options, Subject
+    from fedcross.analysis.subject import Options, Subject
 
     folder = out or run / "analysis"
     subject = Subject(run, data)
@@ -84,19 +62,3 @@ def analyse(
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written ({error}). Choose another folder with --out.") from error
     return written
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``fedcross-analyse``; return the exit code (0, or 2 for wrong use and for runs without snapshots)."""
-    options = vars(parser().parse_args(arguments))
-    try:
-        for path in analyse(**options):
-            print(path)
-    except FedcrossError as error:
-        print(f"fedcross-analyse: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

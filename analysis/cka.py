@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.subject import Options, RecordedExchange, Subject
+from fedcross.analysis.subject import Options, RecordedExchange, Subject
 
 if TYPE_CHECKING:
     import torch

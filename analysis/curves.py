@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.axes import AXES
-from analysis.groups import Group
-from analysis.runs import Curve
-from tasks.scoring import WINDOW
+from fedcross.analysis.axes import AXES
+from fedcross.analysis.groups import Group
+from fedcross.analysis.runs import Curve
+from fedcross.tasks.scoring import WINDOW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

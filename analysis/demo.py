@@ -10,10 +10,10 @@ def main(folder: Path) -> None:
     """Print the table of the runs below `folder` and draw ``curves.png`` into it."""
     from rich.console import Console
 
-    from analysis.curves import plot_curves
-    from analysis.groups import group_runs
-    from analysis.loading import load_runs
-    from analysis.table import console_table
+    from fedcross.analysis.curves import plot_curves
+    from fedcross.analysis.groups import group_runs
+    from fedcross.analysis.loading import load_runs
+    from fedcross.analysis.table import console_table
 
     runs = load_runs([folder]).runs
     Console().print(console_table(runs))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.subject import Arrays, Options, Subject
-from tasks.errors import DataError
+from fedcross.analysis.subject import Arrays, Options, Subject
+from fedcross.core.errors import DataError
 
 #: A client holds a class if at least this share of its examples is of it.
 HELD = 0.02

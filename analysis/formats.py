@@ -7,9 +7,9 @@ import io
 import math
 from collections.abc import Sequence
 
-from analysis.groups import Group
-from analysis.published import accuracy_cells
-from analysis.tables import Table, rounds_done
+from fedcross.analysis.groups import Group
+from fedcross.analysis.published import accuracy_cells
+from fedcross.analysis.tables import Table, rounds_done
 
 
 def markdown(table: Table) -> str:
@@ -63,7 +63,7 @@ LATEX = str.maketrans(
 
 def latex(tables: Sequence[Table]) -> str:
     """Return the tables as LaTeX floats with booktabs rules."""
-    parts = ["% Made by fedcross-report. Needs \\usepackage{booktabs}."]
+    parts = ["% Made by fedcross report. Needs \\usepackage{booktabs}."]
     for table in tables:
         rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in (table.header, *table.rows)]
         caption = f"{table.title}. {table.note}".strip().translate(LATEX)

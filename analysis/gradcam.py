@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.subject import Arrays, Options, Subject
-from tasks.errors import ConfigError, DataError
+from fedcross.analysis.subject import Arrays, Options, Subject
+from fedcross.core.errors import ConfigError, DataError
 
 #: Images shown unless some are chosen: the first test image of so many classes.
 CLASSES = 6

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.runs import Curve, Run
+from fedcross.analysis.runs import Curve, Run
 
 IGNORED = (
     "seed", "logger", "hydra", "experiment", "output", "resume", "checkpoint", "snapshots", "federation", "data_root",

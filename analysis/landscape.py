@@ -1,4 +1,4 @@
-"""``fedcross-landscape``: how flat the global models of runs lie, side by side on the same axes.
+"""``fedcross landscape``: how flat the global models of runs lie, side by side on the same axes.
 
 Every model's loss is drawn over the same two random directions, each scaled filter by filter to the weights of that
 model (Li et al., NeurIPS 2018), with one range and one colour scale for all. Vectors (biases, normalisation) have no
@@ -9,9 +9,7 @@ decides, and it moves normalisation weights too.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.errors import ConfigError, DataError, FedcrossError, StorageError
-from tasks.randomness import stream
+from fedcross.core.errors import ConfigError, DataError, StorageError
+from fedcross.core.randomness import stream
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from analysis.subject import Subject
+    from fedcross.analysis.subject import Subject
 
 Surface = NDArray[np.float64]
 
@@ -126,7 +124,7 @@ def view(subject: Subject, axis: NDArray[np.float64], examples: int, seed: int) 
     """Return the surroundings of a finished run's global model on `examples` of the test set."""
     import torch
 
-    from analysis.sharpness import epsilon_sharpness, largest_eigenvalue
+    from fedcross.analysis.sharpness import epsilon_sharpness, largest_eigenvalue
 
     point = final_point(subject, examples)
     d1, d2 = (point.direction(seed, index) for index in (0, 1))
@@ -197,8 +195,8 @@ def draw_diversity(folders: Sequence[Path], path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from analysis.groups import group_runs
-    from analysis.loading import load_runs
+    from fedcross.analysis.groups import group_runs
+    from fedcross.analysis.loading import load_runs
 
     groups, _ = group_runs(load_runs(folders, unfinished=True).runs)
     columns = {"pool_similarity_mean": "mean cosine similarity of two models", "pool_spread": "spread of the pool"}
@@ -255,7 +253,7 @@ def landscape(
     StorageError
         If `out` cannot be written.
     """
-    from analysis.subject import Subject
+    from fedcross.analysis.subject import Subject
 
     if points < 3 or points % 2 == 0:
         raise ConfigError(f"--points {points}: an odd number from 3, so that the model itself is on the grid.")
@@ -275,38 +273,3 @@ def landscape(
     except OSError as error:
         raise StorageError(f"{out}: cannot be written ({error}). Choose another folder with --out.") from error
     return [out / name for name in ("landscape.png", "landscape.json", *(["diversity.png"] if pool else []))]
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command line of ``fedcross-landscape``."""
-    line = argparse.ArgumentParser(
-        prog="fedcross-landscape",
-        description="Loss surfaces and sharpness of finished runs on the same axes, and how diverse their pools were.",
-    )
-    line.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folders of finished runs")
-    line.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where to write (default: 'analysis' in the first RUN)"
-    )
-    line.add_argument("--data", type=Path, metavar="DIR", help="where the data sets lie (default: as the run said)")
-    line.add_argument("--radius", type=float, default=1.0, help="half the width of the picture (default: 1)")
-    line.add_argument("--points", type=int, default=21, help="points along each axis (default: 21)")
-    line.add_argument("--examples", type=int, default=500, help="test examples (default: 500)")
-    line.add_argument("--seed", type=int, default=1, help="of the directions (default: 1)")
-    return line
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``fedcross-landscape``; return the exit code (0, or 2 for wrong use)."""
-    options = vars(parser().parse_args(arguments))
-    options["out"] = options["out"] or options["runs"][0] / "analysis"
-    try:
-        for path in landscape(**options):
-            print(path)
-    except FedcrossError as error:
-        print(f"fedcross-landscape: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.runs import Curve, Run
-from tasks.errors import DataError
+from fedcross.analysis.runs import Curve, Run
+from fedcross.core.errors import DataError
 
 
 class BadRunError(Exception):

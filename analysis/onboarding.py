@@ -1,4 +1,4 @@
-"""Newcomers' local epochs as a table and a picture, from the ``onboard.json`` that ``fedcross-onboard`` wrote."""
+"""Newcomers' local epochs as a table and a picture, from the ``onboard.json`` that ``fedcross onboard`` wrote."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.curves import COLOURS, DASHES
+from fedcross.analysis.curves import COLOURS, DASHES
 
 
 def write_report(path: Path) -> str:

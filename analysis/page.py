@@ -12,16 +12,16 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from analysis.ablation import Grid
-from analysis.axes import AXES
-from analysis.curves import COLOURS, DASHES, SMOOTH_FROM, styles
-from analysis.groups import Group
-from analysis.runs import Run
-from analysis.tables import Table, compact
-from tasks.scoring import WINDOW
+from fedcross.analysis.ablation import Grid
+from fedcross.analysis.axes import AXES
+from fedcross.analysis.curves import COLOURS, DASHES, SMOOTH_FROM, styles
+from fedcross.analysis.groups import Group
+from fedcross.analysis.runs import Run
+from fedcross.analysis.tables import Table, compact
+from fedcross.tasks.scoring import WINDOW
 
 if TYPE_CHECKING:
-    from analysis.summary import Report
+    from fedcross.analysis.summary import Report
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot")
@@ -37,7 +37,7 @@ def page(report: Report, x: str = "rounds") -> str:
     """Return the page for `report`, with axis `x` (a key of ``AXES``) chosen at first."""
     from plotly.offline import get_plotlyjs
 
-    files = resources.files("analysis")
+    files = resources.files("fedcross.analysis")
     style, script = (files.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     body = [
         "<header><h1>fedcross report</h1><button id=theme type=button>dark / light</button></header>",

@@ -1,22 +1,19 @@
-"""``fedcross-partition``: who owns what, as a table of clients and classes and as the papers' bubble plot."""
+"""``fedcross partition``: who owns what, as a table of clients and classes and as the papers' bubble plot."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from conf.compose import compose
-from conf.schema import PACKAGES, settings_class
-from tasks.base import Partition, Task
-from tasks.errors import ConfigError, FedcrossError
-from tasks.settings import Settings, find, parse
+from fedcross.conf.compose import compose
+from fedcross.conf.schema import PACKAGES, settings_class
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings, find, parse
+from fedcross.tasks.base import Partition, Task
 
 Counts = npt.NDArray[np.int64]
 WIDEST = 20
@@ -158,75 +155,3 @@ def bubble_plot(table: Counts, labels: Sequence[str], title: str, file: Path) ->
     axes.grid(alpha=0.2)
     axes.set_axisbelow(True)
     figure.savefig(file, dpi=150)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``fedcross-partition``."""
-    made = argparse.ArgumentParser(
-        prog="fedcross-partition",
-        description="Show how a partition divides a task's training examples over the clients.",
-        epilog="Example: fedcross-partition task=cifar10 partition=dirichlet partition.beta=0.1 --plot out.png",
-    )
-    made.add_argument(
-        "overrides", nargs="*", metavar="GROUP=NAME", help="as for fedcross: task=..., partition.beta=..."
-    )
-    made.add_argument("--plot", type=Path, metavar="FILE", help="write the bubble plot (.png, .pdf, .svg)")
-    made.add_argument("--markdown", action="store_true", help="tables in Markdown")
-    made.add_argument("--seeds", type=int, default=1, metavar="N", help="client sizes over N seeds, not single clients")
-    return made
-
-
-def show(header: Sequence[str], body: Sequence[Sequence[str]], title: str, plain: bool) -> None:
-    """Print a table, as Markdown or for the terminal."""
-    if plain:
-        print(f"{title}\n\n{markdown(header, body)}")
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(*header, title=title, title_justify="left")
-    for column in drawn.columns:
-        column.justify = "right"
-        column.no_wrap = True
-    for line in body:
-        drawn.add_row(*line)
-    Console().print(drawn)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``fedcross-partition``; return the exit code (0, or 2 for a wrong configuration or data set)."""
-    options = parser().parse_intermixed_args(arguments)
-    try:
-        if options.seeds < 1:
-            raise ConfigError(f"--seeds {options.seeds}: give 1 or more.")
-        chosen = setup(options.overrides)
-        if options.seeds > 1:
-            show(*over_seeds(chosen, options.seeds), chosen.title, options.markdown)
-        if options.seeds == 1 or options.plot:
-            table = counts(chosen.task, chosen.split(chosen.seed))
-            if options.seeds == 1:
-                _show_one(chosen, table, options)
-            if options.plot:
-                bubble_plot(table, chosen.task.label_names, chosen.title, options.plot)
-                print(f"Plot written to {options.plot}", file=sys.stderr)
-    except FedcrossError as error:
-        print(f"fedcross-partition: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"fedcross-partition: {options.plot}: cannot be written ({error}).", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _show_one(chosen: Setup, table: Counts, options: Any) -> None:
-    show(*rows(table, chosen.task.label_names), chosen.title, options.markdown)
-    smallest, median, largest = sizes(table)
-    held = np.median(np.count_nonzero(table, axis=1))
-    print(
-        f"\n{len(table)} clients, {table.sum()} examples; smallest {smallest}, median {median:g}, largest {largest}; "
-        f"classes per client: median {held:g} of {table.shape[1]}"
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

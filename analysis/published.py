@@ -78,7 +78,7 @@ class Cell:
 @functools.cache
 def cells() -> tuple[Cell, ...]:
     """Return every published cell, in the table's order."""
-    text = resources.files("analysis").joinpath("published.csv").read_text(encoding="utf-8")
+    text = resources.files("fedcross.analysis").joinpath("published.csv").read_text(encoding="utf-8")
     return tuple(
         Cell(
             **{

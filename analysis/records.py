@@ -1,4 +1,4 @@
-"""``fedcross-record``: small records of finished runs for the repository, and the page of results made from them.
+"""``fedcross record``: small records of finished runs for the repository, and the page of results made from them.
 
 A record is what a report needs and nothing else: the configuration, ``metrics.jsonl`` and ``result.json``; no models,
 no checkpoints, no places of this machine. ``docs/results.md`` is made from all records, never by hand.
@@ -6,17 +6,15 @@ no checkpoints, no places of this machine. ``docs/results.md`` is made from all 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import ConfigError, DataError, FedcrossError, StorageError
+from fedcross.core.errors import ConfigError, DataError, StorageError
 
 LIMIT_MB = 10.0
 """Most megabytes (1e6 bytes) that the records of one name may take."""
@@ -47,7 +45,7 @@ def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = 
     StorageError
         If `results` cannot be written.
     """
-    from analysis.loading import load_runs
+    from fedcross.analysis.loading import load_runs
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: small letters, digits, and _.- only. Choose another name.")
@@ -131,13 +129,13 @@ def write_page(results: Path, page: Path) -> str:
     """
     names = sorted(p.name for p in results.iterdir() if p.is_dir()) if results.is_dir() else []
     if not names:
-        raise DataError(f"{results}: no records. Make one with fedcross-record DIR --name NAME.")
+        raise DataError(f"{results}: no records. Make one with fedcross record DIR --name NAME.")
     pictures = page.parent / "images"
     try:
         pictures.mkdir(parents=True, exist_ok=True)
         parts = [_section(results / name, pictures) for name in names]
         text = (
-            "# Results\n\nMade by `fedcross-record` from the records in `results/`; do not edit. A cell with ± is mean "
+            "# Results\n\nMade by `fedcross record` from the records in `results/`; do not edit. A cell with ± is mean "
             "and standard deviation over seeds.\n\n" + "\n".join(parts)
         )
         page.write_text(text, encoding="utf-8")
@@ -147,12 +145,12 @@ def write_page(results: Path, page: Path) -> str:
 
 
 def _section(folder: Path, pictures: Path) -> str:
-    from analysis import formats
-    from analysis.ablation import plot_grids
-    from analysis.curves import plot_curves
-    from analysis.groups import group_runs
-    from analysis.loading import load_runs
-    from analysis.summary import build
+    from fedcross.analysis import formats
+    from fedcross.analysis.ablation import plot_grids
+    from fedcross.analysis.curves import plot_curves
+    from fedcross.analysis.groups import group_runs
+    from fedcross.analysis.loading import load_runs
+    from fedcross.analysis.summary import build
 
     also, until = _shown(folder)
     loaded = load_runs([folder, *also], until=until)
@@ -197,41 +195,3 @@ def _provenance(results: Sequence[Mapping[str, Any]]) -> str:
 
     fields = ("engine", "device", "machine", "versions", "commit")
     return f"{len(results)} runs. " + "; ".join(f"{name}: {told(name)}" for name in fields) + ".\n"
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command line of ``fedcross-record``."""
-    line = argparse.ArgumentParser(
-        prog="fedcross-record",
-        description="Keep small records of finished runs, and make the page of results from all records.",
-    )
-    line.add_argument("folders", nargs="*", metavar="DIR", type=Path, help="searched for runs; none: only the page")
-    line.add_argument("--name", help="what the records are of: a folder of RESULTS")
-    line.add_argument("--results", type=Path, default=Path("results"), metavar="RESULTS", help="default: results")
-    line.add_argument(
-        "--page", type=Path, default=Path("docs/results.md"), metavar="FILE", help="default: docs/results.md"
-    )
-    line.add_argument(
-        "--limit-mb", type=float, default=LIMIT_MB, metavar="MB", help=f"default: {LIMIT_MB:g} for a name"
-    )
-    return line
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``fedcross-record``; return the exit code (0, or 2 for wrong use)."""
-    options = parser().parse_args(arguments)
-    try:
-        if bool(options.folders) != bool(options.name):
-            raise ConfigError("DIR and --name belong together: fedcross-record DIR... --name NAME. Give both or none.")
-        for folder in record(options.folders, options.name, options.results, options.limit_mb) if options.name else []:
-            print(folder)
-        write_page(options.results, options.page)
-    except FedcrossError as error:
-        print(f"fedcross-record: {error}", file=sys.stderr)
-        return error.exit_code
-    print(options.page)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.scoring import Smoothed, smoothed
+from fedcross.tasks.scoring import Smoothed, smoothed
 
 Curve = NDArray[np.float64]
 

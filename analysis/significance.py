@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.groups import Group
+from fedcross.analysis.groups import Group
 
 WILCOXON_FROM = 6
 """With n pairs the smallest two-sided p of the exact Wilcoxon test is 2 / 2^n: below .05 from six pairs on."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.base import Partition, Task
-from tasks.errors import ConfigError, DataError
-from tasks.models import create
-from tasks.randomness import stream
-from tasks.settings import Settings, find, parse
+from fedcross.core.errors import ConfigError, DataError
+from fedcross.core.randomness import stream
+from fedcross.core.settings import Settings, find, parse
+from fedcross.tasks.base import Partition, Task
+from fedcross.tasks.models import create
 
 if TYPE_CHECKING:
     import torch
@@ -81,14 +81,14 @@ class Subject:
     @cached_property
     def task(self) -> Task:
         """The data set."""
-        module, params = self._part("task", "tasks")
+        module, params = self._part("task", "fedcross.tasks")
         task: Task = module.load(params)
         return task
 
     @cached_property
     def partition(self) -> Partition:
         """Who owns what."""
-        module, params = self._part("partition", "tasks.partition")
+        module, params = self._part("partition", "fedcross.tasks.partition")
         partition: Partition = module.split(params, self.task, self.seed)
         return partition
 
@@ -96,7 +96,7 @@ class Subject:
         """Return the configured network, as the method wraps it, with weights `arrays`, in evaluation mode."""
         import torch
 
-        from strategies.registry import method_class
+        from fedcross.strategies.round.registry import method_class
 
         part = {name: value for name, value in self.config["model"].items() if name != "module"}
         model: nn.Module = create(str(self.config["model"].get("module", part["name"])), part, self.task, self.seed)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.ablation import Grid
-    from analysis.groups import Group
-    from analysis.tables import Table
+    from fedcross.analysis.ablation import Grid
+    from fedcross.analysis.groups import Group
+    from fedcross.analysis.tables import Table
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Report:
 
     def markdown(self) -> str:
         """Return the text of ``report.md``."""
-        from analysis.formats import markdown
+        from fedcross.analysis.formats import markdown
 
         pictures = ["![Test accuracy](curves.png)\n"] + (["![Ablation](ablation.png)\n"] if self.grids else [])
         parts = [*map(markdown, self.tables), *pictures]
@@ -34,8 +34,8 @@ class Report:
 
 def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float] = ()) -> Report:
     """Return everything a report shows about `groups`; `targets` as in :func:`write_report`."""
-    from analysis import tables
-    from analysis.ablation import grids
+    from fedcross.analysis import tables
+    from fedcross.analysis.ablation import grids
 
     wanted = list(targets) or [t for t in [tables.default_target(groups)] if t == t]
     found = grids(groups)

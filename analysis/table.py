@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analysis.groups import Group, Spread, group_runs
-from analysis.runs import Run
+from fedcross.analysis.groups import Group, Spread, group_runs
+from fedcross.analysis.runs import Run
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.ablation import Grid
-from analysis.groups import Group
-from analysis.published import Cell, accuracy_cells, deviations, published_rounds
-from analysis.significance import WILCOXON_FROM, compare
-from analysis.table import duration, percent, size
+from fedcross.analysis.ablation import Grid
+from fedcross.analysis.groups import Group
+from fedcross.analysis.published import Cell, accuracy_cells, deviations, published_rounds
+from fedcross.analysis.significance import WILCOXON_FROM, compare
+from fedcross.analysis.table import duration, percent, size
 
 
 @dataclass(frozen=True)

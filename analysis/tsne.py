@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.subject import Arrays, Options, Subject
+from fedcross.analysis.subject import Arrays, Options, Subject
 
 PERPLEXITY = 30.0
 

@@ -49,11 +49,11 @@ def pool_case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any
     """Measure the bound and the pool on one buffer."""
     import torch
 
-    from strategies.arrays import Layout
-    from strategies.mixing import cross
-    from strategies.pool import Pool
-    from strategies.selection import Question, in_order, lowest_similarity
-    from strategies.similarity import cosine
+    from fedcross.strategies.pool.layout import Layout
+    from fedcross.strategies.pool.mixing import cross
+    from fedcross.strategies.pool.pool import Pool
+    from fedcross.strategies.pool.selection import Question, in_order, lowest_similarity
+    from fedcross.strategies.pool.similarity import cosine
 
     def layout(model: Shapes) -> Layout:
         return Layout.of({key: np.broadcast_to(np.zeros((), dtype), shape) for key, (shape, dtype) in model.items()})

@@ -47,11 +47,11 @@ def settings(row: str, selection: str, defended: bool, seed: int, rounds: int, o
 
 def accuracy(settled: list[str]) -> float:
     """Run one federation in this process and return its final test accuracy in [0, 1]."""
-    from client.app import app
-    from conf.compose import join
-    from conf.schema import load
-    from engines.grid import LocalGrid
-    from server.session import Session
+    from fedcross.client.app import app
+    from fedcross.conf.compose import join
+    from fedcross.conf.schema import load
+    from fedcross.engines.grid import LocalGrid
+    from fedcross.server.session import Session
 
     config = load(settled)
     clients = int(config.partition.clients)  # type: ignore[attr-defined]

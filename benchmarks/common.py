@@ -81,12 +81,12 @@ class Ours:
     """A fedcross run whose rounds are called one by one, through the real grid, guard and aggregation."""
 
     def __init__(self, settled: Sequence[str], workers: int) -> None:
-        from client.app import app, warm_for
-        from conf.compose import join
-        from conf.schema import load
-        from engines.grid import LocalGrid
-        from engines.workers import WorkersGrid
-        from server.session import Session
+        from fedcross.client.app import app, warm_for
+        from fedcross.conf.compose import join
+        from fedcross.conf.schema import load
+        from fedcross.engines.grid import LocalGrid
+        from fedcross.engines.workers import WorkersGrid
+        from fedcross.server.session import Session
 
         text, config = join(settled), load(settled)
         clients = int(config.partition.clients)  # type: ignore[attr-defined]

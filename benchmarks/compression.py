@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import machine
-from server.launch import launch
+from fedcross.server.launch import launch
 
 KINDS = {
     "float32": ("float32", "float32"),

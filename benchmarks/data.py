@@ -17,15 +17,15 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from tasks.base import Task
-from tasks.settings import find
+from fedcross.core.settings import find
+from fedcross.tasks.base import Task
 
 MIB = 1024 * 1024
 
 
 def load(name: str, root: Path) -> tuple[Task, float]:
     """Return the task and the seconds it took."""
-    module = find("tasks", name, "task")
+    module = find("fedcross.tasks", name, "task")
     start = time.perf_counter()
     task: Task = module.load(module.Params(root=root))
     return task, time.perf_counter() - start

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from client.net import ModuleNet
-from client.trainer import train
-from conf.schema import Train
-from strategies.objective import Objective, Visit
-from strategies.registry import method_class
-from tasks.base import Examples, Task
-from tasks.models import create
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.trainer import train
+from fedcross.conf.schema import Train
+from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.strategies.round.registry import method_class
+from fedcross.tasks.base import Examples, Task
+from fedcross.tasks.models import create
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", {}),

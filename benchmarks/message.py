@@ -21,10 +21,10 @@ from statistics import median
 import numpy as np
 
 from benchmarks.common import Workload, images, machine
-from client.warm import Keeper, Resident
-from conf.compose import join
-from conf.schema import load
-from tasks.models import create
+from fedcross.client.resident.connect import Keeper, Resident
+from fedcross.conf.compose import join
+from fedcross.conf.schema import load
+from fedcross.tasks.models import create
 
 CONTESTANTS = ("floor", "inside", "resident")
 PROCESS = """
@@ -46,7 +46,7 @@ if turn == "floor":
     answer = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
     reply = Message(answer, reply_to=message)
 else:
-    from client.app import _work
+    from fedcross.client.app import _work
     reply = _work("train", message, context)
 assert len(reply.content["arrays"]) == len(arrays)
 print(json.dumps([time.perf_counter() - start, time.process_time()]))

@@ -73,8 +73,8 @@ class Spans:
 
 def measure(settings: list[str], rounds: int) -> tuple[Times, Times]:
     """Return the median of each part over `rounds` rounds, and of the whole round and what of it is not training."""
-    from client import workshop as work
-    from strategies import desk
+    from fedcross.client import workshop as work
+    from fedcross.strategies.round import exchange as desk
 
     spans = Spans()
     run = Ours(settings, workers=1)

@@ -39,7 +39,7 @@ WEIGHTS = {"lenet5": "62k", "cnn_w": "0.9M", "resnet18": "11M", "vgg16_bn": "34M
 LEAK_LIMIT = 1.0  # MiB per 100 rounds
 
 
-DECODE = "import sys; from conf.schema import load; load(sys.argv[1:]).load_data()"
+DECODE = "import sys; from fedcross.conf.schema import load; load(sys.argv[1:]).load_data()"
 
 
 def resident(pid: int) -> float:
@@ -103,7 +103,7 @@ def ray_leak(rounds: int) -> dict[str, float]:
         images(work, folder)
         settings = [s for s in overrides(work, folder, folder / "run") if not s.startswith("rounds=")]
         own = {"FEDCROSS_STATE": str(folder / "state"), "FEDCROSS_CACHE": str(folder / "cache")}
-        command = [sys.executable, "-m", "server.run", *settings, "engine=ray", f"rounds={rounds}"]
+        command = [sys.executable, "-m", "fedcross", *settings, "engine=ray", f"rounds={rounds}"]
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT)
         done, series = 0, []

@@ -25,11 +25,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import machine, write_section
 from benchmarks.loops import network
-from client.net import ModuleNet
-from client.trainer import step
-from conf.schema import Train
-from tasks.models import pooling
-from tasks.models.lenet5 import Params, build
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.trainer import step
+from fedcross.conf.schema import Train
+from fedcross.tasks.models import pooling
+from fedcross.tasks.models.lenet5 import Params, build
 
 BATCH, STEPS, TURNS = 50, 40, 7
 LR, MOMENTUM = 0.01, 0.5

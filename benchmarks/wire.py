@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common import Workload, images, machine, write_section
-from conf.compose import join
-from engines import bundle, superlink
+from fedcross.conf.compose import join
+from fedcross.engines import bundle, superlink
 
 CLIENTS = 3
 TURNS = '''
@@ -51,7 +51,7 @@ def train(message, context):
     turn = turns[asked["round"] % len(turns)]
     if turn != "floor":  # what we import is ours
         os.environ["FEDCROSS_TRAINER"] = turn
-        from client.app import _work
+        from fedcross.client.app import _work
 
         return _work("train", message, context)
     content = RecordDict({
@@ -124,7 +124,7 @@ def app_folder(folder: Path) -> Path:
     """Return our Flower app with the ClientApp that takes turns."""
     made = bundle.make(folder)
     project = made / "pyproject.toml"
-    project.write_text(project.read_text().replace("client.app:app", "turns:app"))
+    project.write_text(project.read_text().replace("fedcross.client.app:app", "turns:app"))
     (made / "turns.py").write_text(TURNS)
     return made
 

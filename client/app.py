@@ -12,9 +12,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from tasks.errors import ConfigError, FedcrossError, ProtocolError
+from fedcross.core.errors import ConfigError, FedcrossError, ProtocolError
 
-#: Where training happens: ``auto``, ``inside`` this process, or in the ``resident`` trainer (:mod:`client.warm`).
+#: Where training happens: ``auto``, ``inside`` this process, or in the ``resident`` trainer beside the SuperNode.
 CHOICE = "FEDCROSS_TRAINER"
 #: The program in which Flower runs one message of a SuperNode.
 PROGRAM = "flwr-clientapp"
@@ -31,7 +31,7 @@ def who(message: Message, context: Context) -> Message:
             "This SuperNode has no partition-id. Start it with --node-config 'partition-id=0 num-partitions=10'."
         )
     if hands_over():
-        from client.warm import Resident
+        from fedcross.client.resident.connect import Resident
 
         try:
             Resident().prepare(str(context.run_config["overrides"]))
@@ -57,11 +57,11 @@ def _work(task: str, message: Message, context: Context) -> Message:
     _check_addressee(message, context)
     overrides = str(context.run_config["overrides"])
     if hands_over():
-        from client.warm import Resident
+        from fedcross.client.resident.connect import Resident
 
         content = Resident().do(task, overrides, message.content, message.metadata.ttl)
     else:
-        from client.workshop import do
+        from fedcross.client.workshop import do
 
         content = do(task, overrides, message.content)
     return Message(content, reply_to=message)
@@ -92,8 +92,8 @@ def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
     """
 
     def warm() -> tuple[bool, Sequence[int]]:
-        from client.workshop import pick_device, workshop
-        from conf.schema import load_text
+        from fedcross.client.workshop import pick_device, workshop
+        from fedcross.conf.schema import load_text
 
         if pick_device(load_text(overrides).device).type != "cpu":
             return False, ()
@@ -114,7 +114,7 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     graph : bool
         Whether training steps are replayed as CUDA graphs.
     """
-    from client.workshop import workshop
+    from fedcross.client.workshop import workshop
 
     shop = workshop(str(contexts[0].run_config["overrides"]))
     contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)

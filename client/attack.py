@@ -21,10 +21,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from conf.schema import Attack
-from strategies.arrays import Array, Arrays
-from tasks.errors import ConfigError
-from tasks.randomness import stream
+from fedcross.conf.schema import Attack
+from fedcross.core.errors import ConfigError
+from fedcross.core.randomness import stream
+from fedcross.strategies.pool.layout import Array, Arrays
 
 FACTORS = {"sign_flip": -1.0, "scaling": -10.0, "stealth": -1.0, "noise": 10.0}
 

@@ -12,9 +12,9 @@ import secrets
 import numpy as np
 from flwr.supercore.differential_privacy import clip_inputs_inplace
 
-from conf.schema import Privacy
-from strategies.arrays import Arrays
-from tasks.randomness import stream
+from fedcross.conf.schema import Privacy
+from fedcross.core.randomness import stream
+from fedcross.strategies.pool.layout import Arrays
 
 
 def protect(settings: Privacy, received: Arrays, trained: Arrays, generator: np.random.Generator) -> Arrays:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from flwr.common.logger import log
 
-from strategies.wire import Arrays
-from tasks.errors import StorageError
+from fedcross.core.errors import StorageError
+from fedcross.strategies.wire.records import Arrays
 
 
 class StateStore:

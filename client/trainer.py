@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from client.net import ModuleNet
-from conf.schema import Train
-from strategies.objective import Batch, Objective, Prepared, Trained, Visit
-from tasks.randomness import stream, torch_stream
+from fedcross.client.flat_model import ModuleNet
+from fedcross.conf.schema import Train
+from fedcross.core.randomness import stream, torch_stream
+from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Trained, Visit
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -84,7 +84,7 @@ def step(
     settings : Train
         Momentum, weight decay, clipping.
     term : Tensor, shape (..., p), optional
-        What the objective adds to the gradient (:meth:`strategies.objective.Objective.gradient`).
+        What the objective adds to the gradient (:meth:`strategies.parts.objective.Objective.gradient`).
     """
     if term is not None:
         gradient.add_(term)

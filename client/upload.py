@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from flwr.app import RecordDict
 from torch import Tensor
 
-from client.attack import poison
-from client.privacy import noise_source, protect
-from client.visit import Arrived
-from strategies.arrays import Arrays
-from strategies.compression import marked
-from strategies.objective import Trained, Visit
-from strategies.protocol import answer
-from tasks.errors import ProtocolError
-from tasks.randomness import stream
-from tasks.scoring import accuracy
+from fedcross.client.attack import poison
+from fedcross.client.privacy import noise_source, protect
+from fedcross.client.visit import Arrived
+from fedcross.core.errors import ProtocolError
+from fedcross.core.randomness import stream
+from fedcross.strategies.parts.objective import Trained, Visit
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.wire.compression import marked
+from fedcross.strategies.wire.protocol import answer
+from fedcross.tasks.scoring import accuracy
 
 if TYPE_CHECKING:
-    from client.workshop import Workshop
+    from fedcross.client.workshop import Workshop
 
 
 def leave(shop: Workshop, arrived: Arrived, trained: Trained) -> RecordDict:

@@ -11,18 +11,18 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from client.state import StateStore
-from conf.schema import Train
-from strategies.arrays import Arrays
-from strategies.compression import apart
-from strategies.objective import Prepared, Tensors, Visit
-from strategies.protocol import EXTRA, SCALES
-from strategies.wire import views
-from tasks.models.dropout import seed_dropout
-from tasks.randomness import key, stream
+from fedcross.client.state import StateStore
+from fedcross.conf.schema import Train
+from fedcross.core.randomness import key, stream
+from fedcross.strategies.parts.objective import Prepared, Tensors, Visit
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.wire.compression import apart
+from fedcross.strategies.wire.protocol import EXTRA, SCALES
+from fedcross.strategies.wire.records import views
+from fedcross.tasks.models.dropout import seed_dropout
 
 if TYPE_CHECKING:
-    from client.workshop import Workshop
+    from fedcross.client.workshop import Workshop
 
 
 @dataclass(frozen=True)

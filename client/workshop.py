@@ -11,21 +11,21 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from client.attack import malicious
-from client.net import ModuleNet
-from client.stacks import Work
-from client.trainer import train
-from client.upload import leave
-from client.visit import arrive
-from conf.schema import RunConfig, load_text
-from strategies.compression import ClientHalf
-from strategies.objective import Objective
-from strategies.registry import method_class
-from strategies.wire import views
-from tasks.data import FederatedData, forget
-from tasks.errors import ConfigError, DataError, ProtocolError
-from tasks.models import create
-from tasks.scoring import score
+from fedcross.client.attack import malicious
+from fedcross.client.batched.state import Work
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.trainer import train
+from fedcross.client.upload import leave
+from fedcross.client.visit import arrive
+from fedcross.conf.schema import RunConfig, load_text
+from fedcross.core.errors import ConfigError, DataError, ProtocolError
+from fedcross.strategies.parts.objective import Objective
+from fedcross.strategies.round.registry import method_class
+from fedcross.strategies.wire.compression import ClientHalf
+from fedcross.strategies.wire.records import views
+from fedcross.tasks.data import FederatedData, forget
+from fedcross.tasks.models import create
+from fedcross.tasks.scoring import score
 
 
 class Workshop:
@@ -78,7 +78,7 @@ class Workshop:
                 kind = type(self.objective).__name__
                 log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
             return [self.train(content) for content in contents]
-        from client.batched import train_batched
+        from fedcross.client.batched.trainer import train_batched
 
         with one_thread(self.device):
             arrived = [arrive(self, content) for content in contents]

@@ -9,13 +9,12 @@ import importlib
 import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import PLUGIN_VARIABLE, extra_folders
-from tasks.errors import ConfigError, nearest
+from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -43,7 +42,7 @@ def activate_plugins() -> list[str]:
     """Make the user's own modules importable; return the Hydra overrides that make their YAML files visible."""
     folders = plugin_folders()
     for package in ("strategies", "tasks", "tasks.models", "tasks.partition"):
-        search = importlib.import_module(package).__path__
+        search = importlib.import_module(f"fedcross.{package}").__path__
         search += [folder for folder in extra_folders(package) if folder not in search]
     search_path = ",".join(f"file://{folder / 'conf'}" for folder in folders if (folder / "conf").is_dir())
     return [f"hydra.searchpath=[{search_path}]"] if search_path else []
@@ -105,33 +104,26 @@ def whole(overrides: Sequence[str]) -> DictConfig:
     ConfigError
         For a wrong override, with the nearest valid names.
     """
-    from hydra._internal.config_loader_impl import get_overrides_dirname
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import flag_override
-
     hydras = tuple(o for o in overrides if _for_hydra(o))
-    task = [o for o in overrides if not _for_hydra(o)]
-    chosen, places = _apart(task)
+    chosen, places = _apart([o for o in overrides if not _for_hydra(o)])
     key = (chosen, environment())
     if key not in _composed or _composed[key][1] != hydras:
         _remember(key, _composition((*chosen, *hydras)), hydras)
-    config = _placed(_composed[key][0], places)
-    if places:  # what Hydra notes about the command line is about all of it
-        job = config.hydra.job
-        names = job.config.override_dirname
-        with flag_override(config.hydra, ["struct", "readonly"], [False, False]):
-            config.hydra.overrides.task = task
-            job.override_dirname = get_overrides_dirname(
-                overrides=OverridesParser.create().parse_overrides(task),
-                kv_sep=names.kv_sep,
-                item_sep=names.item_sep,
-                exclude_keys=names.exclude_keys,
-            )
-    return config
+    return _placed(_composed[key][0], places)
+
+
+def run_folder(overrides: Sequence[str]) -> Path:
+    """Return where a run goes that names no ``output``: ``hydra.run.dir``."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return Path(str(whole(overrides).hydra.run.dir))
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain(str(error))) from error
 
 
 def _for_hydra(override: str) -> bool:
-    return override.startswith(("hydra.", "hydra/", "+hydra", "~hydra"))
+    return override.startswith(("hydra.", "hydra/", "+hydra", "++hydra", "~hydra"))
 
 
 def _apart(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -239,8 +231,3 @@ def _known_settings() -> list[str]:
     with contextlib.suppress(ConfigError):
         walk(compose(()), "")
     return names
-
-
-def main_folder() -> Path:
-    """Return the folder that holds the packages (the checkout, or site-packages)."""
-    return Path(sys.modules["conf"].__file__ or __file__).resolve().parent.parent

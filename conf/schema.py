@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializeAsAny
 
-from conf.compose import compose, environment, split
-from strategies.compression import Compression
-from strategies.defence import Defence
-from strategies.federation import Meeting
-from tasks.errors import ConfigError
-from tasks.settings import Settings, find, parse
+from fedcross.conf.compose import compose, environment, split
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings, find, parse
+from fedcross.strategies.round.defence import Defence
+from fedcross.strategies.round.federation import Meeting
+from fedcross.strategies.wire.compression import Compression
 
 if TYPE_CHECKING:
-    from tasks.data import FederatedData
+    from fedcross.tasks.data import FederatedData
 
 #: Configuration group -> package that holds its modules.
 PACKAGES = {
-    "task": "tasks",
-    "model": "tasks.models",
-    "partition": "tasks.partition",
-    "method": "strategies",
-    "engine": "engines",
+    "task": "fedcross.tasks",
+    "model": "fedcross.tasks.models",
+    "partition": "fedcross.tasks.partition",
+    "method": "fedcross.strategies",
+    "engine": "fedcross.engines",
 }
 
 
@@ -56,7 +56,7 @@ class Train(Settings):
 
 
 class CheckpointSettings(Settings):
-    """Which rounds stay on disk, and whether accepted replies do before the round is over (:mod:`server.replies`)."""
+    """Which rounds stay on disk, and whether accepted replies do before the round is over (:mod:`server.reply_log`)."""
 
     every: int = Field(1, ge=1)
     keep: int = Field(2, ge=1)
@@ -140,7 +140,7 @@ class RunConfig(Settings):
 
     def load_data(self) -> FederatedData:
         """Return the task's data and who owns what of it; loaded once per process."""
-        from tasks.data import load as load_parts
+        from fedcross.tasks.data import load as load_parts
 
         return load_parts(self.module("task"), self.task, self.module("partition"), self.partition, self.seed)
 
@@ -203,7 +203,7 @@ def check(raw: dict[str, Any]) -> RunConfig:
 def settings_class(group: str, name: str) -> type[Settings]:
     """Return the ``Params`` of the module that implements `name` of `group`."""
     if group == "method":
-        from strategies.registry import method_class
+        from fedcross.strategies.round.registry import method_class
 
         return method_class(name).Params
     kind = getattr(find(PACKAGES[group], name, group), "Params", None)
@@ -247,8 +247,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
 
 def _privacy_faults(config: RunConfig) -> list[str]:
     """Return what would leave a client beside its noised model."""
-    from strategies.base import Method
-    from strategies.registry import method_class
+    from fedcross.strategies.round.base import Method
+    from fedcross.strategies.round.registry import method_class
 
     faults = [
         f"{name}=true: a client's accuracy leaves it without noise. Turn it or privacy.enabled off."

@@ -1,4 +1,4 @@
-"""What the parts of ``fedcross-deploy`` do; :mod:`deploy.cli` says how they are called."""
+"""What the parts of ``fedcross deploy`` do; :mod:`server.commands.deploy` says how they are called."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy import certificates, start
-from deploy.certificates import KeyPair
-from deploy.files import check_private
-from tasks.errors import ConfigError, StorageError
+from fedcross.core import keys as certificates
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.core.private_files import check_private
+from fedcross.deploy import start
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -23,8 +24,8 @@ Arguments = argparse.Namespace
 
 def new_client(arguments: Arguments) -> None:
     """Make the bundle of a device."""
-    from deploy.device import Device, registration
-    from deploy.device import new_client as make
+    from fedcross.deploy.device import Device, registration
+    from fedcross.deploy.device import new_client as make
 
     device = Device(arguments.name, arguments.superlink, arguments.partition, arguments.partitions)
     bundle = make(device, arguments.authority, arguments.folder)
@@ -34,7 +35,7 @@ def new_client(arguments: Arguments) -> None:
 
 def rotate_key(arguments: Arguments) -> None:
     """Give a device a new key."""
-    from deploy.device import rotate_key as rotate
+    from fedcross.deploy.device import rotate_key as rotate
 
     new, old = rotate(arguments.bundle.resolve())
     print(f"{new}: register it\n{old}: revoke it\nThen start the device again.")
@@ -42,7 +43,7 @@ def rotate_key(arguments: Arguments) -> None:
 
 def register(arguments: Arguments) -> None:
     """Admit devices."""
-    from deploy.nodes import register as admit
+    from fedcross.deploy.nodes import register as admit
 
     with _connected(arguments) as client:
         for name, key in public_keys(arguments.keys):
@@ -52,7 +53,7 @@ def register(arguments: Arguments) -> None:
 
 def revoke(arguments: Arguments) -> None:
     """Shut devices out."""
-    from deploy.nodes import revoke as shut_out
+    from fedcross.deploy.nodes import revoke as shut_out
 
     with _connected(arguments) as client:
         for name, key in public_keys(arguments.keys):
@@ -61,7 +62,7 @@ def revoke(arguments: Arguments) -> None:
 
 def nodes(arguments: Arguments) -> None:
     """List the devices that the SuperLink knows."""
-    from deploy.nodes import listing
+    from fedcross.deploy.nodes import listing
 
     with _connected(arguments) as client:
         for node in listing(client):
@@ -70,7 +71,7 @@ def nodes(arguments: Arguments) -> None:
 
 def public_keys(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield name and key of each file; ``-`` is standard input."""
-    from deploy.nodes import read_public_key
+    from fedcross.deploy.nodes import read_public_key
 
     for name in names:
         try:
@@ -85,7 +86,7 @@ def _connected(arguments: Arguments) -> Iterator[ControlHttpClient]:
     """Yield a client of the SuperLink that the options name; its refusals become errors with its words."""
     if not arguments.superlink or not arguments.authority:
         raise ConfigError("Which SuperLink? Give --superlink HOST:PORT and --authority ca.crt.")
-    from deploy.nodes import connect
+    from fedcross.deploy.nodes import connect
 
     with connect(arguments.superlink, Path(arguments.authority)) as client:
         yield client
@@ -110,7 +111,7 @@ def client(arguments: Arguments) -> None:
 
 def revoke_certificate(arguments: Arguments) -> None:
     """Put certificates on the authority's list."""
-    from deploy.revocation import revoke as put_on_list
+    from fedcross.deploy.revocation import revoke as put_on_list
 
     files: list[Path | None] = list(arguments.files) or [None]
     for file in files:
@@ -141,7 +142,7 @@ def check(arguments: Arguments) -> None:
 
 def federation(arguments: Arguments) -> None:
     """Make what is missing of all keys."""
-    from deploy.federation import prepare
+    from fedcross.deploy.federation import prepare
 
     names = [name.strip() for name in arguments.names.split(",") if name.strip()]
     for line in prepare(arguments.folder, arguments.device, names) or ["nothing to do"]:
@@ -150,7 +151,7 @@ def federation(arguments: Arguments) -> None:
 
 def sample(arguments: Arguments) -> None:
     """Write sample data."""
-    from deploy.sample import write
+    from fedcross.deploy.sample import write
 
     os.umask(0o022)
     print("\n".join(map(str, write(arguments.folder, arguments.devices))) or "nothing to do")

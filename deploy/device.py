@@ -17,10 +17,10 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from deploy import certificates
-from deploy.files import private_folder, write_private, write_public
-from engines.remote import host_and_port
-from tasks.errors import ConfigError, StorageError
+from fedcross.core import keys as certificates
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.private_files import private_folder, write_private, write_public
+from fedcross.engines.remote import host_and_port
 
 #: File in ``deploy/templates`` -> its name in the bundle.
 TEMPLATES = {
@@ -79,7 +79,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     certificates.validity(authority)
     bundle = folder / device.name
     if bundle.exists():
-        raise StorageError(f"{bundle}: exists already. Use fedcross-deploy rotate-key to replace its key.")
+        raise StorageError(f"{bundle}: exists already. Use fedcross deploy rotate-key to replace its key.")
     private_folder(bundle)
     keys = private_folder(bundle / "keys")
     for name in ("data", "state"):
@@ -95,7 +95,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
         "register": registration(device.name),
     }
     for template, target in TEMPLATES.items():
-        text = (files("deploy") / "templates" / template).read_text(encoding="utf-8")
+        text = (files("fedcross.deploy") / "templates" / template).read_text(encoding="utf-8")
         write_public(bundle / target.format(name=device.name), Template(text).substitute(values).encode())
     return bundle
 

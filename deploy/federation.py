@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from deploy import certificates
-from deploy.certificates import KeyPair
-from deploy.files import check_private, private_folder, write_private, write_public
-from tasks.errors import StorageError
+from fedcross.core import keys as certificates
+from fedcross.core.errors import StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.core.private_files import check_private, private_folder, write_private, write_public
 
 #: A certificate with less left is replaced when the federation starts.
 RENEW = timedelta(days=30)

@@ -17,9 +17,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from engines import flower
-from engines.remote import host_and_port, wait_for
-from tasks.errors import ConfigError, FederationError
+from fedcross.core.errors import ConfigError, FederationError
+from fedcross.engines import flower
+from fedcross.engines.remote import host_and_port, wait_for
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -67,7 +67,7 @@ def read_public_key(content: bytes, where: str) -> bytes:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{where}: this is no OpenSSH public key ({error}). Give the device's .pub file.") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _CURVES:
-        raise ConfigError(f"{where}: a key on a NIST curve is needed. Make one with fedcross-deploy new-client.")
+        raise ConfigError(f"{where}: a key on a NIST curve is needed. Make one with fedcross deploy new-client.")
     return bytes(public_key_to_bytes(key))
 
 
@@ -119,7 +119,7 @@ def revoke(client: ControlHttpClient, key: bytes) -> int:
         if node.key == key:
             client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
             return node.node_id
-    raise FederationError(f"key {fingerprint(key)}: no registered node has it. See fedcross-deploy nodes.")
+    raise FederationError(f"key {fingerprint(key)}: no registered node has it. See fedcross deploy nodes.")
 
 
 def alive(nodes: list[Node]) -> list[Node]:

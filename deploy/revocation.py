@@ -1,6 +1,6 @@
 """The authority's list of certificates that are no longer good (CRL), for gateways that ask for client certificates.
 
-SuperNodes show no certificate, they sign with their key: those are shut out with ``fedcross-deploy revoke``.
+SuperNodes show no certificate, they sign with their key: those are shut out with ``fedcross deploy revoke``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 
-from deploy import certificates
-from deploy.certificates import KeyPair
-from deploy.files import write_public
-from tasks.errors import StorageError
+from fedcross.core import keys as certificates
+from fedcross.core.errors import StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.core.private_files import write_public
 
 CRL_DAYS = 90
 
@@ -27,7 +27,7 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
     Parameters
     ----------
     authority : KeyPair
-        From :func:`deploy.certificates.make_authority`.
+        From :func:`core.keys.make_authority`.
     certificate : Path or None
         What shall no longer be accepted; None to renew the list's dates only.
     days : int

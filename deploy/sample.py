@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tasks import digits
-from tasks.errors import StorageError
-from tasks.partition import dirichlet
+from fedcross.core.errors import StorageError
+from fedcross.tasks import digits
+from fedcross.tasks.partition import dirichlet
 
 #: Strength of the devices' differences (Dirichlet); 0.5 leaves each of them some classes nearly empty.
 BETA = 0.5

@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from deploy import certificates
-from deploy.certificates import KeyPair
-from deploy.federation import SECRET
-from deploy.files import check_folder, check_private
-from tasks.errors import StorageError
+from fedcross.core import keys as certificates
+from fedcross.core.errors import StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.core.private_files import check_folder, check_private
+from fedcross.deploy.federation import SECRET
 
 SWITCHES = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -22,28 +22,31 @@ MADE = "<!-- Made by `make docs` from the code and conf/; do not edit. -->"
 #: The public names, by heading. A name whose module does not exist (yet) is left out.
 PUBLIC: dict[str, list[str]] = {
     "Run, sweep, load": ["fedcross:run", "fedcross:sweep", "fedcross:load", "fedcross:Run"],
-    "A method in a Flower app": ["strategies.base:Method", "strategies.federation:Federation"],
+    "A method in a Flower app": [
+        "fedcross.strategies.round.base:Method",
+        "fedcross.strategies.round.federation:Federation",
+    ],
     "Write a method: the server": [
-        "strategies.contract:Contract",
-        "strategies.fedavg:SingleModel",
-        "strategies.protocol:Round",
-        "strategies.protocol:Payload",
-        "strategies.protocol:Upload",
-        "strategies.federation:State",
+        "fedcross.strategies.round.contract:Contract",
+        "fedcross.strategies.fedavg:SingleModel",
+        "fedcross.strategies.wire.protocol:Round",
+        "fedcross.strategies.wire.protocol:Payload",
+        "fedcross.strategies.wire.protocol:Upload",
+        "fedcross.strategies.round.federation:State",
     ],
     "Write a method: the client": [
-        "strategies.objective:Objective",
-        "strategies.objective:Visit",
-        "strategies.objective:Batch",
-        "strategies.objective:Net",
-        "strategies.objective:Trained",
-        "strategies.objective:Outcome",
+        "fedcross.strategies.parts.objective:Objective",
+        "fedcross.strategies.parts.objective:Visit",
+        "fedcross.strategies.parts.objective:Batch",
+        "fedcross.strategies.parts.objective:Net",
+        "fedcross.strategies.parts.objective:Trained",
+        "fedcross.strategies.parts.objective:Outcome",
     ],
     "Data, settings, randomness": [
-        "tasks.base:Task",
-        "tasks.base:Partition",
-        "tasks.settings:Settings",
-        "tasks.randomness:stream",
+        "fedcross.tasks.base:Task",
+        "fedcross.tasks.base:Partition",
+        "fedcross.core.settings:Settings",
+        "fedcross.core.randomness:stream",
     ],
 }
 

@@ -28,7 +28,7 @@ GROUPS = ("task", "partition", "model", "engine")
 
 def settings_page() -> str:
     """Return the page of all settings but the methods'."""
-    schema = module("conf.schema")
+    schema = module("fedcross.conf.schema")
     source = read(CONF / "config.yaml")
     parts = [
         MADE,
@@ -78,7 +78,7 @@ def first_sentence(doc: str | None) -> str:
 
 def group_section(group: str) -> list[str]:
     """Return the options of `group`, then their settings: those of several options once, under their common class."""
-    schema = module("conf.schema")
+    schema = module("fedcross.conf.schema")
     owners: dict[type[BaseModel], dict[str, list[tuple[str, Setting]]]] = {}
     options = ["| option | is | settings |", "|---|---|---|"]
     for source in sources(group):
@@ -96,7 +96,7 @@ def group_section(group: str) -> list[str]:
         names = dict.fromkeys(name for uses in found.values() for name, _ in uses)
         parts += [f"**{', '.join(f'`{name}`' for name in names)}**", table(merged(uses) for uses in found.values())]
     if group == "task":
-        augment = module("tasks.augment").Augment
+        augment = module("fedcross.tasks.augment").Augment
         parts += ["**`task.augment`** of pictures", table(settings(augment, "task.augment.", EMPTY))]
     return parts
 

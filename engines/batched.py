@@ -10,10 +10,10 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from pydantic import Field
 
-from engines.grid import CLIENT_APP_RAISED, LocalGrid, serve
-from engines.job import Capabilities, Job, Together
-from tasks.errors import FederationError
-from tasks.settings import Settings
+from fedcross.core.errors import FederationError
+from fedcross.core.settings import Settings
+from fedcross.engines.grid import CLIENT_APP_RAISED, LocalGrid, serve
+from fedcross.engines.job import Capabilities, Job, Together
 
 CAPABILITIES = Capabilities()
 

@@ -10,9 +10,9 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tasks.errors import FederationError
+from fedcross.core.errors import FederationError
+from fedcross.core.paths import ROOMS, import_root, room
 
-PACKAGES = ("analysis", "client", "conf", "deploy", "engines", "server", "strategies", "tasks")
 _SUFFIXES = frozenset({".py", ".yaml"})
 _PROJECT = """[project]
 name = "fedcross"
@@ -25,8 +25,8 @@ dependencies = []
 publisher = "fedcross"
 
 [tool.flwr.app.components]
-serverapp = "server.app:app"
-clientapp = "client.app:app"
+serverapp = "fedcross.server.app:app"
+clientapp = "fedcross.client.app:app"
 
 [tool.flwr.app.config]
 overrides = ""
@@ -34,25 +34,28 @@ overrides = ""
 
 
 def make(target: Path, root: Path | None = None) -> Path:
-    """Copy the packages into the new folder `target`, add its ``pyproject.toml``, and return `target`.
+    """Copy the package, laid out as in a checkout, into the new folder `target` with a ``pyproject.toml``; return it.
 
     Parameters
     ----------
     target : Path
         Must not exist.
     root : Path, optional
-        Where the packages are; default: where this module is (a checkout or ``site-packages``).
+        A checkout or ``site-packages``; default: where this process has fedcross from.
 
     Raises
     ------
     FederationError
         If a package is missing.
     """
-    root = root or Path(__file__).resolve().parent.parent
-    for package in PACKAGES:
-        if not (root / package / "__init__.py").is_file():
-            raise FederationError(f"{root / package}: this part of fedcross is missing. Install fedcross again.")
-        shutil.copytree(root / package, target / package, ignore=_unwanted)
+    root = root or import_root()
+    for name in ROOMS:
+        folder = room(name, root)
+        if not (folder / "__init__.py").is_file():
+            raise FederationError(f"{folder}: this part of fedcross is missing. Install fedcross again.")
+        shutil.copytree(folder, target / name, ignore=_unwanted)
+    (target / "fedcross").mkdir()
+    shutil.copy(root / "fedcross" / "__init__.py", target / "fedcross")
     try:
         number = version("fedcross")
     except PackageNotFoundError:

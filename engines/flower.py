@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.processes import ANSI, Family
-from tasks.errors import FederationError, StorageError
+from fedcross.core.errors import FederationError, StorageError
+from fedcross.engines.processes import ANSI, Family
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient

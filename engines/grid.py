@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from engines.job import Job
+from fedcross.engines.job import Job
 
 #: Flower's code for an exception in a ClientApp.
 CLIENT_APP_RAISED = 2

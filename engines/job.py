@@ -1,6 +1,6 @@
 """What every engine is handed (the two apps, how the run is described), and what every engine declares.
 
-Engines know nothing else of fedcross. What their grids declare is :class:`strategies.roster.LocalClients`.
+Engines know nothing else of fedcross. What their grids declare is :class:`strategies.round.nodes.LocalClients`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from tasks.errors import ConfigError
-from tasks.settings import Settings
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings
 
 Together = Callable[[list[Message], list[Context], int | None, bool], list[Message]]
 

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engines.grid import LocalGrid, serve
-from engines.job import Capabilities, Job
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.engines.grid import LocalGrid, serve
+from fedcross.engines.job import Capabilities, Job
 
 CAPABILITIES = Capabilities()
 
@@ -48,7 +48,7 @@ def open_grid(job: Job, workers: int) -> LocalGrid:
     config = {"overrides": job.overrides}
     if workers == 1:
         return LocalGrid(job.client_app, job.clients, config)
-    from engines.workers import WorkersGrid  # only where there are several
+    from fedcross.engines.workers import WorkersGrid  # only where there are several
 
     fork, sizes = job.warm() if job.warm is not None else (True, ())
     return WorkersGrid(job.client_app, job.clients, config, workers, sizes=sizes, fork=fork)

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from tasks.errors import FederationError
+from fedcross.core.errors import FederationError
+from fedcross.core.paths import import_root
 
 MARK = "FEDCROSS_FAMILY"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,8 +55,9 @@ class Family:
 
     def __enter__(self) -> Self:
         # The pipe closes when this process ends, however it ends; the watchdog itself must not carry the mark.
-        code = "import sys; sys.path.insert(0, sys.argv[1]); from engines.processes import watch; watch(*sys.argv[2:])"
-        root = str(Path(__file__).resolve().parent.parent)
+        code = "import sys; sys.path.insert(0, sys.argv[1])\n"
+        code += "from fedcross.engines.processes import watch; watch(*sys.argv[2:])"
+        root = str(import_root())
         self._watchdog = subprocess.Popen(
             [sys.executable, "-c", code, root, self.mark, *self._scratch],
             stdin=subprocess.PIPE,

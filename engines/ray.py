@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from engines import bundle, flower
-from engines.job import Capabilities
-from engines.processes import Family, terminated_by_signal
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.engines import bundle, flower
+from fedcross.engines.job import Capabilities
+from fedcross.engines.processes import Family, terminated_by_signal
 
 if TYPE_CHECKING:
-    from engines.job import Job
+    from fedcross.engines.job import Job
 
 CAPABILITIES = Capabilities(simulates=True)
 #: Beginnings of the names of variables that clients read.

@@ -18,14 +18,14 @@ from urllib.error import URLError
 
 from pydantic import Field
 
-from engines import bundle, flower
-from engines.job import Capabilities
-from engines.processes import Family, terminated_by_signal
-from tasks.errors import FederationError, StorageError
-from tasks.settings import Settings
+from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.settings import Settings
+from fedcross.engines import bundle, flower
+from fedcross.engines.job import Capabilities
+from fedcross.engines.processes import Family, terminated_by_signal
 
 if TYPE_CHECKING:
-    from engines.job import Job
+    from fedcross.engines.job import Job
 
 CAPABILITIES = Capabilities(own_folders=True)
 _ADDRESS = r"^(\[[0-9A-Fa-f:]+\]|[^:\[\]/\s]+):\d{1,5}$"

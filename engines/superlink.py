@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.certificates import KeyPair, make_authority, make_node_key, make_server
-from engines import bundle, flower
-from engines.job import Capabilities
-from engines.processes import Family, terminated_by_signal
-from tasks.settings import Settings
+from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server
+from fedcross.core.settings import Settings
+from fedcross.engines import bundle, flower
+from fedcross.engines.job import Capabilities
+from fedcross.engines.processes import Family, terminated_by_signal
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
-    from engines.job import Job
+    from fedcross.engines.job import Job
 
 CAPABILITIES = Capabilities()
 

@@ -26,8 +26,8 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from engines.arena import Arena, pack, unpack
-from engines.grid import LocalGrid, answer, identify
+from fedcross.engines.arena import Arena, pack, unpack
+from fedcross.engines.grid import LocalGrid, answer, identify
 
 #: Flower's code for a ClientApp whose process died.
 CLIENT_APP_CRASHED = 8
@@ -69,7 +69,7 @@ class WorkersGrid(LocalGrid):
         *,
         sizes: Sequence[int] = (),
         fork: bool = True,
-        app_path: str = "client.app:app",
+        app_path: str = "fedcross.client.app:app",
     ) -> None:
         super().__init__(client_app, clients, run_config)
         self._sizes = sizes

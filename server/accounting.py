@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from strategies.federation import RoundReport
-from tasks.errors import StorageError
-from tasks.scoring import Score, smoothed
+from fedcross.core.errors import StorageError
+from fedcross.strategies.round.federation import RoundReport
+from fedcross.tasks.scoring import Score, smoothed
 
 
 def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:

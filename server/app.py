@@ -13,9 +13,9 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what ``run_config["overrides"]`` describes."""
-    from conf.schema import load_text
-    from server.progress import pick
-    from server.session import Session
+    from fedcross.conf.schema import load_text
+    from fedcross.server.progress import pick
+    from fedcross.server.session import Session
 
     config = load_text(str(context.run_config["overrides"]))
     session = Session(config, grid, pick())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server.sweep import Plan, plan
-from tasks.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.server.sweep import Plan, plan
 
 #: Jobs of a sweep (seeds not counted) that are checked beforehand; the rest are checked when they start.
 MOST_JOBS = 256
@@ -52,7 +52,7 @@ def _seed(override: str, found: Plan) -> bool:
 
 
 def _faults(overrides: list[str]) -> list[str]:
-    from conf.schema import load
+    from fedcross.conf.schema import load
 
     try:
         load([o for o in overrides if not o.startswith("hydra")])

@@ -17,9 +17,9 @@ from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from server.accounting import write_atomically
-from strategies.federation import State
-from tasks.errors import StorageError
+from fedcross.core.errors import StorageError
+from fedcross.server.accounting import write_atomically
+from fedcross.strategies.round.federation import State
 
 
 class Checkpoints:

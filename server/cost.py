@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.sweep import Plan
+from fedcross.server.sweep import Plan
 
 if TYPE_CHECKING:
-    from conf.schema import RunConfig
+    from fedcross.conf.schema import RunConfig
 
 #: A round faster than this many seconds is mostly start-up the first time: three more are measured.
 QUICK = 20.0
@@ -59,8 +59,8 @@ class Cell:
 
 def cells(plan: Plan) -> list[Cell]:
     """Return the distinct jobs of `plan` by what decides their speed, in the plan's order."""
-    from conf.schema import load
-    from server.session import fingerprint
+    from fedcross.conf.schema import load
+    from fedcross.server.session import fingerprint
 
     seen: set[str] = set()
     found: dict[str, Cell] = {}
@@ -82,7 +82,7 @@ def cells(plan: Plan) -> list[Cell]:
 
 
 def _weighty(config: RunConfig) -> list[tuple[str, Any]]:
-    from server.session import flatten
+    from fedcross.server.session import flatten
 
     flat = flatten(config.model_dump(mode="json"))
     return sorted((k, str(v)) for k, v in flat.items() if any(f"{k}.".startswith(f"{w}.") for w in WEIGHTY))
@@ -90,7 +90,7 @@ def _weighty(config: RunConfig) -> list[tuple[str, Any]]:
 
 def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
     """Return how many rounds of `config` lie in the sweep's folder already."""
-    from server.jobs import standing
+    from fedcross.server.jobs import standing
 
     if plan.folder is None or not plan.folder.is_dir():
         return 0
@@ -105,7 +105,7 @@ def measure(job: list[str]) -> Pace:
 
 
 def _measured(job: list[str], rounds: int) -> Pace:
-    from server.launch import launch, quote
+    from fedcross.server.launch import launch, quote
 
     with tempfile.TemporaryDirectory(prefix="fedcross-cost-") as folder:
         trial = [f"rounds={rounds}", "evaluate_every=1", "logger=none", "checkpoint.milestone=0", "snapshots.rounds=[]"]

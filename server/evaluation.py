@@ -11,12 +11,12 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from strategies.arrays import Arrays
-from strategies.base import Method
-from strategies.roster import receive
-from strategies.wire import encode
-from tasks.data import FederatedData
-from tasks.scoring import Score, score
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.base import Method
+from fedcross.strategies.round.nodes import receive
+from fedcross.strategies.wire.records import encode
+from fedcross.tasks.data import FederatedData
+from fedcross.tasks.scoring import Score, score
 
 
 class Evaluator:

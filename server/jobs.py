@@ -14,21 +14,27 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import OmegaConf
 
-from tasks.errors import ConfigError
+from fedcross.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from conf.schema import RunConfig
+    from fedcross.conf.schema import RunConfig
 
 Standing = Literal["new", "cut off", "done"]
 
 
 def folder_name(*, _root_: Any) -> str:
     """Return the name of a job's folder, for ``hydra.sweep.subdir``; `_root_` is Hydra's whole configuration."""
-    from conf.schema import load
-    from server.session import fingerprint
-    from server.sweep import applicable
+    from fedcross.server.sweep import applicable
 
-    config = load(applicable([str(o) for o in _root_.hydra.overrides.task]))
+    return job_name(applicable([str(o) for o in _root_.hydra.overrides.task]))
+
+
+def job_name(overrides: Sequence[str]) -> str:
+    """Return the name of the folder of the job that `overrides` describe."""
+    from fedcross.conf.schema import load
+    from fedcross.server.session import fingerprint
+
+    config = load(overrides)
     method, task = config.names["method"], config.names["task"]
     return f"{method}-{task}-seed{config.seed}-{fingerprint(config)}"
 
@@ -37,28 +43,11 @@ OmegaConf.register_new_resolver("fedcross_job", folder_name, replace=True)
 
 
 def single(overrides: Sequence[str]) -> None:
-    """Run one configuration as Hydra's own ``main`` would, on the composition that the check has made.
+    """Run one configuration on the composition that the check has made; Hydra's own ``main`` composes twice more."""
+    from fedcross.conf.compose import run_folder
+    from fedcross.server.launch import launch
 
-    Hydra composes twice before it calls a job; what it does around the job (folder, logging, callbacks, environment)
-    is its own :func:`hydra.core.utils.run_job`.
-    """
-    from hydra._internal.callbacks import Callbacks
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-    from hydra.core.utils import configure_log, run_job
-    from hydra.types import HydraContext, RunMode
-
-    from conf.compose import whole
-
-    config = whole(overrides)
-    config.hydra.mode = RunMode.RUN
-    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    callbacks = Callbacks(config)
-    callbacks.on_run_start(config=config, config_name="config")
-    context = HydraContext(config_loader=ConfigLoaderImpl(ConfigSearchPathImpl()), callbacks=callbacks)
-    done = run_job(job, config, "hydra.run.dir", None, context)
-    callbacks.on_run_end(config=config, config_name="config", job_return=done)
-    _ = done.return_value  # raises what the job raised
+    launch(list(overrides), run_folder(overrides))
 
 
 def job(_: Any) -> None:
@@ -66,7 +55,7 @@ def job(_: Any) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from server.launch import launch
+    from fedcross.server.launch import launch
 
     state = HydraConfig.get()
     overrides = [str(o) for o in state.overrides.task]
@@ -87,9 +76,9 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
     """
     from filelock import FileLock, Timeout
 
-    from conf.schema import load
-    from server.launch import launch, quote
-    from server.sweep import applicable
+    from fedcross.conf.schema import load
+    from fedcross.server.launch import launch, quote
+    from fedcross.server.sweep import applicable
 
     overrides = applicable(overrides)
     config = load(overrides)
@@ -120,9 +109,9 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
     """
     import json
 
-    from server.checkpoint import Checkpoints
-    from server.session import check_same, describe
-    from strategies.registry import method_class
+    from fedcross.server.checkpoint import Checkpoints
+    from fedcross.server.session import check_same, describe
+    from fedcross.strategies.round.registry import method_class
 
     checkpoints = Checkpoints(folder)
     result = folder / "result.json"
@@ -147,8 +136,8 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
 
 def _recorded(folder: Path) -> dict[str, Any]:
     """Return the settings of a finished run without checkpoints, from its record."""
-    from conf.schema import load
-    from server.session import describe
+    from fedcross.conf.schema import load
+    from fedcross.server.session import describe
 
     path = folder / ".hydra" / "overrides.yaml"
     try:

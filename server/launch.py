@@ -15,9 +15,10 @@ def launch(overrides: list[str], output: Path) -> Path:
 
     `output` is where the run writes unless ``output=`` or ``resume=`` says otherwise.
     """
-    from conf.compose import join, main_folder
-    from conf.schema import load, remarks
-    from engines.job import engine_of
+    from fedcross.conf.compose import join
+    from fedcross.conf.schema import load, remarks
+    from fedcross.core.paths import import_root
+    from fedcross.engines.job import engine_of
 
     config = load(overrides)
     for remark in remarks(config):
@@ -32,16 +33,16 @@ def launch(overrides: list[str], output: Path) -> Path:
     if config.resume is not None:
         settled.append(f"resume={quote(str(folder))}")
 
-    from client.app import app as client_app
-    from client.app import together, warm_for
-    from engines.job import Job
-    from server.app import app as server_app
+    from fedcross.client.app import app as client_app
+    from fedcross.client.app import together, warm_for
+    from fedcross.engines.job import Job
+    from fedcross.server.app import app as server_app
 
     os.environ["FEDCROSS_STATE"] = STATE or str(folder / "clients")
     data = config.load_data()  # before anything starts: what is wrong with the data is said here
     clients = config.clients_per_round if data.partition.own else len(data.partition)
     text = join(settled)
-    job = Job(text, clients, config.engine, server_app, client_app, main_folder(), folder, warm_for(text), together)
+    job = Job(text, clients, config.engine, server_app, client_app, import_root(), folder, warm_for(text), together)
     engine.run(job)
     return folder
 
@@ -50,8 +51,8 @@ def record(folder: Path, overrides: list[str]) -> None:
     """Write ``.hydra/config.yaml`` and ``.hydra/overrides.yaml`` as this run really uses them."""
     from omegaconf import OmegaConf
 
-    from conf.compose import compose
-    from tasks.errors import StorageError
+    from fedcross.conf.compose import compose
+    from fedcross.core.errors import StorageError
 
     try:
         (folder / ".hydra").mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.errors import ConfigError, nearest
+from fedcross.core.errors import ConfigError, nearest
 
 
 class Scalars(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from conf.schema import Privacy
+from fedcross.conf.schema import Privacy
 
 UNIT = "one client's whole data replaced by any other, all of its uploads, against the server and other clients"
 #: Orders of Renyi divergence: fine where epsilon is large, far where it is small.

@@ -15,24 +15,24 @@ from typing import Any
 from flwr.serverapp import Grid
 from safetensors.numpy import save
 
-from client.workshop import pick_device
-from conf.schema import RunConfig
-from engines.job import engine_of
-from server import accounting
-from server.checkpoint import Checkpoints
-from server.evaluation import Evaluator, across_clients
-from server.loggers import open_logger
-from server.progress import Progress
-from server.replies import Replies
-from server.snapshots import Snapshots
-from strategies.arrays import Arrays
-from strategies.base import Method
-from strategies.federation import Federation
-from strategies.registry import method_class
-from strategies.roster import LocalClients
-from tasks.errors import ConfigError, StorageError
-from tasks.models import create
-from tasks.scoring import Score
+from fedcross.client.workshop import pick_device
+from fedcross.conf.schema import RunConfig
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.engines.job import engine_of
+from fedcross.server import accounting
+from fedcross.server.checkpoint import Checkpoints
+from fedcross.server.evaluation import Evaluator, across_clients
+from fedcross.server.loggers import open_logger
+from fedcross.server.progress import Progress
+from fedcross.server.reply_log import Replies
+from fedcross.server.snapshots import Snapshots
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.base import Method
+from fedcross.strategies.round.federation import Federation
+from fedcross.strategies.round.nodes import LocalClients
+from fedcross.strategies.round.registry import method_class
+from fedcross.tasks.models import create
+from fedcross.tasks.scoring import Score
 
 #: Settings that may differ between a run and its continuation: they do not change what is computed.
 FREE = {
@@ -167,7 +167,7 @@ class Session:
         """Return what ``result.json`` says about privacy; nothing where it is off."""
         if not self.config.privacy.enabled:
             return {}
-        from server.privacy import statement
+        from fedcross.server.privacy import statement
 
         return {"privacy": statement(self.config.privacy, self.method.requests)}
 

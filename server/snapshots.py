@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from server.accounting import write_atomically
-from strategies.arrays import Arrays
-from strategies.protocol import Round, Upload
-from tasks.errors import StorageError
+from fedcross.core.errors import StorageError
+from fedcross.server.accounting import write_atomically
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.wire.protocol import Round, Upload
 
 
 class Snapshots:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.errors import ConfigError
+from fedcross.core.errors import ConfigError
 
 #: ``++GROUP.X=...``: a setting for those choices of the group that have it.
 FORCED = re.compile(r"^\+\+(method|partition|model)\.(\w+)")
@@ -82,7 +82,7 @@ def _forced(override: str, params: dict[str, str]) -> str:
 
 def _is_single(overrides: list[str]) -> bool:
     """Return whether this is one run; composes it, which a sweep's settings for some of its methods may not allow."""
-    from conf.compose import hydra_part
+    from fedcross.conf.compose import hydra_part
 
     try:
         return bool(hydra_part(overrides)["mode"] != "MULTIRUN")
@@ -92,7 +92,7 @@ def _is_single(overrides: list[str]) -> bool:
 
 def _hydra(overrides: list[str]) -> tuple[dict[str, str], bool, Path | None]:
     """Return the experiment's sweep, whether it is one by itself, and where its runs lie."""
-    from conf.compose import hydra_part
+    from fedcross.conf.compose import hydra_part
 
     part = hydra_part([o for o in overrides if o.startswith(("experiment=", "hydra"))])
     params = {str(name): str(value) for name, value in (part["params"] or {}).items()}
@@ -127,8 +127,8 @@ def _unused(raw: list[list[str]], jobs: list[list[str]]) -> tuple[str, ...]:
 
 def _fields(group: str, overrides: list[str]) -> set[str] | None:
     """Return the settings of what `overrides` choose for `group`; None if they choose none that exists."""
-    from conf.compose import compose
-    from conf.schema import settings_class
+    from fedcross.conf.compose import compose
+    from fedcross.conf.schema import settings_class
 
     try:
         chosen = compose([o for o in overrides if o.startswith(CHOICES)])[group]

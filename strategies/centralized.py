@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strategies.fedavg import SingleModel
-from strategies.objective import Objective
-from strategies.protocol import Payload, Round
-from strategies.wire import Arrays
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Objective
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Payload, Round
+from fedcross.strategies.wire.records import Arrays
 
 
 class Pooled(Objective[Settings]):

@@ -25,13 +25,13 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
-from strategies.arrays import Arrays
-from strategies.fedcross import FedCross
-from strategies.guard import check_metrics
-from strategies.protocol import Round, Upload
-from strategies.roster import QUERY_WAIT_S
-from strategies.wire import Spec, decode
-from tasks.errors import ConfigError, FederationError, UploadError
+from fedcross.core.errors import ConfigError, FederationError, UploadError
+from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.guard import check_metrics
+from fedcross.strategies.round.nodes import QUERY_WAIT_S
+from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.wire.records import Spec, decode
 
 PARTITION = "partition-id"
 

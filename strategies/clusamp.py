@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from strategies.fedavg import SingleModel
-from strategies.federation import State
-from strategies.protocol import Round, Upload
-from strategies.wire import Arrays
-from tasks.randomness import stream
-from tasks.settings import Settings
+from fedcross.core.randomness import stream
+from fedcross.core.settings import Settings
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.wire.records import Arrays
 
 Matrix = NDArray[np.floating[Any]]
 #: Columns that are multiplied at a time, so that half-precision memory is never widened as a whole.

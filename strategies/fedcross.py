@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from strategies.arrays import Arrays, Layout
-from strategies.base import Method
-from strategies.federation import State
-from strategies.mixing import Mixing, cross, identity, offsets, propellers, uniform
-from strategies.pool import Pool, Storage, diagnostics
-from strategies.protocol import Payload, Round, Upload
-from strategies.schedule import Choice, Constant, Schedule, within
-from strategies.selection import Question, find_selection
-from strategies.similarity import FROM_GRAM, Part, find_similarity
-from tasks.errors import ConfigError
-from tasks.settings import Settings
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.schedule import Choice, Constant, Schedule, within
+from fedcross.strategies.pool.layout import Arrays, Layout
+from fedcross.strategies.pool.mixing import Mixing, cross, identity, offsets, propellers, uniform
+from fedcross.strategies.pool.pool import Pool, Storage, diagnostics
+from fedcross.strategies.pool.selection import Question, find_selection
+from fedcross.strategies.pool.similarity import FROM_GRAM, Part, find_similarity
+from fedcross.strategies.round.base import Method
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
 
 
 def _whole(schedule: Schedule) -> Schedule:
@@ -36,17 +36,17 @@ Gram: TypeAlias = NDArray[np.float64]
 
 
 class FedCrossParams(Settings):
-    """Settings of FedCross; numbers marked *schedule* may change from round to round (:mod:`strategies.schedule`).
+    """Settings of FedCross; numbers marked *schedule* may change by the round (:mod:`strategies.parts.schedule`).
 
     Parameters
     ----------
     alpha : schedule
         Share that a model keeps of itself, 0.5 to 1; 1 is independent training.
     selection : str
-        Who collaborates with whom (:mod:`strategies.selection`).
+        Who collaborates with whom (:mod:`strategies.pool.selection`).
     similarity, part : str
-        What alike means for the selections that ask (:mod:`strategies.similarity`), and over which values: the trained
-        ``parameters`` or the whole ``state``, with the buffers.
+        What alike means for the selections that ask (:mod:`strategies.pool.similarity`), and over which values: the
+        trained ``parameters`` or the whole ``state``, with the buffers.
     mode : choice per round
         ``cross``: one collaborator, from the selection. ``propellers``: several, always in order.
     propellers : int
@@ -116,8 +116,8 @@ class FedCross(Method[FedCrossParams]):
     - A slot whose client was lost keeps its model and takes no part in that round's mixing.
     - With fewer clients than models (``k``, or too few connected) the least recently trained slots are trained and mix
       among themselves; the others wait.
-    - The pool grows and shrinks so that its mean stays (:meth:`strategies.pool.Pool.resize`), when a schedule says so
-      or a run is resumed with another K.
+    - The pool grows and shrinks so that its mean stays (:meth:`strategies.pool.pool.Pool.resize`), when a schedule says
+      so or a run is resumed with another K.
     - Propellers: v1 takes two, the ICDE paper "multiple", neither states weights: P = 2 and alpha, (1 - alpha)/P.
     - ``first_stage`` is the public code's; rounds of all schedules still count from the run's first round.
     """

@@ -9,8 +9,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.arrays import Arrays
-from strategies.cross_training import (
+from fedcross.strategies.moon import Contrast, MoonParams
+from fedcross.strategies.parts.matching import MATCHINGS, Costs, consistency
+from fedcross.strategies.parts.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
+from fedcross.strategies.parts.projection import project
+from fedcross.strategies.parts.prototypes import away, contrast, partners
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.cross_training import (
     BIAS,
     GROUP,
     WEIGHT,
@@ -21,12 +26,7 @@ from strategies.cross_training import (
     average,
     fuse,
 )
-from strategies.matching import MATCHINGS, Costs, consistency
-from strategies.moon import Contrast, MoonParams
-from strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
-from strategies.projection import project
-from strategies.protocol import Round, Upload
-from strategies.prototypes import away, contrast, partners
+from fedcross.strategies.wire.protocol import Round, Upload
 
 
 class FedCTParams(CrossTrainingParams, MoonParams):
@@ -127,7 +127,7 @@ class FedCT(CrossTraining[FedCTParams]):
         - A class that a client lacks: U_g averages over its holders, v_ij over the classes present, U_f takes the other
           view; if both lack it, it is left out of the softmax and its examples have no APCL.
         - Eq. 10's mixed label is read as manifold mixup with a fixed share; the permutation is the neighbour in the
-          randomly ordered batch (see :func:`strategies.prototypes.partners`).
+          randomly ordered batch (see :func:`strategies.parts.prototypes.partners`).
         - N_e > 1: prototypes are computed anew at each host, then models are matched again; only the client where a
           model is now is forbidden.
         - With MOON as the base loss (``base=moon``), phase I is MOON's: the global model and the one that the client

@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from strategies.fedavg import SingleModel
-from strategies.objective import Batch, Net, Objective, Prepared, Tensors
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors
+from fedcross.strategies.round.single_model import SingleModel
 
 #: Keeps the standardisation finite where a dimension is constant over the batch.
 EPSILON = 1e-8

@@ -12,11 +12,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.arrays import Arrays
-from strategies.averaging import weighted_mean
-from strategies.fedavg import SingleModel
-from strategies.federation import State
-from strategies.objective import (
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.objective import (
     Batch,
     Net,
     Objective,
@@ -28,9 +27,10 @@ from strategies.objective import (
     as_arrays,
     as_tensors,
 )
-from strategies.protocol import Round, Upload
-from tasks.errors import ConfigError
-from tasks.settings import Settings
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Round, Upload
 
 Doubles = npt.NDArray[np.float64]
 

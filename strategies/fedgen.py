@@ -11,11 +11,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from strategies.draws import categorical, normal, uniform
-from strategies.fedavg import SingleModel
-from strategies.federation import State
-from strategies.generator import TRAINED, create, diversity_loss, generate, one_hot, teacher_loss
-from strategies.objective import (
+from fedcross.core.errors import ConfigError
+from fedcross.core.randomness import key
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.generator import TRAINED, create, diversity_loss, generate, one_hot, teacher_loss
+from fedcross.strategies.parts.loss_random import categorical, normal, uniform
+from fedcross.strategies.parts.objective import (
     Batch,
     Net,
     Objective,
@@ -27,11 +28,10 @@ from strategies.objective import (
     as_arrays,
     as_tensors,
 )
-from strategies.protocol import Payload, Round, Upload
-from strategies.wire import Arrays, Spec
-from tasks.errors import ConfigError
-from tasks.randomness import key
-from tasks.settings import Settings
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.records import Arrays, Spec
 
 HEAD = ("classifier.weight", "classifier.bias")
 MOMENTS = ("first", "second")

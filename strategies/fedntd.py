@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from strategies.fedavg import SingleModel
-from strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Visit
+from fedcross.strategies.round.single_model import SingleModel
 
 
 def other_labels(classes: int, device: torch.device) -> Tensor:

@@ -7,12 +7,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.fedavg import SingleModel
-from strategies.federation import State
-from strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit, as_tensors
-from strategies.projection import Projected, project
-from strategies.protocol import Payload, Round, Upload
-from strategies.wire import Arrays, Spec
+from fedcross.strategies.parts.objective import (
+    Batch,
+    Net,
+    Objective,
+    Outcome,
+    Prepared,
+    Tensors,
+    Trained,
+    Visit,
+    as_tensors,
+)
+from fedcross.strategies.parts.projection import Projected, project
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.records import Arrays, Spec
 
 #: Examples at a time when embeddings are summed after training.
 CHUNK = 500

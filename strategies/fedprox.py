@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from strategies.fedavg import SingleModel
-from strategies.objective import Objective, Prepared, Visit, flatten
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Objective, Prepared, Visit, flatten
+from fedcross.strategies.round.single_model import SingleModel
 
 
 class FedProxParams(Settings):

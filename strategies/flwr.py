@@ -15,14 +15,14 @@ from flwr.serverapp import strategy as flower
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from strategies.averaging import weighted_mean
-from strategies.fedavg import SingleModel
-from strategies.federation import State
-from strategies.objective import Objective, Prepared, Visit, flatten
-from strategies.protocol import Payload, Round, Upload
-from strategies.wire import Arrays, encode
-from tasks.errors import nearest
-from tasks.settings import Settings
+from fedcross.core.errors import nearest
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.objective import Objective, Prepared, Visit, flatten
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.records import Arrays, encode
 
 #: Arguments of Flower's strategies that say how clients are found and messages are read; that is done here.
 OURS = {

@@ -7,8 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.fedavg import SingleModel
-from strategies.objective import (
+from fedcross.strategies.parts.objective import (
     Batch,
     Net,
     Objective,
@@ -20,7 +19,8 @@ from strategies.objective import (
     as_arrays,
     as_tensors,
 )
-from strategies.projection import Projected, project
+from fedcross.strategies.parts.projection import Projected, project
+from fedcross.strategies.round.single_model import SingleModel
 
 
 class MoonParams(Projected):

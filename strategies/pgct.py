@@ -6,10 +6,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from strategies.arrays import Arrays
-from strategies.cross_training import GROUP, CrossObjective, CrossTraining, CrossTrainingParams
-from strategies.objective import Batch, Net, Prepared, Tensors
-from strategies.prototypes import attend, contrast
+from fedcross.strategies.parts.objective import Batch, Net, Prepared, Tensors
+from fedcross.strategies.parts.prototypes import attend, contrast
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.cross_training import GROUP, CrossObjective, CrossTraining, CrossTrainingParams
 
 
 class PGCTParams(CrossTrainingParams):

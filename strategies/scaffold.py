@@ -10,13 +10,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from strategies.averaging import weighted_mean
-from strategies.fedavg import SingleModel
-from strategies.federation import State
-from strategies.objective import Objective, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors, flatten
-from strategies.protocol import Payload, Round, Upload
-from strategies.wire import Arrays, Spec
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.objective import (
+    Objective,
+    Outcome,
+    Prepared,
+    Tensors,
+    Trained,
+    Visit,
+    as_arrays,
+    as_tensors,
+    flatten,
+)
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.records import Arrays, Spec
 
 
 def effective_steps(steps: int, momentum: float) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from strategies.fedavg import SingleModel
-from strategies.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays
-from strategies.protocol import Round, Upload
-from strategies.wire import Arrays
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.wire.records import Arrays
 
 
 class Alone(Objective[Settings]):

@@ -1,22 +1,8 @@
-"""Data sets, partitions and models. Knows no other room of the house.
+"""Data sets, partitions and models.
 
 Folders named in ``FEDCROSS_PATH`` add tasks of their own: ``FOLDER/tasks/NAME.py``.
 """
 
-import os
-from pathlib import Path
-
-#: Folders, separated like ``PATH``, with a user's own ``strategies/``, ``tasks/`` and ``conf/``.
-PLUGIN_VARIABLE = "FEDCROSS_PATH"
-
-
-def extra_folders(package: str) -> list[str]:
-    """Return the folders that the user's plug-ins add to `package` (``strategies``, ``tasks``, ``tasks.models``...)."""
-    roots = [
-        Path(name).expanduser().resolve() for name in os.environ.get(PLUGIN_VARIABLE, "").split(os.pathsep) if name
-    ]
-    folders = (root.joinpath(*package.split(".")) for root in roots)
-    return [str(folder) for folder in folders if folder.is_dir()]
-
+from fedcross.core.plugins import extra_folders
 
 __path__ += extra_folders("tasks")

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from tasks.base import Task
-from tasks.errors import DataError
-from tasks.reading.cache import Array, Arrays, Store, cached
-from tasks.reading.npz import read_npz
-from tasks.reading.params import ImageParams, check_labels, checked, limited, require, stratified, token_ids
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading.cache import Array, Arrays, Store, cached
+from fedcross.tasks.reading.npz import read_npz
+from fedcross.tasks.reading.params import ImageParams, check_labels, checked, limited, require, stratified, token_ids
 
 
 class Params(ImageParams):

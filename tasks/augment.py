@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from tasks.errors import ConfigError
-from tasks.settings import Settings, parse
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings, parse
 
 Augmentation = Callable[[Tensor, Generator], Tensor]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.base import Task
-from tasks.reading.cache import Store, cached
-from tasks.reading.cifar import SHAPE, names, read_batch
-from tasks.reading.params import FileParams, ImageParams, check_labels, checked, fetch, limited, require
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading.cache import Store, cached
+from fedcross.tasks.reading.cifar import SHAPE, names, read_batch
+from fedcross.tasks.reading.params import FileParams, ImageParams, check_labels, checked, fetch, limited, require
 
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 

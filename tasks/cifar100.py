@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tasks.base import Task
-from tasks.reading.cache import Store, cached
-from tasks.reading.cifar import SHAPE, names, read_batch
-from tasks.reading.params import FileParams, ImageParams, check_labels, checked, fetch, limited, require
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading.cache import Store, cached
+from fedcross.tasks.reading.cifar import SHAPE, names, read_batch
+from fedcross.tasks.reading.params import FileParams, ImageParams, check_labels, checked, fetch, limited, require
 
 CLASSES = {"fine": 100, "coarse": 20}
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.base import Partition, Task
-from tasks.errors import DataError
-from tasks.settings import Settings
+from fedcross.core.errors import DataError
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Partition, Task
 
 
 @dataclass(frozen=True)

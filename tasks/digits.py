@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.base import Examples, Task
-from tasks.errors import DataError
-from tasks.reading.cache import Store, cached
-from tasks.reading.params import ImageParams, limited, stratified
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import Examples, Task
+from fedcross.tasks.reading.cache import Store, cached
+from fedcross.tasks.reading.params import ImageParams, limited, stratified
 
 TEST_FRACTION = 0.2
 

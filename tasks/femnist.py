@@ -16,12 +16,12 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.base import Task
-from tasks.errors import DataError
-from tasks.reading import leaf
-from tasks.reading.cache import Array, Store, cached
-from tasks.reading.npz import read_npz
-from tasks.reading.params import FileParams, ImageParams, require
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading import leaf
+from fedcross.tasks.reading.cache import Array, Store, cached
+from fedcross.tasks.reading.npz import read_npz
+from fedcross.tasks.reading.params import FileParams, ImageParams, require
 
 CLASSES = 62
 HELP = (

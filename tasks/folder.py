@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from tasks.base import Task
-from tasks.errors import DataError, nearest
-from tasks.reading.cache import Store, cached
-from tasks.reading.params import ImageParams, checked, limited, stratified
-from tasks.reading.pictures import Listing, decode_pictures, take
+from fedcross.core.errors import DataError, nearest
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading.cache import Store, cached
+from fedcross.tasks.reading.params import ImageParams, checked, limited, stratified
+from fedcross.tasks.reading.pictures import Listing, decode_pictures, take
 
 
 class Params(ImageParams):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.base import Task
-from tasks.errors import DataError
-from tasks.reading.cache import Array, Store, cached
-from tasks.reading.params import FileParams, ImageParams, checked, fetch, limited, require
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading.cache import Array, Store, cached
+from fedcross.tasks.reading.params import FileParams, ImageParams, checked, fetch, limited, require
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from tasks.base import Task
-from tasks.errors import DataError
-from tasks.randomness import stream
-from tasks.reading import leaf
-from tasks.reading.cache import Store, cached
-from tasks.reading.params import FileParams, require, token_ids
-from tasks.reading.words import SPECIAL, read_glove, split_words, vocabulary, word_ids
+from fedcross.core.errors import DataError
+from fedcross.core.randomness import stream
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading import leaf
+from fedcross.tasks.reading.cache import Store, cached
+from fedcross.tasks.reading.params import FileParams, require, token_ids
+from fedcross.tasks.reading.words import SPECIAL, read_glove, split_words, vocabulary, word_ids
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import string
 
 import numpy as np
 
-from tasks.base import Task
-from tasks.errors import DataError
-from tasks.reading import leaf
-from tasks.reading.cache import Array, Store, cached
-from tasks.reading.params import FileParams, token_ids
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading import leaf
+from fedcross.tasks.reading.cache import Array, Store, cached
+from fedcross.tasks.reading.params import FileParams, token_ids
 
 LENGTH = 80
 #: LEAF's 80 characters, in code point order; a character's id is its position.

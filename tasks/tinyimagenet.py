@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from tasks.base import Task
-from tasks.errors import DataError
-from tasks.reading.cache import Store, cached
-from tasks.reading.params import FileParams, ImageParams, checked, limited, require
-from tasks.reading.pictures import Listing, decode_pictures
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading.cache import Store, cached
+from fedcross.tasks.reading.params import FileParams, ImageParams, checked, limited, require
+from fedcross.tasks.reading.pictures import Listing, decode_pictures
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"

@@ -13,12 +13,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.base import Task
-from tasks.errors import DataError
-from tasks.reading.cache import Store, cached
-from tasks.reading.leaf import no_download
-from tasks.reading.params import FileParams, ImageParams, checked, limited, require
-from tasks.reading.pictures import Listing, decode_pictures
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import Task
+from fedcross.tasks.reading.cache import Store, cached
+from fedcross.tasks.reading.leaf import no_download
+from fedcross.tasks.reading.params import FileParams, ImageParams, checked, limited, require
+from fedcross.tasks.reading.pictures import Listing, decode_pictures
 
 CLASSES = 172
 HELP = (

@@ -66,7 +66,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def digits_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a cache that holds the digits, so that processes need not import scikit-learn to read them."""
-    from tasks.digits import Params, load
+    from fedcross.tasks.digits import Params, load
 
     folder = tmp_path_factory.mktemp("digits")
     with pytest.MonkeyPatch.context() as patch:
@@ -87,6 +87,6 @@ def own_places(places: Iterator[Path], digits_cache: Path, monkeypatch: pytest.M
     monkeypatch.setenv("FLWR_HOME", str(own / "flwr"))
     monkeypatch.delenv("FEDCROSS_PATH", raising=False)
     yield
-    if "client.workshop" in sys.modules:
-        sys.modules["client.workshop"]._open.clear()
-        sys.modules["tasks.data"]._loaded.clear()
+    if "fedcross.client.workshop" in sys.modules:
+        sys.modules["fedcross.client.workshop"]._open.clear()
+        sys.modules["fedcross.tasks.data"]._loaded.clear()

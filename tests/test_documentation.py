@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import json
 import re
 import shlex
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,27 +19,19 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import yaml
 
-from conf.schema import load
-from server.check import checked_plan
-from server.run import SHOWING
-from server.run import main as fedcross
+from fedcross.conf.schema import load
+from fedcross.server.check import checked_plan
+from fedcross.server.commands.main import SUBCOMMANDS
+from fedcross.server.commands.run import SHOWING
+from fedcross.server.commands.run import main as fedcross
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 TINY = ["rounds=2", "train.epochs=1", "task.limit=300", "task.limit_test=100", "logger=none"]
 
 
-def homes() -> dict[str, str]:
-    """Return the module of each subcommand; before `fedcross` was one command they were scripts, ``fedcross-NAME``."""
-    if importlib.util.find_spec("fedcross") is not None:
-        table = importlib.import_module("fedcross.server.commands.main").SUBCOMMANDS
-        return {name: home for name, (home, _) in table.items()}
-    return {s.removeprefix("fedcross-"): home.split(":")[0] for s, home in SCRIPTS.items() if s != "fedcross"}
-
-
-HOMES = homes()
-OLD = {f"fedcross-{name}" for name in HOMES}
+HOMES = {name: home for name, (home, _) in SUBCOMMANDS.items()}
+OLD = {f"fedcross-{name}" for name in HOMES}  # scripts of version 0.1
 PROGRAMS = {"fedcross", *OLD, "make", "flwr", "python", "docker"}
 
 
@@ -57,8 +47,6 @@ class Command:
         words = shlex.split(self.text, comments=True)
         while re.match(r"^[A-Z_]+=", words[0]):
             words.pop(0)
-        if words[0] in OLD:
-            return [words[0].replace("-", " ", 1), *words[1:]]
         if words[0] == "fedcross" and words[1] in HOMES:
             return [" ".join(words[:2]), *words[2:]]
         return words
@@ -113,8 +101,7 @@ def test_the_pages_have_commands():
 
 
 def test_no_page_prints_a_script_that_is_not_installed():
-    printed = {(c.page, c.text.split(" ")[0]) for c in FOUND}
-    assert {(page, first) for page, first in printed if first in OLD and first not in SCRIPTS} == set()
+    assert [(c.page, c.text) for c in FOUND if c.text.split(" ")[0] in OLD] == []
 
 
 @pytest.mark.parametrize("command", of("fedcross"), ids=name)
@@ -122,7 +109,7 @@ def test_runs_and_sweeps_are_accepted(command, tmp_path):
     words = [word.replace("DIR", str(tmp_path)) for word in command.words[1:] if word != "--cost"]
     if SHOWING & set(words):
         return
-    if any(word.startswith("resume=") for word in words):  # needs a run: tests/server/test_run.py resumes one
+    if any(word.startswith("resume=") for word in words):  # needs a run: tests/server/commands/test_run.py resumes one
         assert load([word for word in words if not word.startswith("resume=")])
         return
     plan = checked_plan(words)
@@ -170,9 +157,10 @@ def sweep(tmp_path_factory):
     """The README's sweep for real, with two rounds: the folder of its four runs and one of FedCross's."""
     folder = tmp_path_factory.mktemp("sweep")
     printed = next(c for c in of("fedcross") if c.page == "README.md" and "task=digits" in c.text and "-m" in c.words)
+    words = [*printed.words[1:], *TINY, "engine.workers=1", f"hydra.sweep.dir={folder}"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [*printed.words, *TINY, "engine.workers=1", f"hydra.sweep.dir={folder}"])
-        fedcross()
+        patch.setattr(sys, "argv", ["fedcross", *words])
+        assert fedcross(words) == 0
     runs = sorted(path.parent for path in folder.rglob("result.json"))
     return SimpleNamespace(folder=folder, runs=runs, one=next(r for r in runs if r.name.startswith("fedcross")))
 
@@ -213,7 +201,7 @@ def test_what_reads_a_run_reads_this_one(command, sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [command.words[0], *words])
     main = subcommand(command.words[0]).main
     try:
-        ended = main(words) if inspect.signature(main).parameters else main()
+        ended = main(words)
     except SystemExit as exit_:
         ended = exit_.code
     assert not ended
@@ -221,7 +209,7 @@ def test_what_reads_a_run_reads_this_one(command, sweep, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", of("fedcross deploy", "fedcross doctor"), ids=name)
 def test_deployment_commands_are_understood(command):
-    """Their arguments are those of the parser; tests/deploy and tests/server/test_doctor.py run them."""
+    """Their arguments are those of the parser; tests/deploy and tests/server/commands/test_doctor.py run them."""
     assert subcommand(command.words[0])._parser().parse_args(command.words[1:])
 
 

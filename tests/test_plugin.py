@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.federation import run
+from tests.support.federation import run
 
 METHOD = '''
 """Toy method: keeps the upload of the client with the most examples."""
 
 from pydantic import Field
 
-from strategies.fedavg import SingleModel
-from strategies.objective import Objective
-from tasks.settings import Settings
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.parts.objective import Objective
+from fedcross.core.settings import Settings
 
 
 class ToyObjective(Objective):
@@ -57,7 +57,7 @@ def plugin(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.setenv("FEDCROSS_PATH", str(root))
-    import strategies
+    from fedcross import strategies
 
     before = list(strategies.__path__)
     yield root

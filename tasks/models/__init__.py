@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from tasks import extra_folders
-from tasks.base import Task
-from tasks.errors import ConfigError
-from tasks.randomness import key
-from tasks.settings import Settings, find, parse
+from fedcross.core.errors import ConfigError
+from fedcross.core.plugins import extra_folders
+from fedcross.core.randomness import key
+from fedcross.core.settings import Settings, find, parse
+from fedcross.tasks.base import Task
 
 if TYPE_CHECKING:
-    from tasks.models._split import Split
+    from fedcross.tasks.models._split import Split
 
 __path__ += extra_folders("tasks.models")
 
@@ -47,9 +47,9 @@ def create(name: str, settings: Settings | Mapping[str, Any], task: Task, seed: 
     """
     import torch
 
-    from tasks.models.dropout import seed_dropout
+    from fedcross.tasks.models.dropout import seed_dropout
 
-    module = find("tasks.models", name, "model")
+    module = find("fedcross.tasks.models", name, "model")
     if not hasattr(module, "build"):
         raise ConfigError(f"model.name={name!r}: module tasks.models.{name} is no model. Choose a file of conf/model.")
     params: Settings | None

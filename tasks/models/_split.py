@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tasks.base import Task
-from tasks.errors import ConfigError
-from tasks.models.dropout import Dropout
+from fedcross.core.errors import ConfigError
+from fedcross.tasks.base import Task
+from fedcross.tasks.models.dropout import Dropout
 
 
 class Split(nn.Module):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from tasks.base import Task
-from tasks.models._split import Split, block, convolutional, images
-from tasks.models.pooling import MaxPool2
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, block, convolutional, images
+from fedcross.tasks.models.pooling import MaxPool2
 
 
 class Params(Settings):

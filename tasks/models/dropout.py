@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tasks.randomness import key
+from fedcross.core.randomness import key
 
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and multipliers of its mixing function, as signed numbers
 # because torch computes modulo 2^64 only on int64.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 from torch import nn
 
-from tasks.base import Task
-from tasks.models._split import Split, block, convolutional, images, xavier
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, block, convolutional, images, xavier
 
 
 class Params(Settings):

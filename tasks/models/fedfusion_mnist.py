@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from tasks.base import Task
-from tasks.models._split import Split, block, convolutional, images, xavier
-from tasks.models.pooling import MaxPool2
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, block, convolutional, images, xavier
+from fedcross.tasks.models.pooling import MaxPool2
 
 
 class Params(Settings):

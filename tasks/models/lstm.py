@@ -7,11 +7,11 @@ from collections import OrderedDict
 from pydantic import Field
 from torch import nn
 
-from tasks.base import Task
-from tasks.models._recurrent import LastStepLSTM
-from tasks.models._split import Split, tokens
-from tasks.models.dropout import Dropout
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._recurrent import LastStepLSTM
+from fedcross.tasks.models._split import Split, tokens
+from fedcross.tasks.models.dropout import Dropout
 
 
 class Params(Settings):

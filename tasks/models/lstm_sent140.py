@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tasks.base import Task
-from tasks.errors import ConfigError
-from tasks.models._recurrent import LastStepLSTM
-from tasks.models._split import Split, tokens
-from tasks.settings import Settings
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._recurrent import LastStepLSTM
+from fedcross.tasks.models._split import Split, tokens
 
 
 class Params(Settings):

@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from tasks.base import Task
-from tasks.models._split import Split
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split
 
 
 class Params(Settings):

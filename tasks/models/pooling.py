@@ -53,7 +53,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        from tasks.models.pooling_loop import pool
+        from fedcross.tasks.models.pooling_loop import pool
 
         n, c, h, w = x.shape
         out = torch.empty((n, h // 2, w // 2, c), dtype=x.dtype)

@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import nn
 
-from tasks.base import Task
-from tasks.models._split import Split, images
-from tasks.models.torchvision import halve
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, images
+from fedcross.tasks.models.torchvision import halve
 
 
 class Params(Settings):

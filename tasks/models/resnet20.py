@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tasks.base import Task
-from tasks.models._split import Split, images
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, images
 
 
 class Params(Settings):

@@ -7,9 +7,9 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tasks.base import Task
-from tasks.models._split import Split, images
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, images
 
 EXPANSION = 4
 

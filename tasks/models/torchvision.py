@@ -6,11 +6,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tasks.base import Task
-from tasks.errors import ConfigError, nearest
-from tasks.models._split import Split, images
-from tasks.models.dropout import Dropout
-from tasks.settings import Settings
+from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, images
+from fedcross.tasks.models.dropout import Dropout
 
 
 class Params(Settings):

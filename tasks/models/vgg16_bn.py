@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 from torch import nn
 
-from tasks.base import Task
-from tasks.models._split import Split, convolutional, images
-from tasks.models.pooling import MaxPool2
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, convolutional, images
+from fedcross.tasks.models.pooling import MaxPool2
 
 BLOCKS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 

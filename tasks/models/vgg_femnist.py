@@ -6,10 +6,10 @@ from collections import OrderedDict
 
 from torch import nn
 
-from tasks.base import Task
-from tasks.models._split import Split, images, output_shape
-from tasks.models.pooling import MaxPool2
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._split import Split, images, output_shape
+from fedcross.tasks.models.pooling import MaxPool2
 
 
 class Params(Settings):

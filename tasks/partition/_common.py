@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from tasks.base import IntArray
-from tasks.errors import DataError
-from tasks.settings import Settings
+from fedcross.core.errors import DataError
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import IntArray
 
 
 class ClientsParams(Settings):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from tasks.base import IntArray, Partition, Task
-from tasks.errors import ConfigError
-from tasks.partition._common import owned
-from tasks.randomness import stream
-from tasks.settings import Settings
+from fedcross.core.errors import ConfigError
+from fedcross.core.randomness import stream
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import IntArray, Partition, Task
+from fedcross.tasks.partition._common import owned
 
 
 class Params(Settings):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from tasks.base import IntArray, Partition, Task
-from tasks.errors import DataError
-from tasks.partition._common import ClientsParams, enough, owned
-from tasks.randomness import stream
+from fedcross.core.errors import DataError
+from fedcross.core.randomness import stream
+from fedcross.tasks.base import IntArray, Partition, Task
+from fedcross.tasks.partition._common import ClientsParams, enough, owned
 
 
 class Params(ClientsParams):

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.base import IntArray, Partition, Task
-from tasks.errors import DataError
-from tasks.partition._common import owned
-from tasks.settings import Settings
+from fedcross.core.errors import DataError
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import IntArray, Partition, Task
+from fedcross.tasks.partition._common import owned
 
 
 class Params(Settings):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.base import Partition, Task
-from tasks.errors import DataError
-from tasks.settings import Settings
+from fedcross.core.errors import DataError
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Partition, Task
 
 
 class Params(Settings):

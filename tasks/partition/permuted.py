@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.base import IntArray, Partition, Task
-from tasks.errors import ConfigError
-from tasks.partition import iid
-from tasks.partition._common import ClientsParams
-from tasks.randomness import stream
+from fedcross.core.errors import ConfigError
+from fedcross.core.randomness import stream
+from fedcross.tasks.base import IntArray, Partition, Task
+from fedcross.tasks.partition import iid
+from fedcross.tasks.partition._common import ClientsParams
 
 
 class Params(ClientsParams):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from tasks.base import Partition, Task
-from tasks.partition._common import ClientsParams, enough, owned
-from tasks.randomness import stream
+from fedcross.core.randomness import stream
+from fedcross.tasks.base import Partition, Task
+from fedcross.tasks.partition._common import ClientsParams, enough, owned
 
 
 class Params(ClientsParams):

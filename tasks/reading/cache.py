@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.errors import DataError
+from fedcross.core.errors import DataError
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.errors import DataError
-from tasks.reading.cache import Array
+from fedcross.core.errors import DataError
+from fedcross.tasks.reading.cache import Array
 
 SHAPE = (3, 32, 32)
 

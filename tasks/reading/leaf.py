@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.base import Examples
-from tasks.errors import DataError
-from tasks.reading.cache import Array, Arrays, Store
-from tasks.reading.params import LimitParams, check_labels, checked, limited
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import Examples
+from fedcross.tasks.reading.cache import Array, Arrays, Store
+from fedcross.tasks.reading.params import LimitParams, check_labels, checked, limited
 
 PARTS = ("train", "test")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.errors import DataError
-from tasks.reading.cache import Arrays
+from fedcross.core.errors import DataError
+from fedcross.tasks.reading.cache import Arrays
 
 
 def read_npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> Arrays:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from tasks.base import Examples, IntArray
-from tasks.errors import ConfigError, DataError
-from tasks.randomness import stream
-from tasks.settings import Settings
+from fedcross.core.errors import ConfigError, DataError
+from fedcross.core.randomness import stream
+from fedcross.core.settings import Settings
+from fedcross.tasks.base import Examples, IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class ImageParams(LimitParams):
         Per channel, or one value for all: the model sees ``(x / scale - mean) / std`` with x / scale in [0, 1].
         A negative `std` inverts the picture, as the FedCross authors do for FEMNIST.
     augment : mapping or None
-        Settings of ``tasks.augment.Augment``, training only; None for none.
+        Settings of ``fedcross.tasks.augment.Augment``, training only; None for none.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -92,7 +92,7 @@ class ImageParams(LimitParams):
         """Return the configured augmentation, None if nothing is asked for."""
         if self.augment is None or self.augment.items() <= NO_AUGMENTATION.items():
             return None  # without importing torch
-        from tasks.augment import build
+        from fedcross.tasks.augment import build
 
         return build(self.augment)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.base import IntArray
-from tasks.errors import DataError
-from tasks.reading.cache import Array, Store
+from fedcross.core.errors import DataError
+from fedcross.tasks.base import IntArray
+from fedcross.tasks.reading.cache import Array, Store
 
 Listing = Sequence[tuple[Path, int]]
 """Picture files and their labels."""

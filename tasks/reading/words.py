@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.errors import DataError
-from tasks.reading.cache import Array
+from fedcross.core.errors import DataError
+from fedcross.tasks.reading.cache import Array
 
 PAD, UNKNOWN = 0, 1
 SPECIAL = ("<pad>", "<unknown>")

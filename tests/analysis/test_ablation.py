@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.ablation import grids, plot_grids
-from analysis.groups import group_runs
-from analysis.loading import load_runs
-from analysis.tables import ablation_tables
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.ablation import grids, plot_grids
+from fedcross.analysis.groups import group_runs
+from fedcross.analysis.loading import load_runs
+from fedcross.analysis.tables import ablation_tables
+from tests.support.fake import config, write_run
 
 
 def test_cells_are_means_over_seeds(tmp_path: Path):

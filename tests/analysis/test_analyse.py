@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from analysis import cka, forgetting, gradcam, tsne
-from analysis.analyse import main
-from analysis.subject import Options, Subject
-from server.launch import launch
-from tasks.errors import DataError
+from fedcross.analysis import cka, forgetting, gradcam, tsne
+from fedcross.analysis.subject import Options, Subject
+from fedcross.core.errors import DataError
+from fedcross.server.launch import launch
+from tests.support.command import subcommand
+
+main = subcommand("analyse")
 
 PNG = b"\x89PNG"
 SETTINGS = [

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from analysis.loading import load_run
-from analysis.published import accuracy_cells
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.loading import load_run
+from fedcross.analysis.published import accuracy_cells
+from tests.support.fake import config, write_run
 
 
 def settings(**method):

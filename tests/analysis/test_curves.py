@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.axes import AXES
-from analysis.curves import COLOURS, DASHES, plot_curves, styles, trailing_mean
-from analysis.groups import Group, group_runs
-from analysis.loading import load_runs
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.axes import AXES
+from fedcross.analysis.curves import COLOURS, DASHES, plot_curves, styles, trailing_mean
+from fedcross.analysis.groups import Group, group_runs
+from fedcross.analysis.loading import load_runs
+from tests.support.fake import config, write_run
 
 
 def test_trailing_mean_by_hand():

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.groups import Group, group_runs, spread
-from analysis.loading import load_runs
-from analysis.runs import Run
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.groups import Group, group_runs, spread
+from fedcross.analysis.loading import load_runs
+from fedcross.analysis.runs import Run
+from tests.support.fake import config, write_run
 
 
 def groups_of(tmp_path: Path, *configs: dict[str, Any]) -> tuple[list[Group], list[str]]:

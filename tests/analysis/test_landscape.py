@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.landscape import Point, filter_normalised, main, surface
-from analysis.sharpness import epsilon_sharpness, hessian_times, largest_eigenvalue
-from tests.server.test_run import SMALL, call
+from fedcross.analysis.landscape import Point, filter_normalised, surface
+from fedcross.analysis.sharpness import epsilon_sharpness, hessian_times, largest_eigenvalue
+from tests.server.commands.test_run import SMALL, call
+from tests.support.command import subcommand
+
+main = subcommand("landscape")
 
 
 def quadratic(*curvatures: float):

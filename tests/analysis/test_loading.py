@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.loading import load_run, load_runs, settled
-from tasks.errors import DataError
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.loading import load_run, load_runs, settled
+from fedcross.core.errors import DataError
+from tests.support.fake import config, write_run
 
 
 def test_a_resumed_run_counts_repeated_rounds_once(tmp_path: Path):

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from analysis.report import main
-from tests.analysis.fake import config, write_run
+from tests.support.command import subcommand
+from tests.support.fake import config, write_run
+
+main = subcommand("report")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (

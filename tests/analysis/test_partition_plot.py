@@ -1,11 +1,14 @@
-"""``fedcross-partition``: counts, tables, plot and errors."""
+"""``fedcross partition``: counts, tables, plot and errors."""
 
 import numpy as np
 import pytest
 
-from analysis.partition_plot import bubble_plot, counts, main, markdown, rows, sizes
-from tasks.base import Examples, Partition, Task
-from tasks.reading.params import token_ids
+from fedcross.analysis.partition_plot import bubble_plot, counts, markdown, rows, sizes
+from fedcross.tasks.base import Examples, Partition, Task
+from fedcross.tasks.reading.params import token_ids
+from tests.support.command import subcommand
+
+main = subcommand("partition")
 
 
 @pytest.fixture(autouse=True)

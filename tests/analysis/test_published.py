@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from analysis.loading import flatten
-from analysis.published import accuracy_cells, cells, deviations, published_rounds
-from tests.analysis.fake import config
+from fedcross.analysis.loading import flatten
+from fedcross.analysis.published import accuracy_cells, cells, deviations, published_rounds
+from tests.support.fake import config
 
 
 def settings(method: str, **changes: Any) -> dict[str, Any]:

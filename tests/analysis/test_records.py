@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from analysis.groups import group_runs
-from analysis.loading import load_runs
-from analysis.records import main, neutral, record, short, write_page
-from analysis.tables import accuracy_table
-from tasks.errors import ConfigError, DataError
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.groups import group_runs
+from fedcross.analysis.loading import load_runs
+from fedcross.analysis.records import neutral, record, short, write_page
+from fedcross.analysis.tables import accuracy_table
+from fedcross.core.errors import ConfigError, DataError
+from tests.support.command import subcommand
+from tests.support.fake import config, write_run
+
+main = subcommand("record")
 
 
 def run(folder: Path, accuracy: list[float | None], method: str = "fedavg", seed: int = 1) -> Path:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.loading import load_run
-from analysis.runs import smoothed
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.loading import load_run
+from fedcross.analysis.runs import smoothed
+from tests.support.fake import config, write_run
 
 
 def test_smoothed_by_hand():
@@ -36,7 +36,7 @@ def test_smoothed_lies_between_the_mean_of_the_last_window_and_the_best(values: 
 
 @pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")  # raised while Flower is imported
 def test_smoothed_is_what_the_server_writes():
-    from server import accounting
+    from fedcross.server import accounting
 
     for length in (1, 9, 10, 11, 40):
         values = np.random.default_rng(length).random(length)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.groups import group_runs
-from analysis.loading import load_runs
-from analysis.significance import compare, holm, paired
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.groups import group_runs
+from fedcross.analysis.loading import load_runs
+from fedcross.analysis.significance import compare, holm, paired
+from tests.support.fake import config, write_run
 
 
 def test_paired_t_by_hand():

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from analysis.subject import Subject
-from server.launch import record
-from tests.federation import SMALL, run
+from fedcross.analysis.subject import Subject
+from fedcross.server.launch import record
+from tests.support.federation import SMALL, run
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfusion_multi"])

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from analysis.formats import latex, markdown
-from analysis.groups import Spread, group_runs
-from analysis.loading import load_runs
-from analysis.table import console_table, duration, percent, size
-from analysis.tables import Table, compact, default_target, published_table, target_table
-from tests.analysis.fake import config, write_run
+from fedcross.analysis.formats import latex, markdown
+from fedcross.analysis.groups import Spread, group_runs
+from fedcross.analysis.loading import load_runs
+from fedcross.analysis.table import console_table, duration, percent, size
+from fedcross.analysis.tables import Table, compact, default_target, published_table, target_table
+from tests.support.fake import config, write_run
 
 
 def test_numbers_for_the_reader():

@@ -3,10 +3,10 @@ import json
 import numpy as np
 import pytest
 
-from client.attack import malicious, poison
-from conf.schema import Attack, load
-from tasks.errors import ConfigError
-from tests.federation import run, same
+from fedcross.client.attack import malicious, poison
+from fedcross.conf.schema import Attack, load
+from fedcross.core.errors import ConfigError
+from tests.support.federation import run, same
 
 RECEIVED = {"w": np.array([1.0, 2.0], np.float32), "b": np.array([0.0], np.float32)}
 TRAINED = {

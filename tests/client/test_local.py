@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from client.net import ModuleNet
-from client.visit import examples
-from client.workshop import Workshop
-from conf.schema import load
-from strategies.fedavg import FedAvg
-from strategies.objective import Objective
-from tasks.scoring import accuracy
-from tests.federation import SMALL, run
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.visit import examples
+from fedcross.client.workshop import Workshop
+from fedcross.conf.schema import load
+from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.parts.objective import Objective
+from fedcross.tasks.scoring import accuracy
+from tests.support.federation import SMALL, run
 
 
 class Sign(nn.Module):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from client import workshop as work
-from client.workshop import _of_this_run, workshop
+from fedcross.client import workshop as work
+from fedcross.client.workshop import _of_this_run, workshop
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.federation import run
+from tests.support.federation import run
 
 METHODS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "method").glob("*.yaml"))
 

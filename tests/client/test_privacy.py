@@ -11,14 +11,14 @@ from flwr.clientapp.mod import LocalDpMod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.privacy import noise_source, protect
-from client.workshop import Workshop
-from conf.schema import Privacy, load
-from engines.grid import LocalGrid
-from engines.workers import WorkersGrid
-from server.privacy import epsilon, statement
-from tasks.errors import ConfigError
-from tests.federation import SMALL, run, same, session
+from fedcross.client.privacy import noise_source, protect
+from fedcross.client.workshop import Workshop
+from fedcross.conf.schema import Privacy, load
+from fedcross.core.errors import ConfigError
+from fedcross.engines.grid import LocalGrid
+from fedcross.engines.workers import WorkersGrid
+from fedcross.server.privacy import epsilon, statement
+from tests.support.federation import SMALL, run, same, session
 
 ON = ("privacy.enabled=true", "privacy.clip=0.5", "privacy.noise=0.02")
 SEEDED = (*ON, "privacy.randomness=seed")

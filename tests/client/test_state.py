@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from client.state import StateStore
-from client.work import state_root
-from tasks.errors import StorageError
-from tests.federation import run
+from fedcross.client.state import StateStore
+from fedcross.client.visit import state_root
+from fedcross.core.errors import StorageError
+from tests.support.federation import run
 
 
 def test_the_accepted_visit_is_continued_not_the_last(tmp_path):
@@ -57,7 +57,7 @@ def forgetting_disk():
 
     from flwr.clientapp import ClientApp
 
-    from client.app import app as client_app
+    from fedcross.client.app import app as client_app
 
     app = ClientApp()
 

@@ -2,12 +2,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from client.net import ModuleNet
-from client.trainer import batches, step, train
-from client.workshop import one_thread
-from conf.schema import Train
-from strategies.objective import Objective, Visit
-from tasks.settings import Settings
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.trainer import batches, step, train
+from fedcross.client.workshop import one_thread
+from fedcross.conf.schema import Train
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Objective, Visit
 
 
 class Line(nn.Module):

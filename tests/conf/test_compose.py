@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.compose import compose, join, split
-from tasks.errors import ConfigError
+from fedcross.conf.compose import compose, join, split
+from fedcross.core.errors import ConfigError
 
 
 def fault(*overrides):

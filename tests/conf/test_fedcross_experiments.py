@@ -2,10 +2,10 @@
 
 import pytest
 
-from conf.compose import CONF
-from conf.schema import RunConfig, load
-from server.session import fingerprint
-from server.sweep import plan
+from fedcross.conf.compose import CONF
+from fedcross.conf.schema import RunConfig, load
+from fedcross.server.session import fingerprint
+from fedcross.server.sweep import plan
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow

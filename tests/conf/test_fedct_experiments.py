@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conf.compose import CONF
-from conf.schema import load
-from server.check import check_overrides
+from fedcross.conf.compose import CONF
+from fedcross.conf.schema import load
+from fedcross.server.check import check_overrides
 
 NAMES = sorted(path.stem for path in (CONF / "experiment" / "fedct").glob("[!_]*.yaml"))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conf.schema import load
+from fedcross.conf.schema import load
 
 #: Initial learning rate, its decay, clients per round.
 PUBLISHED = {

@@ -6,9 +6,9 @@ import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
-from conf import compose as composing
-from conf import schema
-from server import run as command
+from fedcross.conf import compose as composing
+from fedcross.conf import schema
+from fedcross.server.commands import run as command
 
 SMALL = ["task.limit=200", "partition=iid", "partition.clients=2", "clients_per_round=2", "train.epochs=1", "rounds=1"]
 
@@ -34,7 +34,7 @@ def compositions(monkeypatch):
 def test_a_local_run_composes_once(monkeypatch, tmp_path, compositions, place):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fedcross", *SMALL, "engine.workers=1", "logger=none", place])
-    command.main()
+    command.main(sys.argv[1:])
     assert (tmp_path / "here" / "result.json").exists()
     assert len(compositions) == 1, compositions
     recorded = [str(o) for o in OmegaConf.load(tmp_path / "here" / ".hydra" / "overrides.yaml")]

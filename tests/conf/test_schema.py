@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from conf import compose as composing
-from conf.schema import PACKAGES, Train, load, remarks
-from strategies.federation import Federation, Meeting
-from tasks.errors import ConfigError
+from fedcross.conf import compose as composing
+from fedcross.conf.schema import PACKAGES, Train, load, remarks
+from fedcross.core.errors import ConfigError
+from fedcross.strategies.round.federation import Federation, Meeting
 
 
 def faults(*overrides):

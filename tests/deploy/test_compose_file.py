@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-import deploy
+import fedcross
 
-ROOT = Path(deploy.__file__).resolve().parent.parent
+ROOT = Path(fedcross.__file__).resolve().parent.parent
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 CLIENTS = [name for name in SERVICES if name.startswith("client-")]
 #: Changes the mode of ./outputs, without a network.

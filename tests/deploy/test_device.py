@@ -11,9 +11,13 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from deploy import certificates, cli, commands, nodes
-from deploy.device import Device, new_client, rotate_key
-from tasks.errors import ConfigError, FederationError, StorageError
+from fedcross.core import keys as certificates
+from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.deploy import commands, nodes
+from fedcross.deploy.device import Device, new_client, rotate_key
+from tests.support.command import subcommand
+
+deploy = subcommand("deploy")
 
 PORCH = Device("porch", "fl.example.org:8443", 3, 4)
 
@@ -109,18 +113,18 @@ def test_command(authority: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     before = os.umask(0o022)
     try:
         where = ["--superlink", "h:1", "--partition", "0", "--partitions", "2"]
-        assert cli.main(["new-client", *where, str(authority), str(tmp_path / "d"), "pi-1"]) == 0
+        assert deploy(["new-client", *where, str(authority), str(tmp_path / "d"), "pi-1"]) == 0
         assert "admin register - < pi-1-node.pub" in capsys.readouterr().out
-        assert cli.main(["rotate-key", str(tmp_path / "d" / "pi-1")]) == 0
+        assert deploy(["rotate-key", str(tmp_path / "d" / "pi-1")]) == 0
         assert "revoke it" in capsys.readouterr().out
-        assert cli.main(["nodes"]) == 2
+        assert deploy(["nodes"]) == 2
         assert "Which SuperLink?" in capsys.readouterr().err
     finally:
         os.umask(before)
 
 
 class FakeSuperLink:
-    """What ``deploy.nodes`` needs of Flower's Control API, with nodes numbered from 1."""
+    """What ``fedcross.deploy.nodes`` needs of Flower's Control API, with nodes numbered from 1."""
 
     def __init__(self) -> None:
         self.known: list[SimpleNamespace] = []

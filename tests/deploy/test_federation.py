@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import certificates, federation, start
-from deploy.certificates import KeyPair
-from tasks.errors import StorageError
+from fedcross.core import keys as certificates
+from fedcross.core.errors import StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.deploy import federation, start
 
 DEVICES = ["client-1", "client-2"]
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import requirements
+from fedcross.core.paths import import_root
+from fedcross.deploy import requirements
 
-ROOT = Path(requirements.__file__).parent.parent
+ROOT = import_root()
 LOCK = """\
 flwr==1.41.0 \\
     --hash=sha256:aa

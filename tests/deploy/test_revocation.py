@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from deploy import certificates
-from deploy.certificates import KeyPair
-from deploy.revocation import revoke
-from tasks.errors import StorageError
+from fedcross.core import keys as certificates
+from fedcross.core.errors import StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.deploy.revocation import revoke
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pydantic import Field
 from docs import reference
 from docs.docstrings import described, entries, meanings
 from docs.options import Source, comments, settings, span
-from tasks.settings import Settings
+from fedcross.core.settings import Settings
 
 EMPTY = Source(Path("none.yaml"), "", {}, {}, {})
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy import certificates
-from deploy.device import Device, new_client
-from server.launch import launch
+from fedcross.core import keys as certificates
+from fedcross.deploy.device import Device, new_client
+from fedcross.server.launch import launch
 from tests.e2e import containers, intruder
-from tests.e2e.containers import CLIENTS, Federation
+from tests.support.containers import CLIENTS, Federation
 
 pytestmark = [pytest.mark.compose, pytest.mark.slow]
 
@@ -215,7 +215,7 @@ def test_a_fourth_device_from_its_bundle_takes_part_and_says_what_is_wrong_with_
         output = run.finish()
         assert [line["dropped"] for line in run.lines()] == [1, 1]
         said = "/data/data.npz: inputs of shape (1, 28, 30), this federation's are (1, 28, 28) (task.shape)"
-        assert f"client_error: code 2: <class 'tasks.errors.DataError'>:<'{said}" in output
+        assert f"client_error: code 2: <class 'fedcross.core.errors.DataError'>:<'{said}" in output
         assert said in device.log()
 
 

@@ -17,16 +17,17 @@ from types import ModuleType
 
 import pytest
 
-from engines import flower, ray, superlink
-from engines.processes import Family
-from tasks.errors import FederationError
+from fedcross.core.errors import FederationError
+from fedcross.core.paths import import_root
+from fedcross.engines import flower, ray, superlink
+from fedcross.engines.processes import Family
 from tests.e2e import toy_app
 
 ENGINES = [
     pytest.param(superlink, marks=[pytest.mark.superlink, pytest.mark.slow], id="superlink"),
     pytest.param(ray, marks=[pytest.mark.ray, pytest.mark.slow], id="ray"),
 ]
-ROOT = Path(ray.__file__).parent.parent
+ROOT = import_root()
 
 
 @pytest.fixture

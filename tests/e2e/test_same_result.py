@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from conf.compose import join, main_folder
-from engines import ray
-from server.launch import launch
+from fedcross.conf.compose import join
+from fedcross.core.paths import import_root
+from fedcross.engines import ray
+from fedcross.server.launch import launch
 
 #: Digits, a pool of five models, three clients a round, three rounds, seed 1.
 CONFIGURATION = [
@@ -56,5 +57,5 @@ def test_ray_gives_the_local_model(tmp_path: Path, local: str) -> None:
 def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: str) -> None:
     output = tmp_path / "flwr-run"
     overrides = join([*CONFIGURATION, f"output={output}"])
-    ray.launch(None, overrides, 3, tmp_path / "work", app=main_folder())
+    ray.launch(None, overrides, 3, tmp_path / "work", app=import_root())
     assert sha(output) == local

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from client.app import app as client_app
-from client.app import together
-from conf.compose import CONF, join
-from conf.schema import load
-from engines.batched import BatchedGrid, Params
-from server.session import Session
-from strategies.registry import method_class
-from tests import federation
-from tests.federation import SMALL, Quiet
+from fedcross.client.app import app as client_app
+from fedcross.client.app import together
+from fedcross.conf.compose import CONF, join
+from fedcross.conf.schema import load
+from fedcross.engines.batched import BatchedGrid, Params
+from fedcross.server.session import Session
+from fedcross.strategies.round.registry import method_class
+from tests.support import federation
+from tests.support.federation import SMALL, Quiet
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow

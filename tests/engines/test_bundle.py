@@ -10,13 +10,14 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.common.constant import FAB_MAX_SIZE
 
-from engines import bundle
-from tasks.errors import FederationError
+from fedcross.core.errors import FederationError
+from fedcross.core.paths import ROOMS, import_root
+from fedcross.engines import bundle
 
 # Flower names pathspec's patterns by their old name.
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
-ROOT = Path(bundle.__file__).parent.parent
+ROOT = import_root()
 
 
 def contents(app: Path) -> set[str]:
@@ -29,7 +30,7 @@ def contents(app: Path) -> set[str]:
 def house(tmp_path: Path) -> Path:
     """A checkout in which things lie around that must not travel."""
     root = tmp_path / "house"
-    for package in bundle.PACKAGES:
+    for package in ("fedcross", *ROOMS):
         (root / package / "__pycache__").mkdir(parents=True)
         (root / package / "__init__.py").write_text('"""Package."""\n')
         (root / package / "__pycache__" / "__init__.cpython-311.pyc").touch()
@@ -49,7 +50,7 @@ def house(tmp_path: Path) -> Path:
     return root
 
 
-WANTED = {f"{package}/__init__.py" for package in bundle.PACKAGES} | {
+WANTED = {f"{package}/__init__.py" for package in ("fedcross", *ROOMS)} | {
     "server/app.py",
     "client/app.py",
     "conf/config.yaml",
@@ -77,7 +78,10 @@ def test_bundle_names_the_same_apps_as_the_checkout(house: Path, tmp_path: Path)
     app = tomllib.loads((bundle.make(tmp_path / "app", house) / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     ours = project["tool"]["flwr"]["app"]
     assert app == {key: ours[key] for key in ("publisher", "components", "config")}
-    assert sorted(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == sorted(bundle.PACKAGES)
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert wheel == {name: f"fedcross/{name}" for name in ROOMS} | {
+        f"fedcross/{f}": f"fedcross/{f}" for f in ("__init__.py", "__main__.py", "py.typed")
+    }
 
 
 def test_a_missing_package_is_named(house: Path, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from flwr.common.config import parse_config_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import flower
-from engines.processes import Family
-from tasks.errors import FederationError, StorageError
+from fedcross.core.errors import FederationError, StorageError
+from fedcross.engines import flower
+from fedcross.engines.processes import Family
 
 
 def test_flower_version_whose_private_control_client_is_used() -> None:
-    # engines.flower.control_client and engines.superlink.register were checked against the sources of this version.
+    # control_client in engines/flower.py and register in engines/superlink.py were checked against this version.
     assert flwr.__version__ == "1.41.0"
 
 

@@ -5,7 +5,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from engines.grid import FIRST_NODE, LocalGrid
+from fedcross.engines.grid import FIRST_NODE, LocalGrid
 
 
 @pytest.fixture

@@ -4,15 +4,15 @@ from types import ModuleType
 
 import pytest
 
-from conf.compose import CONF
-from conf.schema import load
-from engines.grid import LocalGrid
-from engines.job import Capabilities, engine_of
-from server.session import networked
-from strategies.roster import LocalClients, is_blocking
-from tasks.errors import ConfigError
-from tasks.settings import find
-from tests.engines.toy import app
+from fedcross.conf.compose import CONF
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import find
+from fedcross.engines.grid import LocalGrid
+from fedcross.engines.job import Capabilities, engine_of
+from fedcross.server.session import networked
+from fedcross.strategies.round.nodes import LocalClients, is_blocking
+from tests.support.toy import app
 
 ENGINES = sorted(path.stem for path in (CONF / "engine").glob("*.yaml"))
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from engines import processes
-from engines.processes import Family, end_marked, marked, tail, terminated_by_signal
-from tasks.errors import FederationError
+from fedcross.core.errors import FederationError
+from fedcross.core.paths import import_root
+from fedcross.engines import processes
+from fedcross.engines.processes import Family, end_marked, marked, tail, terminated_by_signal
 
 # Writes its id, starts a child in a session of its own that ignores SIGTERM, and sleeps.
 STUBBORN = """
@@ -55,13 +56,13 @@ def test_no_process_is_left_behind_after_an_error(tmp_path: Path) -> None:
 def test_the_watchdog_cleans_up_after_sigkill(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     code = (
-        "import os, sys, time; from pathlib import Path; from engines.processes import Family\n"
+        "import os, sys, time; from pathlib import Path; from fedcross.engines.processes import Family\n"
         f"with Family(Path({str(tmp_path)!r}), dict(os.environ), [Path({str(tmp_path / 'keys')!r})]) as family:\n"
         "    family.start('sleeper', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)'])\n"
         "    print(family.mark, flush=True)\n"
         "    time.sleep(600)\n"
     )
-    root = str(Path(processes.__file__).parent.parent)
+    root = str(import_root())
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root) as victim:
         assert victim.stdout is not None
         mark = victim.stdout.readline().strip()

@@ -9,8 +9,8 @@ from flwr.cli.run.run import _parse_federation_config_overrides
 from flwr.cli.typing import SuperLinkConnection
 from pydantic import ValidationError
 
-from engines import ray
-from engines.ray import Params
+from fedcross.engines import ray
+from fedcross.engines.ray import Params
 
 
 def test_simulation_superlink_listens_on_loopback_only() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import load
-from deploy import certificates
-from engines import remote
-from tasks.errors import ConfigError, FederationError, StorageError
+from fedcross.conf.schema import load
+from fedcross.core import keys as certificates
+from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.engines import remote
 
 
 @pytest.mark.parametrize(

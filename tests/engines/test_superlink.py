@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.certificates import KeyPair, make_node_key
-from engines import superlink
+from fedcross.core.keys import KeyPair, make_node_key
+from fedcross.engines import superlink
 
 
 def test_superlink_is_closed_by_tls_and_node_keys_and_keeps_its_state(tmp_path: Path) -> None:

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 
-from client.app import app as client_app
-from client.app import warm_for
-from conf.compose import join
-from conf.schema import load
-from engines.arena import Arena, pack, unpack
-from engines.grid import FIRST_NODE, LocalGrid
-from engines.local import Params
-from engines.workers import WorkersGrid
-from server.session import Session
-from tests.engines.toy import app as toy
-from tests.engines.toy import message
-from tests.federation import SMALL, Quiet
+from fedcross.client.app import app as client_app
+from fedcross.client.app import warm_for
+from fedcross.conf.compose import join
+from fedcross.conf.schema import load
+from fedcross.engines.arena import Arena, pack, unpack
+from fedcross.engines.grid import FIRST_NODE, LocalGrid
+from fedcross.engines.local import Params
+from fedcross.engines.workers import WorkersGrid
+from fedcross.server.session import Session
+from tests.support.federation import SMALL, Quiet
+from tests.support.toy import app as toy
+from tests.support.toy import message
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
 
@@ -113,7 +113,7 @@ def test_close_ends_workers_that_are_busy() -> None:
 SCRIPT = """
 import sys
 from tests.engines.toy import app as toy, message
-from engines.workers import WorkersGrid
+from fedcross.engines.workers import WorkersGrid
 grid = WorkersGrid(toy, 4, {}, 2)
 grid.push_messages([message(0, "sleep"), message(1, "sleep")])
 try:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from server.checkpoint import Checkpoints
-from tasks.errors import StorageError
-from tests.faults.disk import can_mount, filled, largest_file, small_disk
-from tests.federation import run, same, session
+from fedcross.core.errors import StorageError
+from fedcross.server.checkpoint import Checkpoints
+from tests.support.disk import can_mount, filled, largest_file, small_disk
+from tests.support.federation import run, same, session
 
 pytestmark = pytest.mark.slow
 LONG = ("rounds=4", "model.hidden=[300]", "evaluate_every=4")  # 23,000 weights, a pool of three: 0.27 MB

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flwr.clientapp import ClientApp
 
-from client.app import app as honest
-from tasks.randomness import stream
-from tests.faults.scale import WHOLE, size
-from tests.federation import session
+from fedcross.client.app import app as honest
+from fedcross.core.randomness import stream
+from tests.support.federation import session
+from tests.support.scale import WHOLE, size
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow

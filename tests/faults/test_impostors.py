@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 from flwr.app import ConfigRecord, Message
 
-from strategies.fedcross import FedCross
-from tests.faults.scale import size
-from tests.strategies.virtual import Clock, VirtualGrid, trained
+from fedcross.strategies.fedcross import FedCross
+from tests.support.scale import size
+from tests.support.virtual import Clock, VirtualGrid, trained
 
 CLIENTS, PER_ROUND = 4, 25
 ROUNDS = 2 + size(25, 1000) // PER_ROUND

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.killer import ACCEPTED, DRAWN, POINTS, ROUNDS
-from tests.faults.scale import WHOLE, size
+from tests.support.killer import ACCEPTED, DRAWN, POINTS, ROUNDS
+from tests.support.scale import WHOLE, size
 
 ROOT = Path(__file__).parents[2]
 #: Rounds to die in, for every point; in the first there is no checkpoint yet, and so nothing to resume from.

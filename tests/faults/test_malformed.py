@@ -3,12 +3,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from strategies.packing import pack
-from strategies.wire import decode, encode, nbytes, spec_of
-from tasks.errors import UploadError
-from tests.faults.bad_client import KINDS, malicious
-from tests.faults.scale import rss, size
-from tests.federation import run, same
+from fedcross.core.errors import UploadError
+from fedcross.strategies.wire.records import decode, encode, nbytes, spec_of
+from fedcross.strategies.wire.safetensors_record import pack
+from tests.support.bad_client import KINDS, malicious
+from tests.support.federation import run, same
+from tests.support.scale import rss, size
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.impostor import KINDS
-from tests.faults.killer import digest
-from tests.faults.network import Network, lines, undisturbed, wait_for_rounds
-from tests.faults.network_server import POINTS
-from tests.faults.proxy import Proxy
-from tests.faults.scale import WHOLE
+from tests.support.impostor import KINDS
+from tests.support.killer import digest
+from tests.support.network import Network, lines, undisturbed, wait_for_rounds
+from tests.support.network_server import POINTS
+from tests.support.proxy import Proxy
+from tests.support.scale import WHOLE
 
 pytestmark = [
     pytest.mark.superlink,

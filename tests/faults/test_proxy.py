@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.faults.proxy import BACKLOG, Proxy
+from tests.support.proxy import BACKLOG, Proxy
 
 
 @pytest.fixture

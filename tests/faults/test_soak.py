@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from tests.faults.scale import rss, size
-from tests.federation import session
+from tests.support.federation import session
+from tests.support.scale import rss, size
 
 ROUNDS = size(60, 500)
 LIMIT = 2**20  # bytes per 100 rounds

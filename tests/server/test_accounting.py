@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from server.accounting import Ledger, line, result, write_atomically
-from strategies.federation import RoundReport
-from tasks.errors import StorageError
-from tasks.scoring import Score
+from fedcross.core.errors import StorageError
+from fedcross.server.accounting import Ledger, line, result, write_atomically
+from fedcross.strategies.round.federation import RoundReport
+from fedcross.tasks.scoring import Score
 
 
 def entry(number, accuracy=0.5):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from server.checkpoint import Checkpoints
-from strategies.federation import State
-from tasks.errors import StorageError
+from fedcross.core.errors import StorageError
+from fedcross.server.checkpoint import Checkpoints
+from fedcross.strategies.round.federation import State
 
 STATE = State({"pool": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, np.int64)}, {"last": [1, 2]})
 
@@ -55,7 +55,7 @@ def test_a_full_disk_keeps_the_rounds_before(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("server.checkpoint.write_atomically", full)
+    monkeypatch.setattr("fedcross.server.checkpoint.write_atomically", full)
     with pytest.raises(StorageError, match="The rounds before it are safe"):
         checkpoints.save(2, STATE, {})
     assert checkpoints.latest()[0] == 1

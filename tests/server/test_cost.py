@@ -2,10 +2,10 @@
 
 import pytest
 
-from server.check import checked_plan
-from server.cost import Cell, cells, show
-from server.sweep import plan
-from tests.server.test_run import SMALL, call
+from fedcross.server.check import checked_plan
+from fedcross.server.cost import Cell, cells, show
+from fedcross.server.sweep import plan
+from tests.server.commands.test_run import SMALL, call
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from conf.schema import load
-from server.loggers import open_logger
-from tasks.errors import ConfigError
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
+from fedcross.server.loggers import open_logger
 
 ENTRY = {"round": 3, "test_accuracy": 0.5, "test_loss": None, "clients": 10, "rejected": {}}
 

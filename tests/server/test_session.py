@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from conf.schema import load
-from server.session import check_same, describe, federation_of, flatten
-from strategies.federation import Meeting
-from tasks.errors import ConfigError, StorageError
-from tests.federation import run, same, session
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.server.session import check_same, describe, federation_of, flatten
+from fedcross.strategies.round.federation import Meeting
+from tests.support.federation import run, same, session
 
 
 def test_a_run_leaves_what_the_design_lists(tmp_path):

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from analysis.groups import group_runs
-from analysis.loading import load_runs
-from analysis.tables import accuracy_table
-from conf.schema import load
-from server.check import checked_plan
-from server.jobs import standing, sweep_job
-from server.session import fingerprint
-from server.sweep import applicable, plan
-from tasks.errors import ConfigError
-from tests.server.test_run import SMALL, call, environment
+from fedcross.analysis.groups import group_runs
+from fedcross.analysis.loading import load_runs
+from fedcross.analysis.tables import accuracy_table
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
+from fedcross.server.check import checked_plan
+from fedcross.server.jobs import standing, sweep_job
+from fedcross.server.session import fingerprint
+from fedcross.server.sweep import applicable, plan
+from tests.server.commands.test_run import SMALL, call, environment
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow
@@ -170,7 +170,7 @@ def test_a_sweep_killed_in_the_middle_ends_with_the_same_table(monkeypatch, tmp_
     assert call(monkeypatch, tmp_path, *sweep, "hydra.sweep.dir=whole") == 0
     mark = fingerprint(load([*TINY, "method=fedcross"]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.run", *sweep, "hydra.sweep.dir=cut"],
+        [sys.executable, "-m", "fedcross", *sweep, "hydra.sweep.dir=cut"],
         cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
@@ -187,7 +187,7 @@ def test_a_sweep_killed_in_the_middle_ends_with_the_same_table(monkeypatch, tmp_
 
 @pytest.mark.slow
 def test_jobs_side_by_side_give_what_they_give_in_order(tmp_path):
-    sweep = [sys.executable, "-m", "server.run", "-m", *TINY, "method=scaffold,fedcross", "seed=1,2", "rounds=3"]
+    sweep = [sys.executable, "-m", "fedcross", "-m", *TINY, "method=scaffold,fedcross", "seed=1,2", "rounds=3"]
     parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=together"]
     for more in (["hydra.sweep.dir=alone"], parallel):
         done = subprocess.run(

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from client.workshop import Workshop
-from conf.schema import load
-from strategies.centralized import Centralized
-from strategies.protocol import Round
-from tasks.base import Examples, Partition, Task
-from tasks.data import FederatedData
-from tasks.errors import DataError
-from tests.federation import SMALL, run, same
-from tests.strategies.bench import check_batched, check_resume, play, two_layers
+from fedcross.client.workshop import Workshop
+from fedcross.conf.schema import load
+from fedcross.core.errors import DataError
+from fedcross.strategies.centralized import Centralized
+from fedcross.strategies.wire.protocol import Round
+from fedcross.tasks.base import Examples, Partition, Task
+from fedcross.tasks.data import FederatedData
+from tests.support.bench import check_batched, check_resume, play, two_layers
+from tests.support.federation import SMALL, run, same
 
 CPU = torch.device("cpu")
 

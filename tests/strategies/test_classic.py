@@ -13,20 +13,20 @@ from flwr.server.server import Server
 from flwr.serverapp import ServerApp
 from flwr.supercore.run import Run
 
-from client.net import ModuleNet
-from client.trainer import train
-from client.visit import examples
-from client.workshop import Workshop, one_thread
-from conf.compose import join
-from conf.schema import load
-from engines.grid import LocalGrid
-from server.session import Session
-from strategies.classic import ClassicFedCross
-from strategies.fedcross import FedCross
-from strategies.objective import Visit
-from tasks.errors import ConfigError, FederationError
-from tasks.models import create
-from tests.federation import SMALL, run, same
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.trainer import train
+from fedcross.client.visit import examples
+from fedcross.client.workshop import Workshop, one_thread
+from fedcross.conf.compose import join
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError, FederationError
+from fedcross.engines.grid import LocalGrid
+from fedcross.server.session import Session
+from fedcross.strategies.classic import ClassicFedCross
+from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.parts.objective import Visit
+from fedcross.tasks.models import create
+from tests.support.federation import SMALL, run, same
 
 OK = Status(Code.OK, "")
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from strategies.clusamp import CluSamp, angles, choose_memory, cut, distributions, ward
-from strategies.fedavg import FedAvg
-from strategies.protocol import Round, Upload
-from tests.federation import run, same
-from tests.strategies.rivals import begin, check_resume, linear, losing, softmax, work
+from fedcross.strategies.clusamp import CluSamp, angles, choose_memory, cut, distributions, ward
+from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import run, same
+from tests.support.rivals import begin, check_resume, linear, losing, softmax, work
 
 MODEL = 4 * 4810  # bytes of the digits MLP
 #: 33 examples for each of 6 clients

@@ -1,9 +1,9 @@
 import numpy as np
 
-from strategies.averaging import weighted_mean
-from strategies.fedavg import FedAvg
-from strategies.protocol import Round, Upload
-from tests.federation import run, same
+from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import run, same
 
 
 def upload(slot, value, examples, steps=0):

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.fedcross import FedCross
-from strategies.protocol import Round, Upload
-from tests.federation import run, same
+from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import run, same
 
 
 def begun(k, d=1, **values):

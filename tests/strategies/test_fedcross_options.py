@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema import load
-from server.session import check_same, describe
-from strategies.fedcross import FedCross
-from strategies.federation import State
-from strategies.protocol import Round, Upload
-from tasks.errors import ConfigError
-from tests.federation import run, same, session
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
+from fedcross.server.session import check_same, describe
+from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import run, same, session
 
 LINEAR = {"schedule": "linear", "start": 0.5, "end": 0.99, "rounds": 50}
 

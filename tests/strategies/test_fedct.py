@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.cross_training import GROUP, Learner, Prototypes
-from strategies.fedct import FedCT
-from strategies.objective import Batch
-from strategies.protocol import Round, Upload
-from tests.federation import run, same, session
-from tests.strategies.plain import PlainNet
+from fedcross.strategies.fedct import FedCT
+from fedcross.strategies.parts.objective import Batch
+from fedcross.strategies.round.cross_training import GROUP, Learner, Prototypes
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import run, same, session
+from tests.support.plain import PlainNet
 
 F64 = torch.float64
 AXES = {"host": torch.ones(()), "vectors": torch.eye(2, dtype=F64), "present": torch.tensor([True, True])}

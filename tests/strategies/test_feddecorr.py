@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.feddecorr import EPSILON, Decorrelated, FedDecorr, decorrelation
-from tests.federation import run, same
-from tests.strategies.bench import check_batched, check_resume, descent, play, two_layers
+from fedcross.strategies.feddecorr import EPSILON, Decorrelated, FedDecorr, decorrelation
+from tests.support.bench import check_batched, check_resume, descent, play, two_layers
+from tests.support.federation import run, same
 
 
 def penalty_slope(z):

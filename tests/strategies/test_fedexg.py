@@ -1,4 +1,4 @@
-from tests.federation import run
+from tests.support.federation import run
 
 
 def test_only_models_travel(tmp_path):

@@ -8,24 +8,24 @@ import pytest
 import torch
 from torch import nn
 
-from client.app import app as client_app
-from client.batched import train_batched
-from client.net import ModuleNet
-from client.stacks import Work
-from client.trainer import train
-from conf.compose import join
-from conf.schema import Train, load
-from engines.grid import LocalGrid
-from strategies.fedavg import FedAvg
-from strategies.federation import RoundReport
-from strategies.fedfusion import REFERENCE, SHARE, Blend, Concatenate, FedFusion, Fusion, frozen, operator
-from strategies.objective import Batch, Objective, Visit
-from strategies.protocol import Round, Upload
-from strategies.registry import method_class
-from tasks.errors import ConfigError
-from tasks.models import create
-from tasks.models._split import Split
-from tasks.models.dropout import Dropout, dropout_names, seed_dropout
+from fedcross.client.app import app as client_app
+from fedcross.client.batched.state import Work
+from fedcross.client.batched.trainer import train_batched
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.trainer import train
+from fedcross.conf.compose import join
+from fedcross.conf.schema import Train, load
+from fedcross.core.errors import ConfigError
+from fedcross.engines.grid import LocalGrid
+from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.fedfusion import REFERENCE, SHARE, Blend, Concatenate, FedFusion, Fusion, frozen, operator
+from fedcross.strategies.parts.objective import Batch, Objective, Visit
+from fedcross.strategies.round.federation import RoundReport
+from fedcross.strategies.round.registry import method_class
+from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.tasks.models import create
+from fedcross.tasks.models._split import Split
+from fedcross.tasks.models.dropout import Dropout, dropout_names, seed_dropout
 
 EXAMPLES = 10
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.fedgen import MOMENTS, FedGen
-from strategies.generator import TRAINED
-from strategies.objective import Batch, as_arrays
-from strategies.protocol import Payload, Round, Upload
-from strategies.wire import spec_of
-from tasks.errors import ConfigError
-from tests.federation import run, same
-from tests.strategies.rivals import begin, check_resume, linear, losing, softmax, visit_of, work
+from fedcross.core.errors import ConfigError
+from fedcross.strategies.fedgen import MOMENTS, FedGen
+from fedcross.strategies.parts.generator import TRAINED
+from fedcross.strategies.parts.objective import Batch, as_arrays
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.records import spec_of
+from tests.support.federation import run, same
+from tests.support.rivals import begin, check_resume, linear, losing, softmax, visit_of, work
 
 SMALL = ("method=fedgen", "method.hidden=16", "method.noise=8", "method.generator_steps=3")
 MODEL = 4 * 4810  # bytes of the digits MLP

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.fedntd import FedNTD, NotTrue, not_true, other_labels
-from tests.federation import run, same
-from tests.strategies.bench import check_batched, check_resume, play, two_layers
+from fedcross.strategies.fedntd import FedNTD, NotTrue, not_true, other_labels
+from tests.support.bench import check_batched, check_resume, play, two_layers
+from tests.support.federation import run, same
 
 
 def test_two_steps_by_hand():

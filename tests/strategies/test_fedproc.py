@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from strategies.fedavg import SingleModel
-from strategies.fedproc import FedProc, Prototypical
-from strategies.protocol import Round, Upload
-from tests.federation import run, same
-from tests.strategies.bench import check_batched, check_resume, descent, play, two_layers
+from fedcross.strategies.fedproc import FedProc, Prototypical
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.bench import check_batched, check_resume, descent, play, two_layers
+from tests.support.federation import run, same
 
 F0, V0 = np.array([[1.0, 0.5], [0.2, 1.0]]), np.array([[0.5, -0.3], [0.1, 0.4], [-0.2, 0.3]])
 #: One example per client: x, y. Label 2 is nobody's.

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from strategies.fedprox import FedProx, Proximal
-from tests.federation import run, same
-from tests.strategies.bench import check_batched, check_resume, play, two_layers
+from fedcross.strategies.fedprox import FedProx, Proximal
+from tests.support.bench import check_batched, check_resume, play, two_layers
+from tests.support.federation import run, same
 
 
 def sigmoid(a):

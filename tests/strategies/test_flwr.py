@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from client.app import app as client_app
-from engines.grid import LocalGrid
-from strategies.flwr import Flwr
-from strategies.protocol import Round, Upload
-from tasks.errors import ConfigError
-from tests.federation import run, same
-from tests.strategies.rivals import begin, check_resume, linear, losing, softmax, work
+from fedcross.client.app import app as client_app
+from fedcross.core.errors import ConfigError
+from fedcross.engines.grid import LocalGrid
+from fedcross.strategies.flwr import Flwr
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import run, same
+from tests.support.rivals import begin, check_resume, linear, losing, softmax, work
 
 MODEL = 4 * 4810  # bytes of the digits MLP
 

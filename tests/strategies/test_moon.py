@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.moon import Contrast, Moon
-from tasks.models._split import weights
-from tests.federation import run, same, session
-from tests.strategies.bench import check_batched, check_resume, descent, forgetful, play, states, two_layers
+from fedcross.strategies.moon import Contrast, Moon
+from fedcross.tasks.models._split import weights
+from tests.support.bench import check_batched, check_resume, descent, forgetful, play, states, two_layers
+from tests.support.federation import run, same, session
 
 F0, V0 = np.array([[1.0, 0.5], [0.2, 1.0]]), np.array([[0.5, -0.3], [0.1, 0.4]])
 #: One example per client: x, y.

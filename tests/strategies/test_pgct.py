@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.cross_training import GROUP, Learner, Prototypes
-from strategies.objective import Batch
-from strategies.pgct import PGCT
-from tests.strategies.plain import PlainNet
+from fedcross.strategies.parts.objective import Batch
+from fedcross.strategies.pgct import PGCT
+from fedcross.strategies.round.cross_training import GROUP, Learner, Prototypes
+from tests.support.plain import PlainNet
 
 AXES = {
     "host": torch.ones(()),

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.schema import Train
-from strategies.objective import Outcome
-from strategies.protocol import Round
-from strategies.scaffold import Controlled, Scaffold, effective_steps
-from tests.federation import run, same, session
-from tests.strategies.bench import check_batched, check_resume, forgetful, play, states, two_layers
+from fedcross.conf.schema import Train
+from fedcross.strategies.parts.objective import Outcome
+from fedcross.strategies.scaffold import Controlled, Scaffold, effective_steps
+from fedcross.strategies.wire.protocol import Round
+from tests.support.bench import check_batched, check_resume, forgetful, play, states, two_layers
+from tests.support.federation import run, same, session
 
 #: Client 0: x = 1, label 0, three times; client 1: x = 2, label 1.
 DATA = [([[1.0]] * 3, [0] * 3), ([[2.0]], [1])]
@@ -171,7 +171,7 @@ def test_clients_batch():
 
 
 def test_the_configuration_hands_over_the_momentum():
-    from conf.schema import load, remarks
+    from fedcross.conf.schema import load, remarks
 
     config = load(["method=scaffold", "train.momentum=0.9"])
     assert config.method.momentum == 0.9

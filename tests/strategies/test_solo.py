@@ -4,13 +4,13 @@ import math
 import numpy as np
 import pytest
 
-from client.workshop import Workshop
-from conf.schema import load
-from server.evaluation import Evaluator, Score, mean_score
-from strategies.protocol import Round
-from strategies.solo import Solo
-from tests.federation import SMALL, run, same, session
-from tests.strategies.bench import check_resume, forgetful, play, states, two_layers
+from fedcross.client.workshop import Workshop
+from fedcross.conf.schema import load
+from fedcross.server.evaluation import Evaluator, Score, mean_score
+from fedcross.strategies.solo import Solo
+from fedcross.strategies.wire.protocol import Round
+from tests.support.bench import check_resume, forgetful, play, states, two_layers
+from tests.support.federation import SMALL, run, same, session
 
 
 def test_two_rounds_of_two_steps_by_hand():

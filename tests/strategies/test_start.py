@@ -5,10 +5,10 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
-from strategies.defence import Defence
-from strategies.fedcross import FedCross
-from strategies.wire import encode
-from tests.strategies.virtual import Clock, VirtualGrid, answers, fails, silent
+from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.round.defence import Defence
+from fedcross.strategies.wire.records import encode
+from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent
 
 MODEL = {"w": np.arange(3, dtype=np.float32)}
 INITIAL = encode(MODEL)

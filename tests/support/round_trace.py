@@ -75,8 +75,8 @@ class Trace:
 
 def trace_round(folder: Path, number: int = 2) -> Trace:
     """Run two rounds in `folder` and return what round `number`, with everything warm, did."""
-    from server.launch import launch
-    from server.session import Session
+    from fedcross.server.launch import launch
+    from fedcross.server.session import Session
 
     whole = Session._round
     trace = Trace()

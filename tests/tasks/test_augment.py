@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tasks import augment
-from tasks.augment import Augment, build
-from tasks.errors import ConfigError
+from fedcross.core.errors import ConfigError
+from fedcross.tasks import augment
+from fedcross.tasks.augment import Augment, build
 
 
 def generator(seed: int = 0) -> torch.Generator:

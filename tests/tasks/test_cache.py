@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tasks.reading import cache
-from tasks.reading.cache import Store, cached
+from fedcross.tasks.reading import cache
+from fedcross.tasks.reading.cache import Store, cached
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tasks.models.dropout import Dropout, dropout_names, dropout_states, seed_dropout
+from fedcross.tasks.models.dropout import Dropout, dropout_names, dropout_states, seed_dropout
 
 
 def layer(p: float, state: int = 7) -> Dropout:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import cifar10, cifar100, digits, mnist
-from tasks.errors import ConfigError, DataError
-from tasks.reading.params import Normalise, stratified
-from tasks.settings import parse
+from fedcross.core.errors import ConfigError, DataError
+from fedcross.core.settings import parse
+from fedcross.tasks import cifar10, cifar100, digits, mnist
+from fedcross.tasks.reading.params import Normalise, stratified
 from tests.tasks import small_files
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks import arrays, femnist, folder
-from tasks.base import Task
-from tasks.data import FederatedData
-from tasks.errors import DataError
-from tasks.partition import local
+from fedcross.core.errors import DataError
+from fedcross.tasks import arrays, femnist, folder
+from fedcross.tasks.base import Task
+from fedcross.tasks.data import FederatedData
+from fedcross.tasks.partition import local
 
 CPU = torch.device("cpu")
 

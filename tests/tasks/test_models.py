@@ -13,12 +13,12 @@ import yaml
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from tasks.base import Examples, Task
-from tasks.errors import ConfigError
-from tasks.models import create
-from tasks.models._split import weights
-from tasks.models.dropout import Dropout
-from tasks.settings import find
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import find
+from fedcross.tasks.base import Examples, Task
+from fedcross.tasks.models import create
+from fedcross.tasks.models._split import weights
+from fedcross.tasks.models.dropout import Dropout
 
 EMPTY = Examples(np.zeros((0, 1)), np.zeros(0, np.int64))
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -126,7 +126,7 @@ def test_configuration_file(file: Path) -> None:
     assert text.startswith(f"# fedcross model={file.stem}")
     values = yaml.safe_load(text)
     assert values.pop("name") == file.stem
-    params = find("tasks.models", file.stem, "model").Params
+    params = find("fedcross.tasks.models", file.stem, "model").Params
     assert params(**values) == params()
     assert set(values) == set(params.model_fields)
 

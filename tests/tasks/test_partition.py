@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.base import Examples, Partition, Task
-from tasks.errors import ConfigError, DataError
-from tasks.partition import classes, dirichlet, iid, indices, local, natural, permuted, quantity_skew, shards
-from tasks.reading.params import token_ids
+from fedcross.core.errors import ConfigError, DataError
+from fedcross.tasks.base import Examples, Partition, Task
+from fedcross.tasks.partition import classes, dirichlet, iid, indices, local, natural, permuted, quantity_skew, shards
+from fedcross.tasks.reading.params import token_ids
 
 
 def toy(labels, classes=10, users=None, test_labels=None, test_users=None, x=None, test_x=None) -> Task:

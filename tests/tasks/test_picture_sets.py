@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks import arrays, folder, tinyimagenet, vireofood172
-from tasks.errors import DataError
+from fedcross.core.errors import DataError
+from fedcross.tasks import arrays, folder, tinyimagenet, vireofood172
 from tests.tasks import small_files
 
 

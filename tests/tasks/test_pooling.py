@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from tasks.models import pooling
-from tasks.models.pooling import MaxPool2
+from fedcross.tasks.models import pooling
+from fedcross.tasks.models.pooling import MaxPool2
 
 
 @pytest.fixture

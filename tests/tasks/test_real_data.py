@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import cifar10, femnist, mnist, shakespeare
+from fedcross.tasks import cifar10, femnist, mnist, shakespeare
 
 ROOT = Path(os.environ.get("FEDCROSS_DATA", ""))
 

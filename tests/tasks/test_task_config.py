@@ -7,7 +7,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tasks.settings import find, parse
+from fedcross.core.settings import find, parse
 
 CONF = Path(__file__).parents[2] / "conf"
 TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
@@ -74,7 +74,7 @@ def test_every_task_has_a_default_model():
 def test_task_is_accepted_and_brings_its_model(root, task):
     config = composed(root, f"task={task}")
     assert config["model"]["name"] == MODELS[task]
-    module, params = settings_of(config, "tasks", "task")
+    module, params = settings_of(config, "fedcross.tasks", "task")
     assert callable(module.load)
     missing = set(type(params).model_fields) - set(config["task"])
     assert missing == set(), "every setting is visible in the YAML file"
@@ -83,7 +83,7 @@ def test_task_is_accepted_and_brings_its_model(root, task):
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_partition_is_accepted(root, partition):
     config = composed(root, f"partition={partition}", *(["partition.file=a.json"] if partition == "indices" else []))
-    module, params = settings_of(config, "tasks.partition", "partition")
+    module, params = settings_of(config, "fedcross.tasks.partition", "partition")
     assert callable(module.split)
     assert set(type(params).model_fields) == set(config["partition"]) - {"name"}
 
@@ -113,8 +113,8 @@ def test_file_opens_with_its_command(path):
 @pytest.mark.parametrize("task", ["digits", "digits task.limit=1000"])
 def test_the_bundled_task_divides_for_every_seed_as_it_comes(root, task):
     config = composed(root, *f"task={task}".split())
-    tasks, task_params = settings_of(config, "tasks", "task")
-    partitions, partition_params = settings_of(config, "tasks.partition", "partition")
+    tasks, task_params = settings_of(config, "fedcross.tasks", "task")
+    partitions, partition_params = settings_of(config, "fedcross.tasks.partition", "partition")
     data = tasks.load(task_params)
     sizes = [[len(part) for part in partitions.split(partition_params, data, seed).train] for seed in range(1, 21)]
     assert all(min(size) >= partition_params.min_size and len(size) == partition_params.clients for size in sizes)

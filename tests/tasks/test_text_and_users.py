@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import femnist, sent140, shakespeare
-from tasks.errors import DataError
-from tasks.reading.words import split_words, vocabulary, word_ids
+from fedcross.core.errors import DataError
+from fedcross.tasks import femnist, sent140, shakespeare
+from fedcross.tasks.reading.words import split_words, vocabulary, word_ids
 from tests.tasks import small_files
 
 

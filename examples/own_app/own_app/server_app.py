@@ -4,8 +4,8 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from fedcross.strategies.fedcross import FedCross
 from own_app.task import network, test_part
-from strategies.fedcross import FedCross
 
 app = ServerApp()
 

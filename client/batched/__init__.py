@@ -1,0 +1,1 @@
+"""All clients of a round trained as one computation."""

@@ -1,0 +1,176 @@
+"""The stacks of the batched trainer: K clients' tensors, first axis the client, and how many clients fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from fedcross.client.flat_model import ModuleNet
+from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Tensors, Visit, flatten
+
+#: What the stacks may take where nothing is set: on a GPU this share of its free memory, on the CPU these bytes.
+GPU_SHARE = 0.8
+CPU_BYTES = 4 << 30
+#: Gradients of activations and workspaces, beside the tensors that are counted.
+SLACK = 2.0
+#: Parameters, gradient, its copy, momentum and the update: vectors of the model's size during a step.
+VECTORS = 6
+
+
+@dataclass(frozen=True)
+class Work:
+    """One client's part in a batched round: its visit, what ``prepare`` returned, and its dropout states."""
+
+    visit: Visit
+    prepared: Prepared
+    dropout: Tensors
+
+
+@dataclass
+class StackedState:
+    """What training changes, and the learning rates.
+
+    Attributes
+    ----------
+    flat, momentum : Tensor, shape (K, p)
+        Parameters and momentum buffers.
+    total : Tensor, shape (K,)
+        Sum of losses over examples.
+    lr : Tensor, shape (K, 1)
+        Learning rates.
+    buffers : Tensors
+        Each (K, ...), dropout states among them.
+    """
+
+    flat: Tensor
+    momentum: Tensor
+    total: Tensor
+    lr: Tensor
+    buffers: Tensors
+
+    @classmethod
+    def of(cls, works: Sequence[Work]) -> StackedState:
+        """Stack what `works` start from."""
+        visits = [work.visit for work in works]
+        flat = torch.stack([flatten(visit.params) for visit in visits])
+        each = [{**work.visit.buffers, **work.dropout} for work in works]
+        return cls(
+            flat=flat,
+            momentum=torch.stack([torch.zeros_like(flat[0]) if v.momentum is None else v.momentum for v in visits]),
+            total=torch.zeros(len(works), dtype=flat.dtype, device=flat.device),
+            lr=torch.tensor([[visit.lr] for visit in visits], dtype=flat.dtype, device=flat.device),
+            buffers={name: torch.stack([buffers[name] for buffers in each]) for name in each[0]},
+        )
+
+    def params(self, like: Tensors) -> Tensors:
+        """Return the parameters by name, each (K, ...) in the shapes of `like`, as views of ``flat``."""
+        views, start = {}, 0
+        for name, parameter in like.items():
+            piece = self.flat[:, start : start + parameter.numel()]
+            views[name] = piece.view(len(piece), *parameter.shape)
+            start += parameter.numel()
+        return views
+
+    def part(self, who: slice | Tensor) -> StackedState:
+        """Return some of the clients: views for a slice, copies for an index."""
+        buffers = {name: buffer[who] for name, buffer in self.buffers.items()}
+        return StackedState(self.flat[who], self.momentum[who], self.total[who], self.lr[who], buffers)
+
+    def put(self, at: Tensor, part: StackedState) -> None:
+        """Write clients back."""
+        for whole, piece in zip(self.tensors(), part.tensors()):
+            whole[at] = piece
+
+    def tensors(self) -> list[Tensor]:
+        """Return all that training changes."""
+        return [self.flat, self.momentum, self.total, *self.buffers.values()]
+
+
+@dataclass
+class StackedPrepared:
+    """What all clients' objectives prepared: tensors (K, ...) where ``dims`` is 0, else what all clients have alike."""
+
+    leaves: list[Any]
+    dims: list[int | None]
+    spec: TreeSpec
+
+    @classmethod
+    def of(cls, prepared: Sequence[Prepared]) -> StackedPrepared:
+        """Stack what was prepared for clients that :func:`alike` put together.
+
+        Tensors whose first axes differ (one entry per example of a client) are padded with zeros at the end.
+        """
+        flat = [tree_flatten(each)[0] for each in prepared]
+        leaves: list[Any] = []
+        for column in zip(*flat):
+            if isinstance(column[0], Tensor):
+                leaves.append(torch.stack(_padded(column)))
+            else:
+                leaves.append(column[0])
+        dims: list[int | None] = [0 if isinstance(leaf, Tensor) else None for leaf in leaves]
+        return cls(leaves, dims, tree_flatten(prepared[0])[1])
+
+    def part(self, who: slice | Tensor) -> StackedPrepared:
+        """Return what was prepared for some of the clients."""
+        chosen = [leaf if dim is None else leaf[who] for leaf, dim in zip(self.leaves, self.dims)]
+        return StackedPrepared(chosen, self.dims, self.spec)
+
+    def tree(self, leaves: list[Any]) -> Prepared:
+        """Return what was prepared for one client, as its objective made it."""
+        tree: Prepared = tree_unflatten(leaves, self.spec)
+        return tree
+
+
+def _padded(column: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one shape, zeros at the end of the first axis where they are shorter."""
+    if len({tensor.shape for tensor in column}) == 1:
+        return list(column)
+    longest = max(len(tensor) for tensor in column)
+    return [torch.cat([t, t.new_zeros(longest - len(t), *t.shape[1:])]) for t in column]
+
+
+def alike(works: Sequence[Work]) -> list[list[int]]:
+    """Return indices of clients whose prepared values can be stacked: same structure and constants, shapes that fit."""
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for i, work in enumerate(works):
+        leaves, spec = tree_flatten(work.prepared)
+        kinds = tuple((x.dim(), x.shape[1:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves)
+        groups[str(spec), kinds].append(i)
+    return list(groups.values())
+
+
+def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory: int | None) -> int:
+    """Return how many clients like `work` fit into `memory` bytes (default: what the device has), at least one.
+
+    One batch is run for its loss, and what autograd keeps of it is counted.
+    """
+    visit = work.visit
+    x, y = visit.x[:batch], visit.y[:batch]
+    rows = -(-batch // len(y))  # a client with fewer examples than a batch stands for one with more
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    params = {name: p.detach().requires_grad_() for name, p in visit.params.items()}
+    buffers = {name: b.clone() for name, b in {**visit.buffers, **work.dropout}.items()}
+    with saved_tensors_hooks(count, lambda tensor: tensor):
+        objective.loss(net, params, buffers, Batch(x, y), work.prepared)
+    model = sum(p.nbytes for p in params.values())
+    own = sum(t.nbytes for t in (*tree_leaves(work.prepared), visit.x, visit.x) if isinstance(t, Tensor))
+    each = sum(kept.values()) * rows * SLACK + model * VECTORS + own
+    return max(1, int(_budget(memory, visit.x.device) // max(each, 1)))
+
+
+def _budget(memory: int | None, device: torch.device) -> float:
+    if memory is not None:
+        return memory
+    return torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else CPU_BYTES

@@ -1,0 +1,129 @@
+"""A torch module as the functions an objective sees, with its parameters in one flat row.
+
+Parameters are views into ``flat`` and their gradients views into ``gradient``, so the optimiser is three operations
+on one vector, and loading or reading the model is one copy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcross.strategies.parts.objective import Tensors
+from fedcross.strategies.wire.records import Arrays
+from fedcross.tasks.models.dropout import dropout_names
+
+
+class ModuleNet:
+    """A module as a :class:`strategies.parts.objective.Net`.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Has ``features`` and ``classifier`` where an objective needs the halves.
+    device : torch.device
+        Where it trains.
+    precision : {"float32", "bfloat16"}
+        Of the arithmetic inside the network (``torch.autocast``). Weights, gradients, the optimiser and what a loss
+        does with the network's output stay float32.
+
+    Attributes
+    ----------
+    params, buffers : Tensors
+        The live parameters (leaves that require gradients) and persistent buffers, in state_dict order of each kind.
+    dropout : list of str
+        Names of the states of its dropout layers among the module's buffers; empty without dropout.
+    flat, gradient : Tensor, shape (p,)
+        All parameters and all gradients.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, precision: str = "float32") -> None:
+        self.module = module.to(device).train()
+        self._still = copy.deepcopy(self.module).eval()
+        self.device = device
+        self._narrow = precision == "bfloat16"
+        self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        self.names = list(module.state_dict())
+        self.dropout = dropout_names(self.module)
+        self.params: Tensors = dict(self.module.named_parameters())
+        self.buffers: Tensors = {n: b for n, b in self.module.named_buffers() if n in set(self.names)}
+        total = sum(p.numel() for p in self.params.values())
+        like = next(iter(self.params.values()))
+        self.flat = torch.empty(total, dtype=like.dtype, device=device)
+        self.gradient = torch.zeros_like(self.flat)
+        for name, piece, slope in zip(self.params, self.split(self.flat), self.split(self.gradient)):
+            parameter = self.params[name]
+            with torch.no_grad():
+                piece.copy_(parameter)
+            parameter.data = piece
+            parameter.grad = slope
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Return views of `flat` (p,) in the shapes of the parameters."""
+        pieces, start = [], 0
+        for parameter in self.params.values():
+            pieces.append(flat[start : start + parameter.numel()].view(parameter.shape))
+            start += parameter.numel()
+        return pieces
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copy `arrays` (every name of the state_dict) into the live model."""
+        with torch.no_grad():
+            for name, target in {**self.params, **self.buffers}.items():
+                if target.device.type == "cpu":
+                    target.detach().numpy()[...] = arrays[name]  # torch cannot read a read-only view, numpy can
+                else:
+                    target.copy_(torch.from_numpy(arrays[name].copy()))
+
+    def read(self) -> Arrays:
+        """Return the live model in state_dict order; on the CPU as views, valid until the next visit."""
+        return self.arrays(self.params, self.buffers)
+
+    def arrays(self, params: Tensors, buffers: Tensors) -> Arrays:
+        """Return a model with these values in state_dict order; on the CPU as views."""
+        values = {**params, **buffers}
+        return {name: values[name].detach().cpu().numpy() for name in self.names}
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """Return inputs in the memory layout in which this network is fastest: images of convolutions channels last.
+
+        Weights stay as they are: views of one row in the order of ``parameters()``, which all methods rely on.
+        """
+        return x.contiguous(memory_format=torch.channels_last) if self._images and x.dim() == 4 else x
+
+    def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
+        """Return class scores, shape (batch, classes)."""
+        return self.call("", params, buffers, x, train=train)
+
+    def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
+        """Return embeddings, shape (batch, embedding)."""
+        return self.call("features", params, buffers, x, train=train)
+
+    def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
+        """Return class scores of embeddings `z`, shape (batch, classes)."""
+        return self.call("classifier", params, buffers, z, train=train)
+
+    def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
+        """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
+        if not self._narrow:
+            return self._run(part, params, buffers, inputs, train)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return self._run(part, params, buffers, inputs, train).float()
+
+    def _run(self, part: str, params: Tensors, buffers: Tensors, inputs: tuple[Tensor, ...], train: bool) -> Tensor:
+        if train and params is self.params and buffers is self.buffers:
+            module = self.module.get_submodule(part)
+            return module(*inputs)  # type: ignore[no-any-return]
+        module = (self.module if train else self._still).get_submodule(part)
+        prefix = f"{part}." if part else ""
+        values = {
+            name.removeprefix(prefix): value
+            for name, value in (*params.items(), *buffers.items())
+            if name.startswith(prefix)
+        }
+        return functional_call(module, values, inputs)  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""A trainer process that stays beside a SuperNode between messages."""

@@ -1,0 +1,172 @@
+"""The resident trainer: a process beside a SuperNode that keeps torch, data, model and device ready between messages.
+
+Started by :mod:`client.resident.connect` with a listening socket. It answers one message at a time and ends when its
+keeper (the process that starts the ClientApps) ends, when the ClientApp that waits for an answer is gone (nobody wants
+it), after an error that is not one of ours (the device may be in any state), or when it was idle for long.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from logging import ERROR, INFO
+from typing import Any
+
+from flwr.app import RecordDict
+from flwr.common.logger import log
+
+from fedcross.client.resident import channel
+from fedcross.client.resident import connect as warm
+from fedcross.core.errors import FedcrossError, ProtocolError
+
+Work = Callable[[str, str, "RecordDict | None"], RecordDict]
+_BACKLOG = 64
+_HEAD_SECONDS = 10.0
+FAILED = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Answer messages until there is a reason to end; returns the exit code."""
+    descriptor, name, pid, started, work = arguments
+    listener = socket.socket(fileno=int(descriptor))
+    listener.set_inheritable(False)
+    listener.listen(_BACKLOG)  # again, so that SO_PEERCRED at the other end tells of this process
+    with warm.runtime_folder() as folder:
+        own = _identity(folder, name)
+        end_on_signal(lambda: _forget(folder, name, own))
+        watch_keeper(warm.Keeper(int(pid), started), lambda: _forget(folder, name, own))
+        module, _, function = work.partition(":")
+        do: Work = getattr(importlib.import_module(module), function)
+        log(INFO, "fedcross: trainer %s is ready.", os.getpid())
+        idle = float(os.environ.get(warm.IDLE, warm.IDLE_SECONDS))
+        while True:
+            if not warm.wait_for([listener.fileno()], idle):
+                # Under the lock nobody starts another one; who connects until we have gone finds out and tries again.
+                with warm.locked(folder):
+                    if not warm.wait_for([listener.fileno()], 0):
+                        _forget(folder, name, own)
+                        return 0
+            connection, _ = listener.accept()
+            with connection:
+                if channel.same_user(connection) and not answer(connection, do):
+                    return FAILED
+
+
+def answer(connection: socket.socket, do: Work) -> bool:
+    """Answer one message; return False if this process should not go on."""
+    try:
+        connection.settimeout(_HEAD_SECONDS)  # one of our user, but who connects and says nothing must not block us
+        head, content = channel.receive(connection)
+        connection.settimeout(None)
+        if content is None:
+            return _prepare(do, str(head["overrides"]))
+        channel.send(connection, {"pid": os.getpid()})
+        with while_connected(connection):
+            told, made, sound = _work(do, str(head["task"]), str(head["overrides"]), content)
+        channel.send(connection, told, made)
+    except (OSError, EOFError, ProtocolError) as error:
+        log(ERROR, "fedcross: a message of the ClientApp was lost: %s", error)
+        return True
+    return sound
+
+
+def _prepare(do: Work, overrides: str) -> bool:
+    try:
+        do("prepare", overrides, None)
+    except Exception as error:  # noqa: BLE001 - the message that needs it meets the same error, and is told
+        log(ERROR, "fedcross: not ready yet: %s: %s", type(error).__name__, error)
+        return isinstance(error, FedcrossError)
+    return True
+
+
+def _work(do: Work, task: str, overrides: str, content: RecordDict) -> tuple[dict[str, Any], RecordDict | None, bool]:
+    """Return head and content of the answer, and whether this process is still sound."""
+    try:
+        return {}, do(task, overrides, content), True
+    except FedcrossError as error:
+        return {"error": type(error).__name__, "text": str(error)}, None, True
+    except Exception as error:  # noqa: BLE001 - told to the server; a device error would fail all later messages
+        log(ERROR, "fedcross: the trainer failed and ends.", exc_info=error)
+        return {"error": type(error).__name__, "text": str(error)}, None, False
+
+
+@contextmanager
+def while_connected(connection: socket.socket) -> Iterator[None]:
+    """End this process if the other side of `connection` hangs up inside the block."""
+    done, finish = os.pipe()
+    watched = os.dup(connection.fileno())
+
+    def follow() -> None:
+        if done not in warm.wait_for([watched, done]):
+            log(INFO, "fedcross: the ClientApp is gone, its training is given up.")
+            os._exit(0)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(finish)
+        thread.join()
+        os.close(done)
+        os.close(watched)
+
+
+def watch_keeper(keeper: warm.Keeper, forget: Callable[[], None]) -> None:
+    """End this process, after `forget`, when `keeper` ends; at once if it has ended already."""
+    try:
+        watched = os.pidfd_open(keeper.pid)
+    except ProcessLookupError:
+        watched = -1
+
+    def end() -> None:
+        if watched >= 0 and warm.started(keeper.pid) == keeper.started:
+            warm.wait_for([watched])
+        forget()
+        os._exit(0)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def end_on_signal(forget: Callable[[], None]) -> None:
+    """End this process, after `forget`, on SIGTERM: at once, where a handler would wait for the end of a step.
+
+    The signal may reach any thread, also those of a library that was imported before. Python's own part of a handler
+    writes the signal's number to a pipe whichever it is.
+    """
+    come, gone = os.pipe()
+    os.set_blocking(gone, False)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    signal.set_wakeup_fd(gone)
+
+    def end() -> None:
+        while os.read(come, 1)[0] != signal.SIGTERM:
+            pass
+        forget()
+        os._exit(0)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def _identity(folder: int, name: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(f"{name}.sock", dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _forget(folder: int, name: str, own: tuple[int, int] | None) -> None:
+    """Remove this trainer's socket, unless another one has taken the name."""
+    if own is not None and _identity(folder, name) == own:
+        warm.remove(folder, name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

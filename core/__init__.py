@@ -1,0 +1,1 @@
+"""What everybody may know: errors, settings, randomness, keys. It knows nobody."""

@@ -1,0 +1,25 @@
+"""Where fedcross lies on this machine: a checkout, an installed wheel or Flower's copy of an app."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fedcross
+
+#: The subpackages of ``fedcross``.
+ROOMS = ("analysis", "client", "conf", "core", "deploy", "engines", "server", "strategies", "tasks")
+
+
+def import_root() -> Path:
+    """Return the folder in which ``import fedcross`` finds the package: the checkout, or ``site-packages``."""
+    return Path(fedcross.__file__).resolve().parent.parent
+
+
+def room(name: str, root: Path | None = None) -> Path:
+    """Return the folder of subpackage `name` below `root` (default: :func:`import_root`).
+
+    In a checkout it lies beside the folder ``fedcross``, in a wheel inside it.
+    """
+    root = root or import_root()
+    beside = root / name
+    return beside if (beside / "__init__.py").is_file() else root / "fedcross" / name

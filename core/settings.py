@@ -1,0 +1,72 @@
+"""Typed settings: the frozen base class of every parameter group, and lookup of parts by name.
+
+A part of the house that configuration can choose (a task, a model, a method) is a module with the same name as its
+YAML file. The module holds a ``Params`` class derived from :class:`Settings`; nothing is registered anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedcross.core.errors import ConfigError, nearest
+
+
+class Settings(BaseModel):
+    """Frozen, typed parameters; unknown names and values out of range are faults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def parse(kind: type[S], values: Mapping[str, Any], where: str, faults: list[str]) -> S | None:
+    """Build `kind` from `values`; append one sentence per fault to `faults` and return None if there are any.
+
+    Parameters
+    ----------
+    kind : type
+        The settings class.
+    values : mapping
+        Plain values as they come out of the configuration.
+    where : str
+        The configuration group, for messages: ``method``, ``task``, ...
+    faults : list of str
+        Receives the faults.
+    """
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        for fault in error.errors():
+            name = ".".join(str(part) for part in fault["loc"])
+            path = f"{where}.{name}" if name and where else name or where
+            if fault["type"] == "extra_forbidden":
+                faults.append(f"{path}: unknown setting. {nearest(name, list(kind.model_fields))}")
+            elif fault["type"] == "missing":
+                faults.append(f"{path}: this setting is required.")
+            else:
+                message = fault["msg"].removeprefix("Value error, ")
+                faults.append(f"{path}={fault['input']!r}: {message}.".replace("..", "."))
+        return None
+
+
+def find(package: str, name: str, group: str) -> ModuleType:
+    """Import ``package.name``, the module that implements `name` of configuration group `group`.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such module; the message names the nearest one.
+    """
+    if not name.isidentifier() or importlib.util.find_spec(f"{package}.{name}") is None:
+        home = importlib.import_module(package)
+        known = [m.name for m in pkgutil.iter_modules(home.__path__) if not m.name.startswith("_")]
+        raise ConfigError(f"{group}.name={name!r}: no module {package}.{name}. {nearest(name, known)}")
+    return importlib.import_module(f"{package}.{name}")

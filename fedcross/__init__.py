@@ -1,0 +1,70 @@
+"""Multi-model federated learning on Flower: FedCross, FedFusion, FedCT and the methods they are measured against.
+
+Four names are enough for a notebook or a script, besides the methods themselves (``from fedcross import FedCross``):
+
+- :func:`run` runs one configuration and returns a :class:`Run`,
+- :func:`sweep` runs several and returns their :class:`Run` objects,
+- :func:`load` opens the folder of an earlier run,
+- :class:`Run` is a finished run: metrics, result, model, folder.
+
+The rooms of the house (``fedcross.strategies``, ``fedcross.client``, ...) are subpackages. In a checkout and in
+Flower's app bundle their folders lie beside this one, in an installed wheel inside it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+_HERE = Path(__file__).resolve().parent
+if (_HERE / "core").is_symlink() or not (_HERE / "core").is_dir():
+    __path__.insert(0, str(_HERE.parent))
+
+if TYPE_CHECKING:
+    from fedcross.server.api import Run as Run
+    from fedcross.server.api import load as load
+    from fedcross.server.api import run as run
+    from fedcross.server.api import sweep as sweep
+    from fedcross.strategies.centralized import Centralized as Centralized
+    from fedcross.strategies.classic import ClassicFedCross as ClassicFedCross
+    from fedcross.strategies.clusamp import CluSamp as CluSamp
+    from fedcross.strategies.fedavg import FedAvg as FedAvg
+    from fedcross.strategies.fedcross import FedCross as FedCross
+    from fedcross.strategies.fedct import FedCT as FedCT
+    from fedcross.strategies.feddecorr import FedDecorr as FedDecorr
+    from fedcross.strategies.fedexg import FedExg as FedExg
+    from fedcross.strategies.fedfusion import FedFusion as FedFusion
+    from fedcross.strategies.fedgen import FedGen as FedGen
+    from fedcross.strategies.fedntd import FedNTD as FedNTD
+    from fedcross.strategies.fedproc import FedProc as FedProc
+    from fedcross.strategies.fedprox import FedProx as FedProx
+    from fedcross.strategies.flwr import Flwr as Flwr
+    from fedcross.strategies.moon import Moon as Moon
+    from fedcross.strategies.pgct import PGCT as PGCT
+    from fedcross.strategies.scaffold import Scaffold as Scaffold
+    from fedcross.strategies.solo import Solo as Solo
+
+_API = frozenset({"Run", "load", "run", "sweep"})
+#: The methods that ``from fedcross import NAME`` gives; ``strategies/NAME.py`` in lower case holds each.
+_METHODS = (
+    "Centralized", "CluSamp", "FedAvg", "FedCT", "FedCross", "FedDecorr", "FedExg", "FedFusion", "FedGen", "FedNTD",
+    "FedProc", "FedProx", "Flwr", "Moon", "PGCT", "Scaffold", "Solo",
+)  # fmt: skip
+_MODULES = {
+    **dict.fromkeys(_API, "fedcross.server.api"),
+    **{name: f"fedcross.strategies.{name.lower()}" for name in _METHODS},
+    "ClassicFedCross": "fedcross.strategies.classic",
+}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for, so that ``import fedcross`` itself costs nothing."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fedcross' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

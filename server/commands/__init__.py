@@ -1,0 +1,1 @@
+"""The `fedcross` command and its subcommands, one file each."""

@@ -1,0 +1,145 @@
+"""The ``fedcross deploy`` command: keys, certificates and programs of a federation.
+
+::
+
+    fedcross deploy new-client --superlink fl.example.org:8443 --partition 3 --partitions 4 ca.crt devices porch
+    fedcross deploy register   porch-node.pub          # at the server
+    fedcross deploy revoke     porch-node.pub
+    fedcross deploy nodes
+    fedcross deploy authority  keys/ca
+    fedcross deploy server     keys/ca keys/server superlink.example.org 192.0.2.7
+    fedcross deploy check      keys/ca/ca.crt keys/server/server.crt keys/server/server.key
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedcross.core.keys import AUTHORITY_DAYS, MAX_LEAF_DAYS
+from fedcross.deploy import commands
+from fedcross.deploy.commands import Arguments
+
+#: Where the commands at the server find it, so that they need not be told.
+SUPERLINK = "FEDCROSS_SUPERLINK"
+AUTHORITY = "FEDCROSS_AUTHORITY"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; the exit code is 0, 1 if the SuperLink refuses, 2 for wrong use or unusable files."""
+    os.umask(0o077)
+    asked = _parser().parse_args(arguments)
+    command: Callable[[Arguments], None] = asked.command
+    command(asked)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedcross deploy", description="Keys, certificates and programs of a federation (see docs/deploy.md)."
+    )
+    parts = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[Arguments], None], text: str) -> argparse.ArgumentParser:
+        part: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text)
+        part.set_defaults(command=command)
+        return part
+
+    _device_parts(add)
+    _certificate_parts(add)
+    _program_parts(add)
+    return parser
+
+
+Add = Callable[[str, Callable[[Arguments], None], str], argparse.ArgumentParser]
+
+
+def _device_parts(add: Add) -> None:
+    part = add("new-client", commands.new_client, "make the bundle of a new edge device")
+    part.add_argument("authority", type=Path, help="the federation's ca.crt")
+    part.add_argument("folder", type=Path, help="where the bundle FOLDER/NAME goes")
+    part.add_argument("name", help="the device's name")
+    part.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the gateway as the device reaches it")
+    part.add_argument("--partition", type=int, required=True, help="the device's number, from 0; no two share one")
+    part.add_argument("--partitions", type=int, required=True, help="how many devices there are")
+
+    part = add("rotate-key", commands.rotate_key, "give a device a new key; register it and revoke the old one")
+    part.add_argument("bundle", type=Path, help="the folder that new-client made")
+
+    for name, command, text in (
+        ("register", commands.register, "admit devices (at the server)"),
+        ("revoke", commands.revoke, "shut devices out (at the server)"),
+    ):
+        part = add(name, command, text)
+        part.add_argument("keys", nargs="+", metavar="KEY.pub", help="public keys; - for standard input")
+        _superlink_options(part)
+    _superlink_options(add("nodes", commands.nodes, "list the admitted devices (at the server)"))
+
+
+def _superlink_options(part: argparse.ArgumentParser) -> None:
+    part.add_argument("--superlink", metavar="HOST:PORT", default=os.environ.get(SUPERLINK), help=f"or ${SUPERLINK}")
+    part.add_argument("--authority", metavar="ca.crt", default=os.environ.get(AUTHORITY), help=f"or ${AUTHORITY}")
+
+
+def _certificate_parts(add: Add) -> None:
+    part = add("authority", commands.authority, "make the certificate authority; keep its key offline")
+    part.add_argument("folder", type=Path)
+    part.add_argument("--days", type=int, default=AUTHORITY_DAYS)
+
+    part = add("server", commands.server, "make or rotate the server's certificate")
+    part.add_argument("authority", type=Path, help="folder of ca.crt and ca.key")
+    part.add_argument("folder", type=Path)
+    part.add_argument("names", nargs="+", metavar="NAME", help="host name or IP address that clients use")
+    part.add_argument("--days", type=int, default=MAX_LEAF_DAYS)
+
+    part = add("client", commands.client, "make or rotate a client certificate, for a gateway that asks for one")
+    part.add_argument("authority", type=Path, help="folder of ca.crt and ca.key")
+    part.add_argument("folder", type=Path)
+    part.add_argument("name", help="the device's name")
+    part.add_argument("--days", type=int, default=MAX_LEAF_DAYS)
+
+    part = add("revoke-certificate", commands.revoke_certificate, "put certificates on the authority's list ca.crl")
+    part.add_argument("authority", type=Path, help="folder of ca.crt and ca.key")
+    part.add_argument("files", type=Path, nargs="*", metavar="FILE.crt", help="none: renew the list's dates")
+
+    part = add("node", commands.node, "make a SuperNode's key pair")
+    part.add_argument("folder", type=Path)
+    part.add_argument("name", help="the device's name")
+
+    part = add("check", commands.check, "check signatures, dates and file modes")
+    part.add_argument("authority", type=Path, help="the authority's certificate, ca.crt")
+    part.add_argument("files", type=Path, nargs="+", metavar="FILE", help="certificates (.crt) and keys (.key)")
+
+
+def _program_parts(add: Add) -> None:
+    part = add(
+        "federation", commands.federation, "make what is missing of all keys and certificates, renew what runs out"
+    )
+    part.add_argument("folder", type=Path)
+    part.add_argument("--device", action="append", default=[], metavar="NAME", help="a device that gets a key here")
+    part.add_argument("--names", default="", help="further names of the gateway, separated by commas")
+
+    part = add("sample", commands.sample, "write sample data: digits, dealt unevenly to the devices")
+    part.add_argument("folder", type=Path)
+    part.add_argument("devices", nargs="+", metavar="NAME")
+
+    part = add("superlink", commands.superlink, "become the SuperLink")
+    part.add_argument("keys", type=Path, help="folder of ca.crt, server.crt and server.key")
+    part.add_argument("--secret", type=Path, required=True, help="folder of the SuperExec's secret")
+    part.add_argument("--database", type=Path, required=True)
+    part.add_argument("--host", default="127.0.0.1", help="whoever reaches it controls the federation")
+
+    part = add("superexec", commands.superexec, "become the SuperExec, which starts ServerApps")
+    part.add_argument("keys", type=Path, help="folder of ca.crt and the secret")
+    part.add_argument("--superlink", required=True, metavar="HOST:PORT")
+    part.add_argument("--health", default="127.0.0.1:9100", metavar="HOST:PORT")
+
+    part = add("supernode", commands.supernode, "become a device's SuperNode")
+    part.add_argument("keys", type=Path, help="folder of ca.crt and NAME-node.key")
+    part.add_argument("--name", required=True)
+    part.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the gateway")
+    part.add_argument("--partition", type=int, required=True)
+    part.add_argument("--partitions", type=int, required=True)
+    part.add_argument("--port", type=int, default=9094, help="for processes of this machine; one per SuperNode")

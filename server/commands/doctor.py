@@ -1,0 +1,233 @@
+"""The ``fedcross doctor`` command: is this machine, or this deployment, fit to run, and if not, what is to be done.
+
+::
+
+    fedcross doctor                                             # this machine: versions, disk, GPU, data
+    fedcross doctor --keys keys/server --authority keys/ca/ca.crt --listen 9092
+    fedcross doctor --keys keys/devices --authority ca.crt --connect superlink.example.org:443 --data /data
+
+Exit code 0 if nothing is wrong, 1 if something is (a line that begins with ``FAULT``), 2 for wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from fedcross.core.errors import StorageError
+
+GIB = 2**30
+#: Below this there is no room for the checkpoints of a large pool.
+LEAST_DISK = 2 * GIB
+#: With so much left there is time to rotate a certificate in working hours.
+SOON = timedelta(days=7)
+CONNECT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; a fault or a note also says what to do."""
+
+    kind: Literal["ok", "note", "FAULT"]
+    text: str
+
+
+def ok(text: str) -> Finding:
+    """Return a finding that asks for nothing."""
+    return Finding("ok", text)
+
+
+def note(text: str) -> Finding:
+    """Return what is worth knowing and not wrong."""
+    return Finding("note", text)
+
+
+def fault(text: str) -> Finding:
+    """Return what must be put right."""
+    return Finding("FAULT", text)
+
+
+def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
+    """Compare what is installed with what the installed package asks for."""
+    from packaging.requirements import Requirement
+
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield (
+        ok(f"Python {version}")
+        if sys.version_info >= (3, 11)
+        else fault(f"Python {version}: 3.11 or later is needed. Make a new environment with it.")
+    )
+    try:
+        needed = [Requirement(text) for text in metadata.requires(distribution) or ()]
+    except metadata.PackageNotFoundError:
+        yield fault(f"{distribution} is not installed in this environment. Install it: pip install .")
+        return
+    for requirement in needed:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield fault(f"{requirement.name} is missing. Install it: pip install '{requirement}'")
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            yield ok(f"{requirement.name} {found}")
+        else:
+            yield fault(f"{requirement.name} {found}: {requirement.specifier} is needed. pip install '{requirement}'")
+
+
+def check_environment() -> Iterator[Finding]:
+    """Look at the user and at Flower's switches."""
+    if os.geteuid() == 0:
+        yield note("running as root. A deployment must not: whoever can submit a run acts as this user.")
+    for name, wanted in (("FLWR_TELEMETRY_ENABLED", "0"), ("FLWR_DISABLE_UPDATE_CHECK", "1")):
+        if os.environ.get(name) != wanted:
+            yield note(f"{name} is not {wanted}: Flower calls home. export {name}={wanted}")
+
+
+def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
+    """Check that `folder`, or where it would be made, can be written and has room."""
+    place = next(p for p in (folder.resolve(), *folder.resolve().parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        yield fault(f"{folder}: {place} cannot be written by this user. Choose another folder or change its owner.")
+        return
+    free = shutil.disk_usage(place).free
+    text = f"{folder}: {free / GIB:.1f} GiB free"
+    yield ok(text) if free >= least else fault(f"{text}, {least / GIB:.1f} GiB are needed. Free space.")
+
+
+def check_data(folder: Path, required: bool) -> Iterator[Finding]:
+    """Check that the data folder is there, readable and not empty; without `required` its absence is a note."""
+    missing = fault if required else note
+    if not folder.is_dir():
+        yield missing(f"{folder}: no such data folder. Only task=digits runs without; see docs/data.md.")
+    elif not os.access(folder, os.R_OK | os.X_OK):
+        yield fault(f"{folder}: cannot be read by this user. Change its mode or owner.")
+    elif found := sorted(path.name for path in folder.iterdir()):
+        yield ok(f"{folder}: {', '.join(found[:8])}{' ...' if len(found) > 8 else ''}")
+    else:
+        yield missing(f"{folder}: this data folder is empty. See docs/data.md.")
+
+
+def check_gpu(required: bool) -> Iterator[Finding]:
+    """Check that torch sees the GPU, where there is one or one is asked for."""
+    import torch
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            name = torch.cuda.get_device_name(index)
+            yield ok(f"GPU {index}: {name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
+    elif shutil.which("nvidia-smi"):
+        yield fault(
+            "there is a GPU driver, but torch does not see a GPU. Install the torch build for its CUDA version."
+        )
+    else:
+        yield (fault if required else note)("no GPU here: training runs on the CPU.")
+
+
+def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
+    """Check modes of keys, and signatures and dates of certificates in `folder`."""
+    from fedcross.core.keys import check_certificate
+    from fedcross.core.private_files import check_private, private_folder
+
+    if not folder.is_dir():
+        yield fault(f"{folder}: no such folder. Make keys with fedcross deploy.")
+        return
+    certificates, keys = sorted(folder.glob("*.crt")), sorted(folder.glob("*.key"))
+    if not certificates and not keys:
+        yield fault(f"{folder}: no .crt and no .key here. Make them with fedcross deploy.")
+    root = authority or folder / "ca.crt"
+    for path in [folder, *keys, *certificates]:
+        try:
+            if path == folder:
+                private_folder(path)
+                yield ok(f"{path}: private")
+            elif path.suffix == ".key":
+                check_private(path)
+                yield ok(f"{path}: private")
+            else:
+                left = check_certificate(path, root)
+                text = f"{path}: {left.days} days left"
+                yield ok(text) if left >= SOON else fault(f"{text}. Rotate it now: fedcross deploy.")
+        except StorageError as error:
+            yield fault(str(error))
+
+
+def check_listen(port: int, host: str = "0.0.0.0") -> Finding:  # noqa: S104 - the SuperLink's own default
+    """Check that a server could listen on `port`."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return fault(f"port {port}: {error.strerror}. Stop what uses it, or choose another port.")
+    return ok(f"port {port} is free")
+
+
+def check_connect(address: str) -> Finding:
+    """Check that HOST:PORT accepts connections."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), CONNECT_S):
+            return ok(f"{address} answers")
+    except (OSError, OverflowError) as error:
+        return fault(f"{address}: no connection ({error}). Is the server up, the name right, the firewall open?")
+
+
+def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Yield all findings that were asked for."""
+    yield from check_versions()
+    yield from check_environment()
+    yield from check_disk(arguments.output)
+    yield from check_data(arguments.data or Path(os.environ.get("FEDCROSS_DATA", "data")), arguments.data is not None)
+    yield from check_gpu(arguments.gpu)
+    for folder in arguments.keys:
+        yield from check_keys(folder, arguments.authority)
+    for port in arguments.listen:
+        yield check_listen(port)
+    for address in arguments.connect:
+        yield check_connect(address)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the findings; return 1 if one of them is a fault."""
+    found = [finding for finding in examine(_parser().parse_args(arguments)) if _print(finding)]
+    faults = sum(finding.kind == "FAULT" for finding in found)
+    print(f"{faults} faults" if faults != 1 else "1 fault")
+    return 1 if faults else 0
+
+
+def _print(finding: Finding) -> bool:
+    print(f"{finding.kind:<5}  {finding.text}", flush=True)
+    return True
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedcross doctor", description="Checks a machine or a deployment and says what to do."
+    )
+    parser.add_argument("--data", type=Path, help="data folder that must be there (else FEDCROSS_DATA, else ./data)")
+    parser.add_argument("--output", type=Path, default=Path("outputs"), help="where runs write")
+    parser.add_argument("--gpu", action="store_true", help="a GPU is needed here")
+    parser.add_argument("--keys", type=Path, nargs="*", default=[], metavar="FOLDER", help="keys and certificates")
+    parser.add_argument("--authority", type=Path, help="ca.crt that signed them (else the folder's own)")
+    parser.add_argument("--listen", type=int, nargs="*", default=[], metavar="PORT", help="ports that must be free")
+    parser.add_argument("--connect", type=_address, nargs="*", default=[], metavar="HOST:PORT", help="must answer")
+    return parser

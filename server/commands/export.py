@@ -1,0 +1,159 @@
+"""``fedcross export``: a model out of a checkpoint of a run, finished or still running.
+
+Needs neither the run's data nor its network: a checkpoint says what the model looks like.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcross.core.errors import StorageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedcross.strategies.pool.layout import Arrays
+    from fedcross.strategies.round.base import Method
+    from fedcross.strategies.round.federation import State
+
+#: A running run drops old checkpoints while we read: how often to look again for the newest.
+ATTEMPTS = 3
+
+
+def export(run: Path, number: int | None = None, model: int | None = None, out: Path | None = None) -> Path:
+    """Write a model of `run` as ``safetensors`` with the names of its ``state_dict`` and return the file.
+
+    Parameters
+    ----------
+    run : Path
+        A run's folder.
+    number : int, optional
+        The round; None is the newest checkpoint's.
+    model : int, optional
+        A middleware model of the pool, from 0; None is the global model.
+    out : Path, optional
+        The file to write; None is ``model-round-NUMBER.safetensors`` (``model-round-NUMBER-MODEL...``) in `run`.
+
+    Raises
+    ------
+    StorageError
+        If there is no such run, round or model; the message lists what there is. If `out` cannot be written.
+    """
+    from fedcross.server.session import write_model
+
+    number, state, identity = _checkpoint(run, number)
+    method = _rebuilt(state, identity)
+    arrays = method.evaluation_arrays() if model is None else _middleware(method, model, run)
+    suffix = "" if model is None else f"-{model}"
+    path = out or run / f"model-round-{number:06d}{suffix}.safetensors"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_model(path, arrays)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error}). Choose another --out.") from error
+    return path
+
+
+def network(run: Path, data_root: str | None = None) -> nn.Module:
+    """Return the network of `run` with the weights of its global model: the final ones, else the newest checkpoint's.
+
+    Needs the run's data set, which says what goes in and out of the network; `data_root` names where it lies.
+    """
+    import torch
+    from omegaconf import OmegaConf
+    from safetensors.numpy import load_file
+
+    from fedcross.conf.schema import load
+    from fedcross.strategies.round.registry import method_class
+    from fedcross.tasks.models import create
+
+    path = run / ".hydra" / "overrides.yaml"
+    try:
+        overrides = [str(o) for o in OmegaConf.load(path)]
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}). Name the folder of a run.") from error
+    config = load([*overrides, *([f"data_root='{data_root}'"] if data_root else [])])
+    kind = method_class(config.modules["method"])
+    plain = create(config.modules["model"], config.model, config.load_data().task, config.seed)
+    model = kind.evaluation_network(kind.network(plain, config.method, config.seed), config.method)
+    final = run / "model.safetensors"
+    if final.exists():
+        arrays = load_file(final)
+    else:
+        _, state, identity = _checkpoint(run, None)
+        arrays = _rebuilt(state, identity).evaluation_arrays()
+    model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+    return model.eval()
+
+
+def _checkpoint(run: Path, number: int | None) -> tuple[int, State, dict[str, Any]]:
+    from fedcross.server.checkpoint import Checkpoints
+
+    if not run.is_dir():
+        raise StorageError(f"{run}: no such run folder. Name the folder of a run.")
+    checkpoints = Checkpoints(run)
+    for attempt in range(ATTEMPTS):
+        rounds = checkpoints.rounds()
+        if not rounds:
+            raise StorageError(f"{run}: no checkpoint here. A run writes its first one after checkpoint.every rounds.")
+        if number is not None and number not in rounds:
+            kept = ", ".join(map(str, rounds))
+            raise StorageError(
+                f"--round {number}: {run} has no checkpoint of it, only of round {kept}. checkpoint.keep and "
+                "checkpoint.milestone say which ones stay."
+            )
+        try:
+            return checkpoints.latest() if number is None else (number, *checkpoints.load(number))
+        except StorageError:
+            if attempt == ATTEMPTS - 1 or checkpoints.rounds() == rounds:
+                raise
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
+    """Return the method as it was at the checkpoint, without its network and data."""
+    import numpy as np
+
+    from fedcross.conf.compose import activate_plugins
+    from fedcross.strategies.round.federation import Federation
+    from fedcross.strategies.round.registry import method_class
+
+    activate_plugins()
+    config = identity["config"]
+    try:
+        spec, parameters = state.values["_model"], state.values["_parameters"]
+        kind = method_class(identity["module"])
+    except KeyError as error:
+        raise StorageError(
+            f"this checkpoint has no {error}: an older version wrote it. Resume the run once."
+        ) from error
+    federation = Federation(seed=config["seed"], clients_per_round=config["clients_per_round"])
+    method = kind(kind.Params.model_validate(config["method"]), federation)
+    method.begin({name: np.zeros(shape, dtype) for name, (shape, dtype) in spec.items()}, parameters)
+    method.resume(state)
+    return method
+
+
+def _middleware(method: Method, model: int, run: Path) -> Arrays:
+    pool = getattr(method, "pool", None)
+    if pool is None:
+        raise StorageError(f"--model {model}: {run} has no middleware models, {type(method).__name__} keeps one model.")
+    if not 0 <= model < len(pool):
+        raise StorageError(f"--model {model}: {run} has the middleware models 0 to {len(pool) - 1}.")
+    arrays: Arrays = pool.model(model)
+    return arrays
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write a model of a run; return the exit code."""
+    parser = argparse.ArgumentParser("fedcross export", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("--round", type=int, help="round of a checkpoint; the newest unless given")
+    parser.add_argument("--model", type=int, help="a single middleware model, from 0; the global model unless given")
+    parser.add_argument("--out", type=Path, help="file to write; model-round-R.safetensors in the run unless given")
+    asked = parser.parse_args(arguments)
+    print(export(asked.run, asked.round, asked.model, asked.out))
+    return 0

@@ -1,0 +1,58 @@
+"""``fedcross method=... task=...``: runs and sweeps, described by settings in Hydra's grammar."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+INTERRUPTED = 130
+#: Ours: what the command line would take, without running it.
+COST = "--cost"
+#: Hydra's flags that show something and run nothing.
+SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
+
+
+def main(arguments: list[str]) -> int:
+    """Run, sweep or explain, as `arguments` say; return the exit code, 130 for Ctrl-C."""
+    try:
+        _main(arguments)
+    except KeyboardInterrupt:
+        print(
+            "\nInterrupted. The rounds done so far are on disk; continue with resume=RUN_FOLDER,\n"
+            "a sweep with the same command and the same hydra.sweep.dir.",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    return 0
+
+
+def _main(arguments: list[str]) -> None:
+    from fedcross.conf.compose import CONF, activate_plugins
+
+    plugins = activate_plugins()
+    cost = COST in arguments
+    arguments = [a for a in arguments if a != COST]
+    if not SHOWING & {a.split("=")[0] for a in arguments}:
+        from fedcross.server.check import checked_plan
+
+        plan = checked_plan(arguments)
+        if cost:
+            from fedcross.server.cost import show
+
+            show(plan)
+            return
+        if not plan.multirun and set(plan.flags) <= {"--run", "-r"}:
+            from fedcross.server.jobs import single
+
+            single(plan.overrides)
+            return
+        arguments = [*plan.flags, *plan.overrides]
+    import hydra
+
+    from fedcross.server.jobs import job
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # our errors come out as they are; main() words them
+    sys.argv = [sys.argv[0], *arguments, *plugins]
+    run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
+    run()

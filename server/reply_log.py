@@ -1,0 +1,235 @@
+"""The write-ahead log of accepted replies: no accepted work of a client is lost with the server.
+
+``checkpoints/accepted.log`` holds what the rounds since the last checkpoint have accepted. A reply counts when its
+record is on disk (append, fdatasync). After a crash the rounds since that checkpoint are done again from it: the same
+clients, the accepted replies from the log, new requests for the rest. A checkpoint empties it.
+
+A record is ``magic, length, CRC-32, bytes``; the bytes are a safetensors file whose header says what it is. A record
+that is cut off or damaged ends the log: it and what follows is dropped, with a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from flwr.common.logger import log
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from fedcross.core.errors import StorageError
+from fedcross.server.accounting import sync_folder
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.wire.protocol import EXTRA, Round, Upload
+
+MAGIC = b"FCL2"
+_HEAD = struct.Struct("<4sQI")
+_MODEL = "model."
+#: (round, exchange)
+_Place = tuple[int, int]
+
+
+class Replies:
+    """The log of one run.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    run : str
+        The run's identity; another run's log is not used.
+    after : int
+        The round of the checkpoint that the run continues from; a log that follows another one is not used.
+    """
+
+    def __init__(self, folder: Path, run: str, after: int) -> None:
+        self.path = folder / "checkpoints" / "accepted.log"
+        self.run = run
+        self._available: dict[int, list[int]] = {}
+        self._accepted: dict[_Place, list[Upload]] = {}
+        self._over: set[_Place] = set()
+        self._after = after
+        self._file: BinaryIO | None = None  # opened with the first record that is written
+        with self._told():
+            self._good = self._read(after) if self.path.exists() else 0
+
+    # ---- strategies.round.federation.ReplyLog -------------------------------------------------------------------
+
+    def available(self, number: int) -> list[int] | None:
+        """Return the partitions that round `number` was drawn from, None if it was not begun."""
+        return self._available.get(number)
+
+    def draw(self, number: int, available: Sequence[int]) -> None:
+        """Keep what round `number` is drawn from. It is on disk with the first reply, for which it matters."""
+        self._append({"kind": "draw", "round": number, "available": _spans(available)}, durable=False)
+
+    def accepted(self, current: Round) -> list[Upload]:
+        """Return what was accepted in this exchange; each upload is given out once."""
+        found = self._accepted.pop((current.number, current.exchange), [])
+        if found:
+            log(
+                INFO, "fedcross: %s replies of round %s are in the log, not asked for again", len(found), current.number
+            )
+        return found
+
+    def accept(self, current: Round, upload: Upload) -> None:
+        """Keep `upload`; when it returns, it is on disk."""
+        facts = {
+            "kind": "reply",
+            "round": current.number,
+            "exchange": current.exchange,
+            "client": upload.client,
+            "slot": upload.slot,
+            "num_examples": upload.num_examples,
+            "metrics": dict(upload.metrics),
+            "nbytes": upload.nbytes,
+            "order": [list(upload.arrays), {group: list(arrays) for group, arrays in upload.extras.items()}],
+        }
+        arrays = {_MODEL + name: array for name, array in upload.arrays.items()}
+        for group, members in upload.extras.items():
+            arrays |= {f"{EXTRA}{group}/{name}": array for name, array in members.items()}
+        self._append(facts, arrays)
+
+    def is_over(self, current: Round) -> bool:
+        """Return whether the exchange had ended."""
+        return (current.number, current.exchange) in self._over
+
+    def end(self, current: Round) -> None:
+        """Keep that the exchange has ended."""
+        self._append({"kind": "end", "round": current.number, "exchange": current.exchange})
+
+    # ---- the file ---------------------------------------------------------------------------------------------
+
+    def restart(self, after: int) -> None:
+        """Forget everything: the checkpoint of round `after` is on disk."""
+        self.close()
+        self._after, self._good = after, 0
+        self._open()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # on a full disk what could not be written was said before
+                self._file.close()
+            self._file = None
+
+    def _open(self) -> BinaryIO:
+        """Return the file behind its last whole record; a new one begins with a record that says what it follows."""
+        if self._file is None:
+            with self._told():
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("r+b" if self._good else "wb")
+                self._file.truncate(self._good)
+                self._file.seek(self._good)
+                sync_folder(self.path.parent)
+            if not self._good:
+                self._append({"kind": "start", "run": self.run, "after": self._after}, durable=False)
+        return self._file
+
+    def _append(self, facts: dict[str, Any], arrays: Arrays | None = None, *, durable: bool = True) -> None:
+        contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in (arrays or {}).items()}
+        data = save(contiguous, metadata={"facts": json.dumps(facts)})
+        file = self._open()
+        with self._told():
+            file.write(_HEAD.pack(MAGIC, len(data), zlib.crc32(data)))
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fdatasync(file.fileno())
+
+    def _told(self) -> _Told:
+        return _Told(self.path)
+
+    def _read(self, after: int) -> int:
+        """Take over the log on disk; return the length of its good part, 0 if it belongs to something else."""
+        good = 0
+        for facts, arrays, stop in records(self.path):
+            if not good and (facts.get("kind"), facts.get("run"), facts.get("after")) != ("start", self.run, after):
+                log(WARNING, "%s does not follow the checkpoint of round %s; it is not used.", self.path, after)
+                return 0
+            self._take(facts, arrays)
+            good = stop
+        return good
+
+    def _take(self, facts: dict[str, Any], arrays: Arrays) -> None:
+        if facts["kind"] == "draw":
+            self._available[facts["round"]] = [p for first, last in facts["available"] for p in range(first, last + 1)]
+        elif facts["kind"] == "end":
+            self._over.add((facts["round"], facts["exchange"]))
+        elif facts["kind"] == "reply":
+            model, extras = facts["order"]
+            upload = Upload(
+                client=facts["client"],
+                slot=facts["slot"],
+                arrays={name: arrays[_MODEL + name] for name in model},
+                extras={g: {name: arrays[f"{EXTRA}{g}/{name}"] for name in names} for g, names in extras.items()},
+                num_examples=facts["num_examples"],
+                metrics=facts["metrics"],
+                nbytes=facts["nbytes"],
+            )
+            self._accepted.setdefault((facts["round"], facts["exchange"]), []).append(upload)
+
+
+class _Told:
+    """Turns an OSError inside the block into a StorageError that says what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        if isinstance(error, OSError):
+            raise StorageError(
+                f"{self.path}: the log of accepted replies cannot be written ({error}). What is in it and in the "
+                "checkpoints is safe; free disk space and continue with resume=RUN, or set checkpoint.log=false."
+            ) from error
+
+
+def records(path: Path) -> Iterator[tuple[dict[str, Any], Arrays, int]]:
+    """Yield facts, arrays and end position of every whole record; warn of what follows the last one."""
+    with path.open("rb") as file:
+        size, start = path.stat().st_size, 0
+        while start < size:
+            head = file.read(_HEAD.size)
+            whole = len(head) == _HEAD.size
+            magic, length, checksum = _HEAD.unpack(head) if whole else (b"", 0, 0)
+            stop = start + _HEAD.size + length
+            # The length is compared with the file's before anything is read: nothing is allocated for a damaged one.
+            data = file.read(length) if magic == MAGIC and stop <= size else b""
+            found = _parsed(data) if data and zlib.crc32(data) == checksum else None
+            if found is None:
+                log(WARNING, "%s: cut off or damaged at byte %s of %s; that rest is not used.", path, start, size)
+                return
+            yield (*found, stop)
+            start = stop
+
+
+def _parsed(data: bytes) -> tuple[dict[str, Any], Arrays] | None:
+    """Return facts and arrays of a record whose checksum fits, None if it is no record of ours all the same."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
+        return facts, load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _spans(numbers: Sequence[int]) -> list[list[int]]:
+    """Return sorted `numbers` as [first, last] of each gapless stretch: a large federation is a short line."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return spans

@@ -1,0 +1,223 @@
+"""The client half of a method: what a client minimises, as a pure function.
+
+An objective sees the model only through :class:`Net` and explicit parameters and buffers, so the same code serves the
+sequential trainer and the batched one (``torch.func.vmap`` over clients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from typing_extensions import TypeVar
+
+from fedcross.core.settings import Settings
+from fedcross.strategies.wire.records import Arrays
+
+#: A method's parameters; ``Any`` where code serves every method.
+P = TypeVar("P", bound=Settings, default=Any)
+Tensors = dict[str, Tensor]
+Prepared = dict[str, Any]
+
+
+class Net(Protocol):
+    """A model as functions of its parameters and buffers.
+
+    `train` chooses training or evaluation behaviour of batch normalisation and dropout. In training behaviour the given
+    buffers are updated in place.
+    """
+
+    def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
+        """Return class scores, shape (batch, classes)."""
+        ...
+
+    def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
+        """Return embeddings, shape (batch, embedding)."""
+        ...
+
+    def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
+        """Return class scores of embeddings `z`, shape (batch, classes)."""
+        ...
+
+    def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
+        """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
+        ...
+
+
+class Batch(NamedTuple):
+    """One mini-batch.
+
+    Attributes
+    ----------
+    x, y : Tensor
+        Inputs, augmented where the task says so, and labels.
+    mask : Tensor or None
+        In the batched trainer which rows are real, float (batch,).
+    rows : Tensor or None
+        Which rows of ``visit.x`` these are, int64 (batch,); None where a caller has no visit.
+    step : int
+        Number of the visit's step, from 0: the counter of the counter-based draws that a loss makes
+        (:mod:`strategies.parts.loss_random`).
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+    rows: Tensor | None = None
+    step: int = 0
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of per-example `values`, shape (batch,), over the real rows."""
+        if self.mask is None:
+            return values.mean()
+        return (values * self.mask).sum() / self.mask.sum()
+
+
+@dataclass
+class Visit:
+    """All that one client knows while it trains once.
+
+    Attributes
+    ----------
+    net : Net
+        The model's functions.
+    params, buffers : Tensors
+        The model as received (copies; training does not change them).
+    extras : mapping of str to Arrays
+        What the server sent beside the model.
+    config : mapping
+        Scalars that the server sent.
+    state : Arrays
+        What this client kept from its last accepted visit; empty the first time.
+    x, y : Tensor
+        The client's prepared data: (n, ...) and int64 (n,).
+    client, round, rounds, seed, classes : int
+        Partition id, round number from 1, planned rounds, the run's seed, number of labels.
+    lr : float
+        This round's learning rate.
+    momentum : Tensor or None
+        Initial momentum buffer, flat (p,); None starts from zero. ``Objective.prepare`` may set it.
+    augmented : bool
+        Whether the trainer changes the inputs of every batch: nothing computed from `x` beforehand holds then.
+    exchange : int
+        The exchange within the round, from 0.
+    """
+
+    net: Net
+    params: Tensors
+    buffers: Tensors
+    extras: Mapping[str, Arrays]
+    config: Mapping[str, Any]
+    state: Arrays
+    x: Tensor
+    y: Tensor
+    client: int
+    round: int
+    rounds: int
+    seed: int
+    classes: int
+    lr: float
+    momentum: Tensor | None = None
+    augmented: bool = False
+    exchange: int = 0
+
+
+@dataclass
+class Trained:
+    """What training left: parameters (flat and by name), buffers, momentum buffer, steps taken, mean loss."""
+
+    params: Tensors
+    buffers: Tensors
+    flat: Tensor
+    momentum: Tensor | None
+    steps: int
+    loss: float
+
+
+@dataclass
+class Outcome:
+    """What the client sends beside its model, what it keeps, and extra metrics."""
+
+    extras: dict[str, Arrays] = field(default_factory=dict)
+    state: Arrays | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Objective(Generic[P]):
+    """Cross-entropy; the base of every other objective.
+
+    Parameters
+    ----------
+    params : Settings
+        The method's parameters.
+    """
+
+    #: Whether the batched trainer may run this objective under vmap.
+    batchable: bool = True
+    #: Whether ``finish`` returns a state that the client keeps for its next visit.
+    keeps: bool = False
+    #: Whether a visit draws its examples from all clients' data together, as much as the server's ``pooled-share``
+    #: says. For an upper bound only: it needs a process that holds everybody's data, which only a simulation has.
+    pooled: bool = False
+
+    def __init__(self, params: P) -> None:
+        self.params = params
+
+    def start(self, received: Arrays, state: Arrays) -> Arrays:
+        """Return the model that training starts from, and that ``visit.params`` and ``visit.buffers`` then hold.
+
+        Parameters
+        ----------
+        received : Arrays
+            The model that the server sent.
+        state : Arrays
+            What this client kept from its last accepted visit; empty the first time.
+        """
+        return received
+
+    def prepare(self, visit: Visit) -> Prepared:
+        """Return the tensors that `loss` and `gradient` need, computed once before training."""
+        return {}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        """Return the scalar loss of one batch."""
+        scores = net.logits(params, buffers, batch.x)
+        return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
+        """Return what is added to the flat gradient (p,), or None.
+
+        For terms whose gradient is known in closed form (a proximal term, a control variate). `flat` are the current
+        parameters, shape (p,). Added before weight decay and momentum.
+        """
+        return None
+
+    def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
+        """Return the trained client's class scores of `x`, evaluation behaviour, shape (batch, classes)."""
+        return net.logits(params, buffers, x, train=False)
+
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
+        """Return what goes back beside the model, and what the client keeps (where :attr:`keeps` says so)."""
+        return Outcome()
+
+
+def flatten(params: Tensors) -> Tensor:
+    """Return all `params` in order as one flat tensor (p,)."""
+    return torch.cat([p.reshape(-1) for p in params.values()])
+
+
+def as_tensors(arrays: Arrays, like: Tensor | None = None) -> Tensors:
+    """Return owned tensors of `arrays`, on the device of `like`."""
+    import numpy as np
+
+    device = like.device if like is not None else None
+    return {name: torch.from_numpy(np.array(a, copy=True)).to(device) for name, a in arrays.items()}
+
+
+def as_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return numpy arrays of `tensors` (detached, on the CPU)."""
+    return {name: t.detach().cpu().numpy() for name, t in tensors.items()}

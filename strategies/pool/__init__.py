@@ -1,0 +1,1 @@
+"""K models as one buffer: layout, mixing, selection of collaborators, similarity."""

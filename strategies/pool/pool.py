@@ -1,0 +1,281 @@
+"""K middleware models as one flat (K, d) buffer: similarity, mixing, mean and resizing at memory speed.
+
+Row i of :attr:`Pool.rows` is model i in the order of its :class:`~strategies.pool.layout.Layout`. Uploads are written
+straight into their row, models are read as views of it, and mixing happens in place, so a pool costs K * d values and
+nothing more. See :mod:`strategies.pool.blocks` for the two passes that cost time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedcross.core.errors import StorageError
+from fedcross.core.settings import Settings
+from fedcross.strategies.pool import blocks
+from fedcross.strategies.pool.layout import Array, Arrays, Layout
+from fedcross.strategies.pool.mixing import Mixing
+
+ROUNDING = 1e-9  # a mixed counter this near (relatively) to an integer is that integer
+
+
+class Storage(Settings):
+    """Where a pool lies.
+
+    Parameters
+    ----------
+    mmap_share : float
+        Share of the machine's (or the container's) memory above which the pool is a memory-mapped file; 0 always
+        maps.
+    folder : path, optional
+        Folder of that file; None is the system's temporary folder. The file has no name there and is gone with the
+        pool or the process.
+    """
+
+    mmap_share: float = Field(default=0.5, ge=0)
+    folder: Path | None = None
+
+
+class Pool:
+    """K models of one layout.
+
+    Parameters
+    ----------
+    layout : Layout
+        Of every model.
+    k : int
+        Number of models, 1 or more.
+    storage : Storage, optional
+        When and where to use a file instead of memory.
+
+    Attributes
+    ----------
+    rows : float array (K, d)
+        The models' float values, C-contiguous.
+    integers : int64 array (K, i)
+        Their integer entries.
+    """
+
+    def __init__(self, layout: Layout, k: int, storage: Storage | None = None) -> None:
+        if k < 1:
+            raise ValueError(f"a pool needs at least one model, not {k}")
+        self.layout = layout
+        self.storage = storage or Storage()
+        self.rows: Array = self._allocate(k)
+        self.integers: NDArray[np.int64] = np.zeros((k, layout.integer_size), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _allocate(self, k: int) -> Array:
+        shape, dtype = (k, self.layout.size), self.layout.dtype
+        size = k * self.layout.size * dtype.itemsize
+        if size <= self.storage.mmap_share * memory_bytes():
+            return np.empty(shape, dtype)
+        folder = self.storage.folder
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder) as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS later
+                return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+        except OSError as error:
+            where = folder or "the temporary folder"
+            raise StorageError(
+                f"no room for a pool of {k} models, {size} bytes, in {where}: {error}. "
+                "Free space there, name another folder or raise mmap_share."
+            ) from error
+
+    def fill(self, arrays: Mapping[str, Array]) -> None:
+        """Make every model a copy of `arrays`."""
+        self.write(0, arrays)
+        self.rows[1:] = self.rows[0]
+        self.integers[1:] = self.integers[0]
+
+    def write(self, i: int, arrays: Mapping[str, Array]) -> None:
+        """Copy a model into row i.
+
+        Raises
+        ------
+        UploadError
+            If it is not of this layout; the row is then unchanged.
+        """
+        self.layout.write(arrays, self.rows[i], self.integers[i])
+
+    def model(self, i: int) -> Arrays:
+        """Return model i as views of the pool (see :meth:`Layout.views`)."""
+        return self.layout.views(self.rows[i], self.integers[i])
+
+    def mean(self, out: Arrays | None = None, members: Sequence[int] | None = None) -> Arrays:
+        """Return the uniform mean of the models.
+
+        Floats are summed in float64. The mean of integer entries is truncated, as a ``state_dict`` does when it
+        stores it.
+
+        Parameters
+        ----------
+        out : Arrays, optional
+            Receives the mean and is returned; entries as in the layout.
+        members : sequence of int, optional
+            Slots to take the mean of; None is all.
+        """
+        row, integers = self._mean_rows(self._slots(members))
+        mean = self.layout.views(row, integers)
+        if out is None:
+            return mean
+        for name, array in mean.items():
+            out[name][...] = array
+        return out
+
+    def _mean_rows(self, slots: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
+        row, _ = self.layout.empty()
+        blocks.mean(self.rows, slots, row)
+        total = self.integers[slots].sum(axis=0)
+        return row, np.sign(total) * (np.abs(total) // len(slots))
+
+    def _slots(self, members: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
+        slots = np.arange(len(self)) if members is None else np.asarray(members, np.int64)
+        if not len(slots):
+            raise ValueError("no member of the pool was named; give at least one slot")
+        return slots
+
+    def gram(self, members: Sequence[int] | None = None, columns: slice | None = None) -> NDArray[np.float64]:
+        """Return the inner products (m, m) of the members' rows in float64, from one pass over the pool.
+
+        Parameters
+        ----------
+        members : sequence of int, optional
+            The m slots; None is all.
+        columns : slice, optional
+            Columns of the rows, for example ``layout.columns("parameters")``; None is all.
+        """
+        return blocks.gram(self.rows, self._slots(members), columns or slice(None))
+
+    def mix(self, mixing: Mixing) -> None:
+        """Replace the pool by ``M @ pool``, in place and in column blocks.
+
+        Rows that keep their model are not touched, and models that agree in a value keep it exactly. Integer
+        entries are mixed in float64 and truncated, as the public code does by loading the mixture into an integer
+        entry; a mixture that is an integer up to rounding is that integer.
+        """
+        self._mix(mixing, None)
+
+    def mix_with_gram(self, mixing: Mixing, columns: slice | None = None) -> NDArray[np.float64]:
+        """Do :meth:`mix` and return :meth:`gram` of all models as they were before, in the same pass over memory.
+
+        For mixings that are known before any similarity, such as in-order selection, whose diagnostics then cost
+        little: hand the Gram matrix and the mixing to :func:`diagnostics`. `columns` are as in :meth:`gram` and start
+        at 0, as those of ``layout.columns(...)`` do.
+        """
+        columns = columns or slice(None)
+        gram = self._mix(mixing, columns)
+        return self.gram(columns=columns) if gram is None else gram
+
+    def _mix(self, mixing: Mixing, gram_columns: slice | None) -> NDArray[np.float64] | None:
+        if len(mixing.rows) != len(self):
+            raise ValueError(f"a mixing of {len(mixing.rows)} slots does not fit a pool of {len(self)}")
+        targets = mixing.targets
+        if not len(targets):
+            return None
+        index, weight = mixing.padded()
+        gram = blocks.mix(self.rows, targets, index, weight, gram_columns)
+        mixed = mixing.dense()[targets] @ self.integers.astype(np.float64)
+        nearest = np.rint(mixed)
+        whole = np.abs(mixed - nearest) <= ROUNDING * np.maximum(1.0, np.abs(mixed))
+        self.integers[targets] = np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
+        return gram
+
+    def resize(self, k: int) -> None:
+        """Change the number of models so that the mean of the pool stays.
+
+        Growing adds copies of the mean. Shrinking keeps the first k models and shifts their parameters by (old mean
+        - their mean). Float buffers get the old mean instead of the shift, which keeps the mean as well: a shifted
+        running variance could become negative. Integer entries of the models that stay are not changed.
+        """
+        old = len(self)
+        if k < 1:
+            raise ValueError(f"a pool needs at least one model, not {k}")
+        if k == old:
+            return
+        mean, integers = self._mean_rows(np.arange(old))
+        keep, p = min(k, old), self.layout.parameter_size
+        if k < old:
+            survivors, _ = self._mean_rows(np.arange(k))
+        rows, counters = self.rows, self.integers
+        self.rows = self._allocate(k)
+        self.integers = np.empty((k, self.layout.integer_size), np.int64)
+        self.rows[:keep], self.integers[:keep] = rows[:keep], counters[:keep]
+        if k > old:
+            self.rows[old:], self.integers[old:] = mean, integers
+        else:
+            self.rows[:, :p] += mean[:p] - survivors[:p]
+            self.rows[:, p:] = mean[p:]
+
+    def state(self) -> dict[str, Array]:
+        """Return the pool as arrays, without copying: a later mixing changes them."""
+        return {"rows": self.rows, "integers": self.integers}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Take over the models of :meth:`state`; the number of models becomes that of the state.
+
+        Raises
+        ------
+        StorageError
+            If the state is not of this layout.
+        """
+        rows, integers = state["rows"], state["integers"]
+        expected = (self.layout.size, self.layout.integer_size, self.layout.dtype)
+        seen = (rows.shape[1:], integers.shape[1:], rows.dtype)
+        if seen != ((expected[0],), (expected[1],), expected[2]) or len(rows) != len(integers) or not len(rows):
+            raise StorageError(
+                f"a stored pool has rows {rows.shape} {rows.dtype} and integers {integers.shape}, expected (K, "
+                f"{expected[0]}) {expected[2]} and (K, {expected[1]}). Resume with the model the run began with."
+            )
+        if len(rows) != len(self):
+            self.rows = self._allocate(len(rows))
+            self.integers = np.empty(integers.shape, np.int64)
+        self.rows[...] = rows
+        self.integers[...] = integers
+
+
+def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict[str, float]:
+    """Return how alike the models of a pool are, from their Gram matrix alone.
+
+    ``pool_similarity_mean`` is the mean cosine over all pairs (1 if there is one model), ``pool_spread`` the root
+    mean square distance of the models to their mean, relative to the mean's norm. The spread is a difference of large
+    numbers: below about 3e-4 (float32 rows) it is rounding noise.
+
+    Parameters
+    ----------
+    gram : array (m, m)
+        From :meth:`Pool.gram`.
+    mixing : Mixing, optional
+        Give the numbers for the pool after this mixing; the Gram matrix of M V is ``M G M^T``.
+    """
+    if mixing is not None:
+        matrix = mixing.dense()
+        gram = matrix @ gram @ matrix.T
+    m = len(gram)
+    squares = np.diag(gram)
+    mean_square = gram.sum() / m**2
+    scale = np.sqrt(np.outer(squares, squares))
+    cosine = np.divide(gram, scale, out=np.zeros_like(gram), where=scale > 0)
+    pairs = cosine[~np.eye(m, dtype=bool)]
+    spread = np.sqrt(max(0.0, squares.mean() - mean_square) / mean_square) if mean_square > 0 else 0.0
+    return {"pool_similarity_mean": float(pairs.mean()) if m > 1 else 1.0, "pool_spread": float(spread)}
+
+
+def memory_bytes() -> int:
+    """Return the bytes of memory this process may use: the machine's, or less if its container says so."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return machine
+    return min(machine, int(limit)) if limit.isdecimal() else machine

@@ -1,0 +1,158 @@
+"""Who collaborates with whom: the partner of each of this round's m valid models.
+
+Every selection answers with m positions (0-based, among the valid models). A model that is its own partner keeps its
+model. Ties go to the lowest position, and NaN never wins: a model that has no comparable other one keeps its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.randomness import stream
+
+Partners = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that a selection may look at.
+
+    Parameters
+    ----------
+    m : int
+        Valid models of the round.
+    round_number : int
+        Counted from 1, as Flower does.
+    seed : int
+        The run's seed.
+    similarity : float64 array (m, m), optional
+        Larger is more similar; the diagonal is ignored. Given only where the selection needs it.
+    """
+
+    m: int
+    round_number: int
+    seed: int = 0
+    similarity: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A rule by name.
+
+    Parameters
+    ----------
+    name : str
+        As in the configuration.
+    needs_similarity : bool
+        Whether :attr:`Question.similarity` must be given; where not, nothing needs to be computed.
+    rule : callable
+        Answers for two models or more.
+    """
+
+    name: str
+    needs_similarity: bool
+    rule: Callable[[Question], Partners]
+
+    def __call__(self, question: Question) -> Partners:
+        """Return the partners (m,); with one model or none everyone keeps its own."""
+        if question.m <= 1:
+            return np.arange(question.m)
+        return self.rule(question)
+
+
+def find_selection(name: str) -> Selection:
+    """Return the selection of that name.
+
+    Raises
+    ------
+    ConfigError
+        If there is none; the message names the nearest one.
+    """
+    if name not in SELECTIONS:
+        raise ConfigError(f"selection={name!r} does not exist. {nearest(name, list(SELECTIONS))}")
+    return SELECTIONS[name]
+
+
+def in_order(question: Question) -> Partners:
+    """``co(i) = (i + (r mod (m - 1)) + 1) mod m`` with r = round - 1.
+
+    A permutation, so the pool's mean stays; over m - 1 rounds every ordered pair meets once. The paper's Eq. 2 read
+    with 1-based indices is off by one; this is the reading of the public code, whose r starts at 0.
+    """
+    m = question.m
+    return (np.arange(m) + (question.round_number - 1) % (m - 1) + 1) % m
+
+
+def highest_similarity(question: Question) -> Partners:
+    """``co(i) = argmax_(j != i) s_ij``. Not a permutation, so the pool's mean moves."""
+    return _best(_similarity(question))
+
+
+def lowest_similarity(question: Question) -> Partners:
+    """``co(i) = argmin_(j != i) s_ij``, the paper's choice. Not a permutation, so the pool's mean moves.
+
+    One poisoned model is everybody's least similar one: validate uploads before this.
+    """
+    return _best(-_similarity(question))
+
+
+def random(question: Question) -> Partners:
+    """Draw a derangement, all equally likely, from (seed, round)."""
+    generator = stream(question.seed, "selection", question.round_number)
+    while True:  # about e draws
+        partners = generator.permutation(question.m)
+        if not (partners == np.arange(question.m)).any():
+            return partners
+
+
+def least_similar_derangement(question: Question) -> Partners:
+    """Return the derangement of least total similarity (an assignment problem): everyone is chosen once.
+
+    This project's hardened form of lowest similarity. The mean of the pool stays and nobody can be chosen twice. A
+    pair that cannot be compared is assigned only if there is no other way, and is then left unmixed.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    cost = _similarity(question).copy()
+    unknown = ~np.isfinite(cost)
+    known = cost[~unknown]
+    worst = (np.abs(known).max() + 1.0) * 2 * question.m if known.size else 1.0
+    cost[unknown] = worst  # more than any complete assignment of known pairs can differ
+    np.fill_diagonal(cost, np.inf)
+    partners = linear_sum_assignment(cost)[1].astype(np.int64)
+    own = np.arange(question.m)
+    return np.where(unknown[own, partners], own, partners)
+
+
+def _similarity(question: Question) -> NDArray[np.float64]:
+    """Return the similarity with NaN on the diagonal."""
+    if question.similarity is None or question.similarity.shape != (question.m, question.m):
+        shape = None if question.similarity is None else question.similarity.shape
+        raise ValueError(f"this selection needs a similarity of shape {(question.m, question.m)}, not {shape}")
+    similarity = question.similarity.astype(np.float64)
+    np.fill_diagonal(similarity, np.nan)
+    return similarity
+
+
+def _best(score: NDArray[np.float64]) -> Partners:
+    """Return each row's position of the largest finite value, the lowest if several; its own if there is none."""
+    finite = np.isfinite(score)
+    partners = np.where(finite, score, -np.inf).argmax(axis=1)
+    return np.where(finite.any(axis=1), partners, np.arange(len(score)))
+
+
+SELECTIONS = {
+    rule.name: rule
+    for rule in (
+        Selection("in_order", False, in_order),
+        Selection("highest_similarity", True, highest_similarity),
+        Selection("lowest_similarity", True, lowest_similarity),
+        Selection("random", False, random),
+        Selection("least_similar_derangement", True, least_similar_derangement),
+    )
+}

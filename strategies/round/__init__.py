@@ -1,0 +1,1 @@
+"""One round, written once: what a method defines, exchanges with clients, checks, settings of the federation."""

@@ -1,0 +1,172 @@
+"""Which node holds which partition.
+
+Node ids are random in Flower and never decide anything here: clients are drawn and ordered by partition id. The ids are
+learned from the nodes themselves (a ``query`` message), once per node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Protocol, runtime_checkable
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedcross.core.errors import FederationError
+
+#: Seconds that one refresh waits for answers.
+QUERY_WAIT_S = 30.0
+#: Seconds after which a node that has not answered is asked again.
+QUERY_OPEN_S = 300.0
+#: Flower's error code for an exception in the ClientApp. Other codes are lost nodes and crashes: those are asked again.
+NO_ANSWER_TO_QUERIES = 2
+#: Seconds between two questions for replies, at first and at most.
+PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
+
+
+@runtime_checkable
+class LocalClients(Protocol):
+    """What a grid declares whose clients are part of this machine; Flower's own grids declare nothing.
+
+    Attributes
+    ----------
+    blocking : bool
+        Whether ``pull_messages`` itself does the clients' work, so that nobody need wait between two calls, and every
+        request has exactly one reply.
+    partitions : dict of int to int
+        Node id -> partition id, known without asking the nodes.
+    """
+
+    blocking: bool
+    partitions: dict[int, int]
+
+
+def is_blocking(grid: Grid) -> bool:
+    """Return whether `grid` waits by itself, and each of its clients answers exactly once."""
+    return isinstance(grid, LocalClients) and grid.blocking
+
+
+class Roster:
+    """Partition id -> node id, for the nodes that are connected now."""
+
+    def __init__(self) -> None:
+        self._partition_of: dict[int, int] = {}
+        self._online: dict[int, int] = {}
+        self._sorted: list[int] = []
+        self._last: list[int] | None = None  # who was there when the two above were made, if all were known
+        self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, until when it may answer
+
+    def refresh(self, grid: Grid) -> list[int]:
+        """Ask the grid who is there, ask new nodes for their partition, and return the sorted partition ids."""
+        if isinstance(grid, LocalClients):
+            self._partition_of = grid.partitions
+        ids = list(grid.get_node_ids())
+        if ids == self._last:  # nobody came or went and all are known: 10,000 clients cost a round nothing
+            return list(self._sorted)
+        online = set(ids)
+        new = sorted(online - self._partition_of.keys())
+        if new:
+            self._partition_of.update(self._ask(grid, new, 1 + max(self._partition_of.values(), default=-1)))
+        self._last = ids if online <= self._partition_of.keys() else None
+        self._online = {partition: node for node, partition in sorted(self._partition_of.items()) if node in online}
+        self._sorted = sorted(self._online)
+        return list(self._sorted)
+
+    def node(self, partition: int) -> int:
+        """Return the node id that holds `partition`."""
+        return self._online[partition]
+
+    def has(self, partition: int) -> bool:
+        """Return whether `partition` was connected when last asked."""
+        return partition in self._online
+
+    def wait_for(self, grid: Grid, count: int, wait_s: float, wanted: Collection[int] = ()) -> list[int]:
+        """Refresh until `count` partitions and all `wanted` ones are online or `wait_s` seconds have passed.
+
+        Raises
+        ------
+        FederationError
+            If fewer than `count` are online in the end; nothing waits for ever.
+        """
+        deadline = time.monotonic() + wait_s
+        while True:
+            partitions = self.refresh(grid)
+            over = time.monotonic() >= deadline
+            if len(partitions) >= count and (over or set(wanted) <= set(partitions)):
+                return partitions
+            if over:
+                raise FederationError(
+                    f"{len(partitions)} clients are connected after {wait_s:.0f} s, {count} are needed. Start more "
+                    "clients, raise federation.wait_s or lower federation.min_clients."
+                )
+            time.sleep(0.5)
+
+    def _ask(self, grid: Grid, nodes: list[int], first: int) -> dict[int, int]:
+        """Return node id -> partition id; nodes without an answer are left for the next refresh.
+
+        A slow device may answer after :data:`QUERY_WAIT_S`: its query stays open, and it is not asked again meanwhile.
+        Nodes of a foreign app that answer with an exception (no such query) are numbered by their sorted node ids, from
+        `first` on.
+        """
+        found: dict[int, int] = {}
+        foreign: list[int] = []
+        now = time.monotonic()
+        self._asked = {key: (node, until) for key, (node, until) in self._asked.items() if until > now}
+        waiting = {node for node, _ in self._asked.values()}
+        asked = {
+            node: Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type=MessageType.QUERY)
+            for node in nodes
+            if node not in waiting
+        }
+        for message_id, node in zip(grid.push_messages(asked.values()), asked):
+            if message_id:  # else it could not be sent
+                self._asked[message_id] = node, now + QUERY_OPEN_S
+        pending = {message_id: node for message_id, (node, _) in self._asked.items()}
+        for reply in receive(grid, pending, QUERY_WAIT_S):
+            node = pending[reply.metadata.reply_to_message_id]
+            del self._asked[reply.metadata.reply_to_message_id]
+            if reply.has_error():
+                if reply.error.code == NO_ANSWER_TO_QUERIES:
+                    foreign.append(node)
+                continue
+            config = reply.content.config_records.get("config", ConfigRecord({}))
+            partition = config.get("partition-id", -1)
+            if isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0:
+                found[node] = partition
+        if foreign and not found:
+            return {node: first + index for index, node in enumerate(sorted(foreign))}
+        return found
+
+
+def poll(grid: Grid, open_ids: Callable[[], Collection[str]], deadline: float) -> Iterator[list[Message]]:
+    """Yield what each look at the grid finds, nothing too, until nothing is open or the time is over.
+
+    Parameters
+    ----------
+    grid : Grid
+        Asked again after a pause that grows while nothing comes; at once if it waits by itself.
+    open_ids : callable
+        Returns the ids of the messages whose replies are waited for; called before each look.
+    deadline : float
+        When to stop, in seconds of ``time.monotonic``; the grid is asked once in any case.
+    """
+    pause, blocking = PAUSE_S, is_blocking(grid)
+    while waiting := set(open_ids()):
+        replies = list(grid.pull_messages(waiting))
+        yield replies
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
+        if not blocking and open_ids():
+            time.sleep(min(pause, left))
+
+
+def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
+    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed."""
+    waiting = {message_id for message_id in message_ids if message_id}
+    for replies in poll(grid, lambda: waiting, time.monotonic() + timeout_s):
+        for reply in replies:
+            waiting.discard(reply.metadata.reply_to_message_id)
+            yield reply

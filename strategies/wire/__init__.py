@@ -1,0 +1,1 @@
+"""Arrays on the wire: records, the safetensors format, compression."""

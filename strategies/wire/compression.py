@@ -1,0 +1,297 @@
+"""Fewer bytes on the wire: differences in float16 or int8, with error feedback. Exact float32 unless it is asked for.
+
+Of a model only its float32 parameters are coded; buffers (a quantised variance could be negative), integers and a
+method's extra arrays stay as they are.
+
+* **Down** the difference to the initial model travels, which both sides make from the seed. Each slot of the server
+  has a residual e: with ``d = model - initial`` it sends ``q = Q(d + e)`` and keeps ``e <- d + e - deq(q)``. Payloads
+  of one exchange that hold the same model are coded once.
+* **Up** the difference to the *received* (decoded) model travels, with a residual that each client keeps on its disk
+  under the visit that made it: a lost upload leaves no trace.
+
+So over any number of messages the decoded differences add up to the true ones but for the last residual (Seide et al.,
+1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
+
+``int8``: blocks of 1024 values of a tensor share a scale ``s = max|x| / 127``, values are ``rint(x / s)``: 1.004 bytes
+for each value of a large tensor. ``float16``: rounded to nearest; what exceeds its range waits in the residual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcross.core.errors import UploadError
+from fedcross.core.settings import Settings
+from fedcross.strategies.pool.layout import Array, Arrays
+from fedcross.strategies.wire.protocol import SCALES, Payload, Upload
+from fedcross.strategies.wire.records import Spec, spec_of
+
+Kind = Literal["float32", "float16", "int8"]
+#: Values that share a scale.
+BLOCK = 1024
+LEVELS = 127
+#: Prefix of residuals among other arrays of a state.
+RESIDUAL = "_residual."
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+class Compression(Settings):
+    """How the float32 parameters of models travel ``down`` to clients and ``up`` to the server."""
+
+    down: Kind = "float32"
+    up: Kind = "float32"
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is coded at all."""
+        return self.down == self.up == "float32"
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Coded arrays of any number of tensors; `scales` of all of them one after another, empty for float16."""
+
+    arrays: Arrays
+    scales: NDArray[np.float32]
+
+    def records(self) -> Arrays:
+        """Return the scales as the record that travels; empty if there are none."""
+        return {SCALES: self.scales} if self.scales.size else {}
+
+
+def code(values: Mapping[str, Array], kind: Kind) -> tuple[Coded, Arrays]:
+    """Return float32 `values` coded as `kind`, and what they decode to."""
+    arrays: Arrays = {}
+    scales = []
+    decoded: Arrays = {}
+    for name in sorted(values):  # the order of the scales, on both sides
+        value = values[name]
+        if kind == "float16":
+            arrays[name] = np.clip(value, -_LARGEST, _LARGEST).astype(np.float16)
+            decoded[name] = arrays[name].astype(np.float32)
+            continue
+        flat = np.ascontiguousarray(value).reshape(-1)
+        own = _peaks(flat) / np.float32(LEVELS)
+        spread = _spread(own, flat.size)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            steps = np.where(spread > 0, flat / spread, np.float32(0))
+        arrays[name] = np.clip(np.rint(steps), -LEVELS, LEVELS).astype(np.int8).reshape(value.shape)
+        decoded[name] = (arrays[name].reshape(-1) * spread).reshape(value.shape)
+        scales.append(own)
+    return Coded(arrays, np.concatenate(scales) if scales else np.zeros(0, np.float32)), decoded
+
+
+def decode(arrays: Mapping[str, Array], scales: NDArray[np.float32]) -> Arrays:
+    """Return the float32 values of coded `arrays`.
+
+    Raises
+    ------
+    UploadError
+        ``malformed_array`` for a negative scale or the value -128, which no coder writes.
+    """
+    if (scales < 0).any():
+        raise UploadError("malformed_array", "a negative scale")
+    decoded: Arrays = {}
+    place = 0
+    for name in sorted(arrays):
+        array = arrays[name]
+        if array.dtype == np.float16:
+            decoded[name] = array.astype(np.float32)
+            continue
+        if array.size and array.min() < -LEVELS:
+            raise UploadError("malformed_array", f"{name}: a value outside of -127 to 127")
+        count = blocks(array.size)
+        with np.errstate(over="ignore"):
+            spread = _spread(scales[place : place + count], array.size)
+            decoded[name] = (array.reshape(-1) * spread).reshape(array.shape)
+        place += count
+    return decoded
+
+
+def blocks(size: int) -> int:
+    """Return how many scales `size` values have."""
+    return -(-size // BLOCK)
+
+
+def _peaks(flat: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return max|x| of each block of `flat`."""
+    if not flat.size:
+        return np.zeros(0, np.float32)
+    return np.maximum.reduceat(np.abs(flat), np.arange(0, flat.size, BLOCK)).astype(np.float32, copy=False)
+
+
+def _spread(scales: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Return the scale of each of `size` values."""
+    return np.repeat(scales, BLOCK)[:size]
+
+
+def codable(names: Iterable[str], reference: Mapping[str, Array], spec: Spec) -> list[str]:
+    """Return which of `names` are coded: float32, and in `reference` with the shape that `spec` says."""
+    return [n for n in names if n in reference and n in spec and spec[n] == (reference[n].shape, "float32")]
+
+
+def difference(new: Mapping[str, Array], old: Mapping[str, Array], residual: Arrays, names: Collection[str]) -> Arrays:
+    """Return ``new - old + residual`` for `names`; a missing residual is zero."""
+    found: Arrays = {}
+    for name in names:
+        found[name] = np.subtract(new[name], old[name], dtype=np.float32)
+        if name in residual and residual[name].shape == found[name].shape:
+            found[name] += residual[name]
+    return found
+
+
+def remainder(wanted: Arrays, decoded: Arrays) -> Arrays:
+    """Return ``wanted - decoded``; zero where training has broken down, so that one NaN does not stay for ever."""
+    left = {name: wanted[name] - decoded[name] for name in wanted}
+    return {name: np.where(np.isfinite(array), array, np.float32(0)) for name, array in left.items()}
+
+
+def applied(base: Mapping[str, Array], decoded: Mapping[str, Array]) -> Arrays:
+    """Return ``base + decoded`` for the names of `decoded`."""
+    with np.errstate(over="ignore"):
+        return {name: np.add(base[name], change, dtype=np.float32) for name, change in decoded.items()}
+
+
+def uncode(arrays: Arrays, scales: Mapping[str, Array], base: Mapping[str, Array]) -> Arrays:
+    """Return the model that coded `arrays` (others among them stay as they are) describe against `base`, in order."""
+    coded = {name: array for name, array in arrays.items() if name in base and array.dtype in (np.float16, np.int8)}
+    made = applied(base, decode(coded, scales.get(SCALES, np.zeros(0, np.float32))))
+    return {name: made.get(name, array) for name, array in arrays.items()}
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A model of this exchange that has been coded, and what it decodes to."""
+
+    model: Arrays
+    arrays: Arrays
+    scales: Arrays
+    received: Arrays
+
+
+class Compressor:
+    """The server's half.
+
+    Parameters
+    ----------
+    settings : Compression
+        What is coded, and how.
+    initial : mapping of str to array
+        The initial model's parameters; those of other dtypes than float32 are never coded.
+
+    Attributes
+    ----------
+    residuals : dict
+        Slot -> what is still owed to its stream of models; part of every checkpoint. At most one model for each slot.
+    """
+
+    def __init__(self, settings: Compression, initial: Mapping[str, Array]) -> None:
+        self.settings = settings
+        self.initial = {name: np.array(a) for name, a in initial.items() if a.dtype == np.float32}
+        self.residuals: dict[int, Arrays] = {}
+        self._sent: dict[int, _Sent] = {}
+
+    def begin_exchange(self) -> None:
+        """Forget which models have been coded already."""
+        self._sent = {}
+
+    def down(self, payload: Payload) -> tuple[Payload, Arrays]:
+        """Return `payload` as it travels, and the model that its client will have."""
+        if self.settings.down == "float32":
+            return payload, payload.arrays
+        known = self._sent.get(id(payload.arrays))
+        if known is None:
+            known = self._sent[id(payload.arrays)] = self._coded(payload)
+        return replace(payload, arrays=known.arrays, scales=known.scales), known.received
+
+    def _coded(self, payload: Payload) -> _Sent:
+        model = payload.arrays
+        names = codable(model, self.initial, spec_of(model))
+        wanted = difference(model, self.initial, self.residuals.get(payload.slot, {}), names)
+        coded, decoded = code(wanted, self.settings.down)
+        self.residuals[payload.slot] = remainder(wanted, decoded)
+        received = {**model, **applied(self.initial, decoded)}
+        return _Sent(model, {**model, **coded.arrays}, coded.records(), received)
+
+    def expected(self, model: Spec, received: Arrays) -> tuple[Spec, Spec]:
+        """Return what an upload's arrays and scales must be, where it should describe `model` against `received`."""
+        if self.settings.up == "float32":
+            return model, {}
+        names = set(codable(model, {n: received[n] for n in self.initial if n in received}, model))
+        spec = {n: (shape, self.settings.up if n in names else dtype) for n, (shape, dtype) in model.items()}
+        count = sum(blocks(math.prod(model[name][0])) for name in names)
+        return spec, {SCALES: ((count,), "float32")} if self.settings.up == "int8" else {}
+
+    def up(self, upload: Upload, received: Arrays) -> Upload:
+        """Return `upload`, which the guard has accepted, with its model decoded.
+
+        Raises
+        ------
+        UploadError
+            ``malformed_array`` or ``non_finite``.
+        """
+        if self.settings.up == "float32":
+            return upload
+        arrays = uncode(upload.arrays, upload.scales, {n: received[n] for n in self.initial if n in received})
+        if bad := [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:
+            raise UploadError("non_finite", f"{bad[0]} decodes to NaN or infinity")
+        return replace(upload, arrays=arrays, scales={})
+
+    def state(self) -> Arrays:
+        """Return the residuals as arrays of a checkpoint."""
+        return {
+            f"{RESIDUAL}{slot}.{name}": array
+            for slot, arrays in self.residuals.items()
+            for name, array in arrays.items()
+        }
+
+    def restore(self, arrays: Mapping[str, Array]) -> Arrays:
+        """Take over the residuals among a checkpoint's `arrays`, and return the others."""
+        others, own = apart(arrays)
+        self.residuals = {}
+        for key, array in own.items():
+            slot, _, name = key.partition(".")
+            self.residuals.setdefault(int(slot), {})[name] = array
+        return others
+
+
+class ClientHalf:
+    """The client's half.
+
+    Parameters
+    ----------
+    settings, initial
+        As for :class:`Compressor`; the initial model made from the run's seed.
+    """
+
+    def __init__(self, settings: Compression, initial: Mapping[str, Array]) -> None:
+        self.settings = settings
+        self.initial = {name: np.array(a) for name, a in initial.items() if a.dtype == np.float32}
+
+    def received(self, arrays: Arrays, scales: Mapping[str, Array]) -> Arrays:
+        """Return the model that came as `arrays`."""
+        return arrays if self.settings.down == "float32" else uncode(arrays, scales, self.initial)
+
+    def upload(self, trained: Arrays, received: Arrays, residual: Arrays) -> tuple[Arrays, Arrays, Arrays]:
+        """Return arrays and scales to send for the model `trained`, and the residual to keep."""
+        base = {name: received[name] for name in self.initial if name in received}
+        wanted = difference(trained, base, residual, codable(trained, base, spec_of(trained)))
+        coded, decoded = code(wanted, self.settings.up)
+        return {**trained, **coded.arrays}, coded.records(), remainder(wanted, decoded)
+
+
+def apart(arrays: Mapping[str, Array]) -> tuple[Arrays, Arrays]:
+    """Return what of a state is not a residual, and the residual without its prefix."""
+    own = {name.removeprefix(RESIDUAL): array for name, array in arrays.items() if name.startswith(RESIDUAL)}
+    return {name: array for name, array in arrays.items() if not name.startswith(RESIDUAL)}, own
+
+
+def marked(residual: Arrays) -> Arrays:
+    """Return `residual` with its prefix, to be kept beside other arrays."""
+    return {RESIDUAL + name: array for name, array in residual.items()}

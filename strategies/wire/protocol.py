@@ -1,0 +1,165 @@
+"""What travels in a round, as plain data, and how it looks as Flower messages.
+
+Server to client: the model (``arrays``), named groups of further arrays (``extra.NAME``) and scalars (``config``).
+Client to server: the same three and ``metrics``. A random nonce binds each reply to the one request it answers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from fedcross.strategies.wire.records import Arrays, Spec, encode, is_packed, nbytes, spec_of
+
+Scalar = int | float | str | bool
+EXTRA = "extra."
+#: Record, and array in it, with the scales of coded arrays (:mod:`strategies.wire.compression`).
+SCALES = "scales"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One exchange of messages with the sampled clients.
+
+    Attributes
+    ----------
+    number : int
+        The global round, from 1.
+    exchange : int
+        The exchange within the round, from 0; most methods have one.
+    clients : tuple of int
+        The sampled partition ids, in the order of the draw.
+    seed : int
+        The run's seed.
+    """
+
+    number: int
+    exchange: int
+    clients: tuple[int, ...]
+    seed: int
+
+
+@dataclass
+class Payload:
+    """What one client gets: a model, extras and scalars. `slot` is the method's own index (a row of the pool, say)."""
+
+    client: int
+    slot: int
+    arrays: Arrays
+    extras: Mapping[str, Arrays] = field(default_factory=dict)
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    scales: Arrays = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all array values in this payload."""
+        return sum(nbytes(spec_of(a)) for a in (self.arrays, self.scales, *self.extras.values()))
+
+
+@dataclass
+class Upload:
+    """What the guard accepted from one client. Arrays are read-only views into the message."""
+
+    client: int
+    slot: int
+    arrays: Arrays
+    extras: Mapping[str, Arrays]
+    num_examples: int
+    metrics: Mapping[str, float]
+    nbytes: int = 0
+    scales: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the reply to one request must say to be accepted."""
+
+    run: str
+    round: int
+    exchange: int
+    client: int
+    slot: int
+    nonce: str
+    model: Spec
+    extras: Mapping[str, Spec]
+    scales: Spec = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A request that is out: where it went and what its reply must be."""
+
+    node: int
+    expected: Expected
+    down: int
+
+
+def request(
+    payload: Payload,
+    current: Round,
+    run: str,
+    node: int,
+    model: Spec,
+    extras: Mapping[str, Spec],
+    ttl_s: float,
+    scales: Spec | None = None,
+    packed: bool = False,
+) -> tuple[Message, Ticket]:
+    """Return the Flower message that carries `payload` to `node`, and the ticket for its reply."""
+    nonce = secrets.token_hex(16)
+    content = RecordDict({"arrays": encode(payload.arrays, packed)})
+    for name, arrays in payload.extras.items():
+        content[EXTRA + name] = encode(arrays, packed)
+    if payload.scales:
+        content[SCALES] = encode(payload.scales, packed)
+    content["config"] = ConfigRecord(
+        {
+            **payload.config,
+            "run": run,
+            "round": current.number,
+            "exchange": current.exchange,
+            "client": payload.client,
+            "slot": payload.slot,
+            "nonce": nonce,
+        }
+    )
+    message = Message(
+        content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl_s, group_id=str(current.number)
+    )
+    expected = Expected(
+        run, current.number, current.exchange, payload.client, payload.slot, nonce, model, dict(extras), scales or {}
+    )
+    return message, Ticket(node, expected, payload.nbytes)
+
+
+def reply(
+    message: Message, arrays: Arrays, extras: Mapping[str, Arrays], num_examples: int, metrics: Mapping[str, float]
+) -> Message:
+    """Return the client's answer to `message`."""
+    return Message(answer(message.content, arrays, extras, num_examples, metrics), reply_to=message)
+
+
+def answer(
+    asked_for: RecordDict,
+    arrays: Arrays,
+    extras: Mapping[str, Arrays],
+    num_examples: int,
+    metrics: Mapping[str, float],
+    scales: Arrays | None = None,
+) -> RecordDict:
+    """Return the content of the client's answer to a message with content `asked_for`, packed if that is."""
+    asked = asked_for.config_records["config"]
+    packed = is_packed(asked_for.array_records["arrays"])
+    content = RecordDict({"arrays": encode(arrays, packed)})
+    for name, group in extras.items():
+        content[EXTRA + name] = encode(group, packed)
+    if scales:
+        content[SCALES] = encode(scales, packed)
+    content["config"] = ConfigRecord(
+        {name: asked[name] for name in ("run", "round", "exchange", "client", "slot", "nonce")}
+    )
+    content["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
+    return content

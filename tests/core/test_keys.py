@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import stat
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from fedcross.core import keys as certificates
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.core.private_files import check_private, private_folder, write_private
+from tests.support.command import subcommand
+
+main = subcommand("deploy")
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> KeyPair:
+    return certificates.make_authority(tmp_path / "ca")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def handshake(server: KeyPair, trusted: Path, name: str, client: KeyPair | None = None) -> str:
+    """Shake hands with a TLS server on loopback; return the verified server's common name, or raise SSLError."""
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(server.public, server.private)
+    if client is not None:
+        ours.verify_mode = ssl.CERT_REQUIRED
+        ours.load_verify_locations(trusted)
+    theirs = ssl.create_default_context(cafile=str(trusted))
+    # Python 3.13 made this the default: key usages and identifiers must be as RFC 5280 says.
+    theirs.verify_flags |= ssl.VERIFY_X509_STRICT
+    if client is not None:
+        theirs.load_cert_chain(client.public, client.private)
+    near, far = socket.socketpair()
+
+    def serve() -> None:
+        with contextlib.suppress(ssl.SSLError, OSError), ours.wrap_socket(far, server_side=True) as stream:
+            stream.send(b"x")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with near, theirs.wrap_socket(near, server_hostname=name) as stream:
+            if stream.recv(1) != b"x":  # a refused client certificate shows here, not in the handshake
+                raise ssl.SSLError("refused")
+            subject = dict(pair[0] for pair in stream.getpeercert()["subject"])
+            return str(subject["commonName"])
+    finally:
+        near.close()
+        thread.join()
+
+
+def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        pair = certificates.make_authority(tmp_path / "ca")
+        node = certificates.make_node_key(tmp_path / "nodes", "pi-1")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "ca") == mode(tmp_path / "nodes") == 0o700
+    assert mode(pair.private) == mode(node.private) == 0o600
+    assert mode(pair.public) == 0o644
+    assert sorted(p.name for p in (tmp_path / "ca").iterdir()) == ["ca.crt", "ca.key"]
+
+
+def test_authority_signs_no_further_authority(authority: KeyPair) -> None:
+    root = certificates.read_certificate(authority.public)
+    basic = root.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert basic.critical
+    assert (basic.value.ca, basic.value.path_length) == (True, 0)
+    key = root.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert isinstance(key.curve, ec.SECP256R1)
+
+
+def test_an_authority_is_never_overwritten(authority: KeyPair) -> None:
+    before = authority.private.read_bytes()
+    with pytest.raises(StorageError, match="exists here already"):
+        certificates.make_authority(authority.private.parent)
+    assert authority.private.read_bytes() == before
+
+
+def test_server_certificate(authority: KeyPair, tmp_path: Path) -> None:
+    pair = certificates.make_server(authority, tmp_path / "server", ["superlink", "fl.example.org", "192.0.2.7"])
+    leaf = certificates.read_certificate(pair.public)
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["superlink", "fl.example.org", "localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7", "127.0.0.1"]
+    usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    assert leaf.not_valid_after_utc - datetime.now(UTC) <= timedelta(days=90)
+
+
+@pytest.mark.parametrize("name", ["fl.example.org", "127.0.0.1", "localhost"])
+def test_clients_accept_the_server_by_each_name(authority: KeyPair, tmp_path: Path, name: str) -> None:
+    server = certificates.make_server(authority, tmp_path / "server", ["fl.example.org"])
+    assert handshake(server, authority.public, name) == "fl.example.org"
+
+
+def test_clients_refuse_another_name_and_another_authority(authority: KeyPair, tmp_path: Path) -> None:
+    server = certificates.make_server(authority, tmp_path / "server", ["fl.example.org"])
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(server, authority.public, "evil.example.org")
+    other = certificates.make_authority(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server, other.public, "fl.example.org")
+
+
+def test_rotated_server_certificate_is_accepted_by_devices_that_know_only_the_authority(
+    authority: KeyPair, tmp_path: Path
+) -> None:
+    old = certificates.make_server(authority, tmp_path / "server", ["fl.example.org"], days=1)
+    before = certificates.read_certificate(old.public)
+    new = certificates.make_server(authority, tmp_path / "server", ["fl.example.org"], days=90)
+    after = certificates.read_certificate(new.public)
+    assert new == old
+    assert after.serial_number != before.serial_number
+    assert after.public_key() != before.public_key()
+    assert after.not_valid_after_utc > before.not_valid_after_utc
+    assert handshake(new, authority.public, "fl.example.org") == "fl.example.org"
+
+
+def test_client_certificates_open_the_gateway_and_server_certificates_do_not(
+    authority: KeyPair, tmp_path: Path
+) -> None:
+    server = certificates.make_server(authority, tmp_path / "server", [])
+    client = certificates.make_client(authority, tmp_path / "devices", "pi-1")
+    assert handshake(server, authority.public, "localhost", client) == "localhost"
+    with pytest.raises(ssl.SSLError):
+        handshake(server, authority.public, "localhost", server)
+    stranger = certificates.make_client(certificates.make_authority(tmp_path / "o"), tmp_path / "s", "pi-1")
+    with pytest.raises(ssl.SSLError):
+        handshake(server, authority.public, "localhost", stranger)
+
+
+def test_node_keys_are_what_flower_reads(tmp_path: Path) -> None:
+    pair = certificates.make_node_key(tmp_path / "nodes", "pi-1")
+    private = load_ssh_private_key(pair.private.read_bytes(), None)
+    public = load_ssh_public_key(pair.public.read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(private.curve, ec.SECP384R1)
+    assert private.public_key() == public
+    assert pair.public.read_text().startswith("ecdsa-sha2-nistp384 ")
+    with pytest.raises(StorageError, match="has a key already"):
+        certificates.make_node_key(tmp_path / "nodes", "pi-1")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "-a", "a b", "ä", "x" * 64])
+def test_device_names_that_would_be_no_file_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="use letters"):
+        certificates.make_node_key(tmp_path / "nodes", name)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "*.example.org", "1.2.3.4.5", "-x.org", "a..b"])
+def test_server_names_that_are_none(authority: KeyPair, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="neither an IP address nor a host name"):
+        certificates.make_server(authority, tmp_path / "server", [name])
+
+
+@pytest.mark.parametrize("days", [0, 91])
+def test_leaf_certificates_are_short_lived(authority: KeyPair, tmp_path: Path, days: int) -> None:
+    with pytest.raises(ConfigError, match="1 to 90 days"):
+        certificates.make_server(authority, tmp_path / "server", [], days)
+
+
+def test_a_leaf_does_not_outlive_its_authority(tmp_path: Path) -> None:
+    authority = certificates.make_authority(tmp_path / "ca", days=3)
+    leaf = certificates.read_certificate(certificates.make_server(authority, tmp_path / "server", []).public)
+    assert leaf.not_valid_after_utc == certificates.read_certificate(authority.public).not_valid_after_utc
+
+
+@pytest.mark.parametrize("bits", [0o640, 0o604, 0o620])
+def test_a_key_others_can_touch_is_refused(authority: KeyPair, tmp_path: Path, bits: int) -> None:
+    authority.private.chmod(bits)
+    with pytest.raises(StorageError, match=f"mode {bits:o}.*chmod 600"):
+        certificates.make_server(authority, tmp_path / "server", [])
+
+
+def test_an_open_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ca").mkdir(mode=0o755)
+    (tmp_path / "ca").chmod(0o755)
+    with pytest.raises(StorageError, match="chmod 700"):
+        certificates.make_authority(tmp_path / "ca")
+
+
+def test_a_key_of_another_authority_is_refused(authority: KeyPair, tmp_path: Path) -> None:
+    other = certificates.make_authority(tmp_path / "other")
+    with pytest.raises(StorageError, match="not the key of"):
+        certificates.make_server(KeyPair(authority.public, other.private), tmp_path / "server", [])
+
+
+def test_unusable_files(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no such key file"):
+        check_private(tmp_path / "none")
+    write_private(tmp_path / "junk", b"junk")
+    with pytest.raises(StorageError, match="no PEM certificate"):
+        certificates.read_certificate(tmp_path / "junk")
+    with pytest.raises(StorageError, match="cannot be made"):
+        private_folder(tmp_path / "junk" / "below")
+
+
+def test_check_tells_expiry_and_strangers(authority: KeyPair, tmp_path: Path) -> None:
+    pair = certificates.make_server(authority, tmp_path / "server", [], days=2)
+    now = datetime.now(UTC)
+    left = certificates.check_certificate(pair.public, authority.public)
+    assert timedelta(days=2) - timedelta(minutes=1) < left <= timedelta(days=2)
+    with pytest.raises(StorageError, match="expired"):
+        certificates.check_certificate(pair.public, authority.public, now + timedelta(days=2, minutes=1))
+    with pytest.raises(StorageError, match="clock"):
+        certificates.check_certificate(pair.public, authority.public, now - timedelta(days=1))
+    other = certificates.make_authority(tmp_path / "other")
+    with pytest.raises(StorageError, match="not signed by"):
+        certificates.check_certificate(pair.public, other.public)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = os.umask(0o022)
+    try:
+        ca, server, devices = (str(tmp_path / name) for name in ("ca", "server", "devices"))
+        assert main(["authority", ca]) == 0
+        assert main(["server", ca, server, "superlink", "--days", "3"]) == 0
+        assert main(["client", ca, devices, "pi-1"]) == 0
+        assert main(["node", devices, "pi-1"]) == 0
+        capsys.readouterr()
+        checked = [f"{server}/server.crt", f"{server}/server.key", f"{devices}/pi-1.crt", f"{devices}/pi-1-node.key"]
+        assert main(["check", f"{ca}/ca.crt", *checked]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].endswith("2 days left, rotate it now")
+        assert lines[2].endswith("89 days left")
+        Path(f"{server}/server.key").chmod(0o644)
+        assert main(["check", f"{ca}/ca.crt", *checked]) == 2
+        assert "mode 644" in capsys.readouterr().err
+        assert main(["authority", ca]) == 2
+    finally:
+        os.umask(before)

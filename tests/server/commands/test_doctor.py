@@ -1,0 +1,112 @@
+import socket
+from datetime import timedelta
+from importlib import metadata
+
+import pytest
+
+from fedcross.core.keys import make_authority, make_node_key, make_server
+from fedcross.server.commands import doctor
+
+
+def kinds(findings):
+    return [finding.kind for finding in findings]
+
+
+@pytest.fixture
+def keys(tmp_path):
+    authority = make_authority(tmp_path / "ca")
+    make_server(authority, tmp_path / "server", ["superlink.example.org"])
+    make_node_key(tmp_path / "server", "device-1")
+    return tmp_path / "server", authority.public
+
+
+def test_good_keys(keys):
+    assert kinds(doctor.check_keys(*keys)) == ["ok"] * 4  # the folder, two keys, one certificate
+
+
+def test_an_open_key_and_a_foreign_authority(keys, tmp_path):
+    folder, authority = keys
+    (folder / "server.key").chmod(0o644)
+    other = make_authority(tmp_path / "other").public
+    found = [f.text for f in doctor.check_keys(folder, other) if f.kind == "FAULT"]
+    assert len(found) == 2
+    assert "chmod 600" in found[0]
+    assert "not signed by" in found[1]
+    assert len([f for f in doctor.check_keys(folder, authority) if f.kind == "FAULT"]) == 1
+
+
+def test_a_certificate_that_ends_soon(keys, monkeypatch):
+    monkeypatch.setattr(doctor, "SOON", timedelta(days=91))
+    (found,) = [f for f in doctor.check_keys(*keys) if f.kind == "FAULT"]
+    assert "Rotate it now" in found.text
+
+
+def test_no_keys(tmp_path):
+    (tmp_path / "empty").mkdir(mode=0o700)
+    assert "FAULT" in kinds(doctor.check_keys(tmp_path / "empty", None))
+    assert kinds(doctor.check_keys(tmp_path / "none", None)) == ["FAULT"]
+
+
+def test_ports():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert doctor.check_listen(port, "127.0.0.1").kind == "FAULT"
+        assert doctor.check_connect(f"127.0.0.1:{port}").kind == "ok"
+    assert doctor.check_listen(port, "127.0.0.1").kind == "ok"
+    assert doctor.check_connect(f"127.0.0.1:{port}").kind == "FAULT"
+
+
+def test_disk(tmp_path):
+    assert kinds(doctor.check_disk(tmp_path / "not" / "yet", least=1)) == ["ok"]
+    (found,) = doctor.check_disk(tmp_path, least=2**70)
+    assert found.kind == "FAULT"
+    assert "Free space" in found.text
+    (tmp_path / "file").touch()
+    assert kinds(doctor.check_disk(tmp_path / "file" / "run")) == ["FAULT"]
+
+
+def test_data(tmp_path):
+    assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["FAULT"]
+    assert kinds(doctor.check_data(tmp_path / "none", required=False)) == ["note"]
+    (tmp_path / "none").mkdir()
+    assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["FAULT"]
+    (tmp_path / "none" / "cifar10").mkdir()
+    assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["ok"]
+
+
+def test_versions(monkeypatch):
+    real = metadata.version
+    asked = ["numpy>=1", "torch==0.1", "no-such-thing-here>=2", "wandb>=9; extra == 'wandb'"]
+    monkeypatch.setattr(metadata, "requires", lambda name: asked)
+    python, numpy, torch, missing = doctor.check_versions()
+    assert (python.kind, numpy.kind, torch.kind, missing.kind) == ("ok", "ok", "FAULT", "FAULT")
+    assert f"torch {real('torch')}: ==0.1 is needed" in torch.text
+
+
+def test_not_installed():
+    assert kinds(doctor.check_versions("no-such-thing-here")) == ["ok", "FAULT"]
+
+
+def test_a_gpu_that_is_asked_for_and_is_not_there(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert kinds(doctor.check_gpu(required=False)) == ["note"]
+    assert kinds(doctor.check_gpu(required=True)) == ["FAULT"]
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+    assert kinds(doctor.check_gpu(required=False)) == ["FAULT"]
+
+
+def test_the_exit_code_tells(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "check_versions", lambda: iter([doctor.ok("all")]))
+    monkeypatch.setattr(doctor, "check_gpu", lambda required: iter(()))
+    monkeypatch.setattr(doctor, "check_disk", lambda folder: iter([doctor.ok("room")]))
+    assert doctor.main([]) == 0
+    assert doctor.main(["--data", str(tmp_path / "none")]) == 1
+    assert "FAULT" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as wrong:
+        doctor.main(["--connect", "nowhere"])
+    assert wrong.value.code == 2

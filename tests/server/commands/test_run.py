@@ -1,0 +1,143 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedcross.core.errors import ConfigError
+from fedcross.core.paths import import_root
+from fedcross.server.check import check_overrides
+from fedcross.server.commands.main import main
+from fedcross.server.sweep import applicable
+
+SMALL = [
+    "task.limit=200",
+    "partition=iid",
+    "partition.clients=6",
+    "clients_per_round=3",
+    "train.epochs=1",
+    "logger=none",
+]
+
+
+def call(monkeypatch, tmp_path, *arguments):
+    """Run the command in this process and return its exit code (0 if it just returned)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedcross", *arguments])
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return stop.code
+
+
+def test_a_run_from_the_command_line(monkeypatch, tmp_path):
+    assert call(monkeypatch, tmp_path, *SMALL, "rounds=2", "hydra.run.dir=one") == 0
+    assert json.loads((tmp_path / "one" / "result.json").read_text())["rounds"] == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_gives_each_method_the_settings_it_has(monkeypatch, tmp_path):
+    sweep = ["-m", "method=fedavg,fedcross", "method.alpha=0.8", "seed=1,2", "rounds=1", "hydra.sweep.dir=all"]
+    assert call(monkeypatch, tmp_path, *SMALL, *sweep) == 0
+    results = [json.loads(path.read_text()) for path in (tmp_path / "all").rglob("result.json")]
+    assert sorted((r["method"], r["seed"]) for r in results) == [
+        ("fedavg", 1), ("fedavg", 2), ("fedcross", 1), ("fedcross", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_resume_continues_with_the_runs_own_settings(monkeypatch, tmp_path):
+    assert call(monkeypatch, tmp_path, *SMALL, "method=fedavg", "rounds=1", "hydra.run.dir=one") == 0
+    assert call(monkeypatch, tmp_path, "resume=one", "rounds=3") == 0
+    result = json.loads((tmp_path / "one" / "result.json").read_text())
+    assert (result["method"], result["rounds"]) == ("fedavg", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["method.alpha=2"], ["method.alpha=2", "less than or equal to 1"]),
+        (["method.alpha=0.3"], ["method.alpha=0.3", "greater than or equal to 0.5"]),
+        (["clients_per_round=500"], ["clients_per_round=500", "20 clients"]),
+        (["method=fedcros"], ["method=fedcros", "Did you mean 'fedcross'?"]),
+        (["metod=fedavg"], ["metod", "Did you mean 'method'?"]),
+        (["train.lrr=1"], ["train.lrr", "Did you mean 'train.lr'?"]),
+        (["task=mnist", "data_root=nowhere"], ["nowhere", "MNIST"]),
+        (["partition.min_size=100"], ["min_size"]),
+        (["resume=nowhere"], ["nowhere", "no such run folder"]),
+        (["output=/proc/run"], ["/proc/run", "cannot be written"]),
+        (["rounds=[1,"], ["fedcross --help"]),
+        (["-m", "method=fedavg,fedcross", "method.alfa=0.9"], ["alfa"]),
+        (["-m", "method=fedavg,fedcros"], ["Did you mean 'fedcross'?"]),
+    ],
+)
+def test_wrong_use_says_what_and_exits_with_2(monkeypatch, tmp_path, capsys, arguments, words):
+    assert call(monkeypatch, tmp_path, "rounds=1", *arguments) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in words), told
+    assert "Traceback" not in told
+
+
+def test_a_client_without_samples_is_named(monkeypatch, tmp_path, capsys):
+    owners = tmp_path / "owners.json"
+    owners.write_text(json.dumps([[0, 1, 2], [], [3, 4]]))
+    code = call(
+        monkeypatch, tmp_path, "partition=indices", f"partition.file={owners}", "clients_per_round=2", "rounds=1"
+    )
+    assert code == 2
+    assert "client 1" in capsys.readouterr().err
+
+
+def test_settings_for_other_methods_are_dropped_in_a_sweep_only():
+    assert applicable(["method=fedavg", "++method.alpha=0.9"]) == ["method=fedavg"]
+    assert applicable(["method=fedcross", "++method.alpha=0.9"]) == ["method=fedcross", "++method.alpha=0.9"]
+    with pytest.raises(ConfigError):
+        check_overrides(["method=fedavg", "method.alpha=0.9"])
+
+
+def environment(tmp_path):
+    return {**os.environ, "PYTHONPATH": str(import_root()), "FLWR_HOME": str(tmp_path)}
+
+
+@pytest.mark.slow
+def test_help_imports_neither_torch_nor_ray(tmp_path):
+    program = (
+        "import sys; sys.argv = ['fedcross', '--help']\n"
+        "from fedcross.server.commands.main import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'ray', 'flwr', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "method" in done.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedcross", *SMALL, "rounds=100000", "hydra.run.dir=one"],
+        cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    metrics = tmp_path / "one" / "metrics.jsonl"
+    waiting_until = time.monotonic() + 600
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert time.monotonic() < waiting_until
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=600)
+    assert process.returncode == 130
+    assert "resume=" in told
+    assert "Traceback" not in told
+    assert all(json.loads(text) for text in metrics.read_text().splitlines())

@@ -1,0 +1,230 @@
+import os
+
+import numpy as np
+import pytest
+
+from fedcross.client.app import app as client_app
+from fedcross.conf.schema import load
+from fedcross.core.errors import StorageError
+from fedcross.engines.grid import LocalGrid
+from fedcross.server.reply_log import Replies, records
+from fedcross.server.session import logs_replies
+from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.round.defence import Defence
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import SMALL, run, same, session
+from tests.support.virtual import Clock, VirtualGrid, fails, silent
+
+FIRST, SECOND = Round(3, 0, (4, 7), 0), Round(3, 1, (4, 7), 0)
+
+
+def upload(client, slot=0):
+    arrays = {
+        "w": np.full((2, 3), client, np.float32),
+        "n": np.array(5, np.int64),
+        "empty": np.zeros((0, 2), np.float32),
+    }
+    extras = {"control": {"c": np.array([True, False])}, "none": {}}
+    return Upload(client, slot, arrays, extras, 12, {"train-loss": 0.1 + client}, 34)
+
+
+def equal(a, b):
+    return (
+        (a.client, a.slot, a.num_examples, a.metrics, a.nbytes)
+        == (b.client, b.slot, b.num_examples, b.metrics, b.nbytes)
+        and same(a.arrays, b.arrays)
+        and list(a.extras) == list(b.extras)
+        and all(same(a.extras[name], b.extras[name]) for name in a.extras)
+    )
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A log after checkpoint 2: round 3 drawn, its first exchange over, one reply of the second."""
+    log = Replies(tmp_path, "run", 2)
+    log.draw(3, [1, 4, 7])
+    log.accept(FIRST, upload(4))
+    log.accept(FIRST, upload(7, 1))
+    log.end(FIRST)
+    log.accept(SECOND, upload(4, 1))
+    log.close()
+    return tmp_path
+
+
+def test_what_was_accepted_comes_back(written):
+    log = Replies(written, "run", 2)
+    assert log.available(3) == [1, 4, 7]
+    assert log.available(4) is None
+    one, two = log.accepted(FIRST)
+    assert equal(one, upload(4))
+    assert equal(two, upload(7, 1))
+    assert log.is_over(FIRST)
+    assert [equal(found, upload(4, 1)) for found in log.accepted(SECOND)] == [True]
+    assert not log.is_over(SECOND)
+    assert log.accepted(SECOND) == []
+
+
+def test_a_log_goes_on_where_it_ended(written):
+    log = Replies(written, "run", 2)
+    log.accept(SECOND, upload(7, 0))
+    log.close()
+    assert [found.client for found in Replies(written, "run", 2).accepted(SECOND)] == [4, 7]
+
+
+@pytest.mark.parametrize(("run", "after"), [("another", 2), ("run", 1), ("run", 3)])
+def test_the_log_of_another_run_or_checkpoint_is_not_used(written, run, after):
+    log = Replies(written, run, after)
+    assert log.available(3) is None
+    assert log.accepted(FIRST) == []
+
+
+def test_every_truncation_leaves_the_whole_records_before_it(written):
+    path = written / "checkpoints" / "accepted.log"
+    whole = path.read_bytes()
+    ends = [0, *(stop for _, _, stop in records(path))]
+    assert len(ends) == 7
+    for size in {*range(0, len(whole), 37), *ends, *(end + 1 for end in ends[:-1]), len(whole) - 1}:
+        path.write_bytes(whole[:size])
+        assert len(list(records(path))) == sum(end <= size for end in ends) - 1, size
+    path.write_bytes(whole[: ends[4] - 1])  # in the middle of the second reply
+    log = Replies(written, "run", 2)
+    assert [found.client for found in log.accepted(FIRST)] == [4]
+    log.accept(FIRST, upload(7, 1))
+    log.close()
+    assert path.stat().st_size == ends[4]  # the torn record is gone, the new one follows a whole one
+    assert [found.client for found in Replies(written, "run", 2).accepted(FIRST)] == [4, 7]
+
+
+def test_a_damaged_byte_ends_the_log_there(written):
+    path = written / "checkpoints" / "accepted.log"
+    whole = path.read_bytes()
+    ends = [0, *(stop for _, _, stop in records(path))]
+    generator = np.random.default_rng(1)
+    for place in generator.integers(len(whole), size=200):
+        data = bytearray(whole)
+        data[place] ^= 1 << generator.integers(8)
+        path.write_bytes(bytes(data))
+        assert len(list(records(path))) == sum(end <= place for end in ends) - 1
+
+
+def test_a_checkpoint_empties_it(written):
+    log = Replies(written, "run", 2)
+    log.restart(3)
+    log.close()
+    again = Replies(written, "run", 3)
+    assert again.available(3) is None
+    assert len(list(records(again.path))) == 1
+
+
+def test_a_reply_is_on_disk_when_it_counts(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", lambda number: synced.append(os.fstat(number).st_size))
+    log = Replies(tmp_path, "run", 0)
+    log.accept(FIRST, upload(4))
+    log.close()
+    assert synced == [log.path.stat().st_size]
+
+
+def test_a_full_disk_says_what_to_do(tmp_path, monkeypatch):
+    log = Replies(tmp_path, "run", 0)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(StorageError, match="free disk space and continue with resume=RUN"):
+        log.accept(FIRST, upload(4))
+    log.close()
+
+
+class Stopping(LocalGrid):
+    """A grid on which the server dies before its n-th train message is carried out."""
+
+    left = 10**6
+
+    def _carry_out(self, message):
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return super()._carry_out(message)
+
+
+def stopped(folder, after, *overrides):
+    """Run until `after` visits are done, then resume; return the resumed session and its visits."""
+    overrides = ("checkpoint.log=true", *overrides)
+    first = session(folder, *overrides)
+    first.grid.__class__ = Stopping
+    first.grid.left = after
+    with pytest.raises(KeyboardInterrupt):
+        first.execute()
+    second = session(folder, *overrides, f"resume={folder}")
+    second.grid.__class__ = Stopping
+    second.execute()
+    return second, 10**6 - second.grid.left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "visits"), [("fedcross", 9), ("scaffold", 9), ("clusamp", 9), ("fedct", 18), ("moon", 9)]
+)
+def test_a_resumed_run_is_exact_and_repeats_no_accepted_visit(tmp_path, method, visits):
+    """Stopped in its second round after two accepted replies; FedCT's rounds have two exchanges each."""
+    named = f"method={method}"
+    whole = run(tmp_path / "whole", named)
+    per_round = visits // 3
+    resumed, done = stopped(tmp_path / "stopped", per_round + 2, named)
+    assert done == visits - per_round - 2
+    assert same(resumed.method.global_model(), whole.method.global_model())
+    assert resumed.method.accepted == whole.method.accepted
+
+
+def test_a_slot_that_a_spare_client_won_is_replayed_as_it_was(tmp_path, monkeypatch):
+    """Client and slot come from the log, the model that was sent from the state: the defence judges it as before."""
+    rules = {"clients_per_round": 3, "nonce": True, "deadline_s": 100, "run": "r", "reassign": 1}
+    pools = []
+    for scripts in (dict.fromkeys(range(2), fails(1)), dict.fromkeys(range(6), silent)):  # the second time all are gone
+        method = FedCross(selection="in_order", alpha=0.9, defence=Defence(enabled=True), **rules)
+        method.begin({"w": np.zeros(3, np.float32)})
+        method.log = log = Replies(tmp_path, "r", 0)
+        report = method.run_round(1, VirtualGrid(Clock(monkeypatch), 6, scripts))
+        log.close()
+        assert report.dropped == 0
+        pools.append((method.pool.rows.copy(), method.accepted))
+    assert report.clients == 3
+    assert (pools[0][0] == pools[1][0]).all()
+    assert pools[0][1] == pools[1][1]
+
+
+@pytest.mark.slow
+def test_rounds_between_checkpoints_are_not_asked_for_again(tmp_path):
+    whole = run(tmp_path / "whole", "checkpoint.every=3")
+    resumed, done = stopped(tmp_path / "stopped", 8, "checkpoint.every=3")
+    assert done == 1
+    assert same(resumed.method.global_model(), whole.method.global_model())
+
+
+@pytest.mark.slow
+def test_the_first_round_can_be_continued_too(tmp_path):
+    whole = run(tmp_path / "whole")
+    resumed, done = stopped(tmp_path / "stopped", 1)
+    assert done == 8
+    assert same(resumed.method.global_model(), whole.method.global_model())
+
+
+def test_auto_is_for_clients_on_a_network():
+    local = LocalGrid(client_app, 6, {})
+    remote = object()
+    assert not logs_replies(load(SMALL), local)  # type: ignore[arg-type]
+    assert logs_replies(load(SMALL), remote)  # type: ignore[arg-type]
+    assert not logs_replies(load([*SMALL, "engine=ray"]), remote)  # type: ignore[arg-type]
+    assert logs_replies(load([*SMALL, "checkpoint.log=true"]), local)
+    assert not logs_replies(load([*SMALL, "checkpoint.log=false"]), remote)  # type: ignore[arg-type]
+
+
+def test_a_draw_from_a_large_federation_is_a_short_record(tmp_path):
+    available = [*range(2, 9_000), 9_005, *range(9_100, 10_000)]
+    log = Replies(tmp_path, "run", 0)
+    log.draw(1, available)
+    log.close()
+    assert Replies(tmp_path, "run", 0).available(1) == available
+    assert log.path.stat().st_size < 1000

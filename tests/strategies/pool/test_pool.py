@@ -1,0 +1,355 @@
+"""The pool: rows, mean, Gram matrix, mixing in place, resizing, storage."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcross.core.errors import StorageError
+from fedcross.strategies.pool import blocks, mixing
+from fedcross.strategies.pool.layout import Layout
+from fedcross.strategies.pool.pool import Pool, Storage, diagnostics
+from fedcross.strategies.pool.selection import Question, find_selection
+
+BN = {"w": np.array([1.0, 2.0], np.float32), "var": np.array([4.0], np.float32), "count": np.array(10)}
+
+
+def bn_pool(k=2):
+    pool = Pool(Layout.of(BN, ["w"]), k)
+    pool.fill(BN)
+    return pool
+
+
+def random_pool(k, d, seed=0, dtype=np.float32):
+    pool = Pool(Layout.of({"w": np.zeros(d, dtype)}), k)
+    pool.rows[...] = np.random.default_rng(seed).normal(size=(k, d))
+    return pool
+
+
+@pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])
+def loops(request):
+    """Run everything with torch's operations and with the compiled loops, which only large pools use."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "compiled":
+            patch.setattr(blocks, "KERNEL_BYTES", 0)
+        yield request.param
+
+
+@pytest.fixture
+def tiny_blocks(monkeypatch):
+    """Make even a small pool many blocks: 256 columns each."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+
+
+def test_fill_write_and_model():
+    pool = bn_pool(3)
+    assert len(pool) == 3
+    pool.write(1, {"w": np.array([5, 6], np.float32), "var": np.array([7], np.float32), "count": np.array(8)})
+    assert pool.rows.tolist() == [[1, 2, 4], [5, 6, 7], [1, 2, 4]]
+    assert pool.integers.tolist() == [[10], [8], [10]]
+    pool.model(2)["w"][0] = 9
+    assert pool.rows[2, 0] == 9
+    assert pool.model(1)["count"] == 8
+
+
+def test_mean_is_uniform_and_truncates_integers():
+    """(1 + 5) / 2 = 3, (2 + 6) / 2 = 4, (4 + 7) / 2 = 5.5; counters (10 + 7) / 2 = 8.5 -> 8, (-10 - 7) / 2 -> -8."""
+    pool = bn_pool(2)
+    pool.write(1, {"w": np.array([5, 6], np.float32), "var": np.array([7], np.float32), "count": np.array(7)})
+    mean = pool.mean()
+    assert mean["w"].tolist() == [3, 4]
+    assert mean["var"].tolist() == [5.5]
+    assert mean["count"] == 8
+    assert mean["count"].dtype == np.int64
+    pool.integers *= -1
+    assert pool.mean()["count"] == -8
+    out = {name: np.zeros_like(array) for name, array in BN.items()}
+    assert pool.mean(out, members=[1]) is out
+    assert out["w"].tolist() == [5, 6]
+    assert out["count"] == -7
+    with pytest.raises(ValueError, match="at least one slot"):
+        pool.mean(members=[])
+
+
+def test_mean_sums_in_float64():
+    """2^24 + 1 + 1 - 2^24 is 0 when summed in float32 and 2 in float64; the mean of four is 0.5."""
+    pool = random_pool(4, 1)
+    pool.rows[:, 0] = [2**24, 1, 1, -(2**24)]
+    assert pool.mean()["w"][0] == 0.5
+
+
+def test_gram_by_hand():
+    """Rows (1, 2, 4) and (0, 3, 1): squares 21 and 10, product 6 + 4 = 10; parameters only: 5, 9 and 6."""
+    pool = bn_pool(2)
+    pool.rows[1] = [0, 3, 1]
+    assert pool.gram().tolist() == [[21, 10], [10, 10]]
+    assert pool.gram(columns=pool.layout.columns("parameters")).tolist() == [[5, 6], [6, 9]]
+    assert pool.gram([1]).tolist() == [[10]]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7, 10])
+def test_gram_over_many_blocks_is_the_float64_product(k, tiny_blocks):
+    pool = random_pool(k, 1000)
+    members = list(range(k))[::2]
+    exact = pool.rows.astype(np.float64) @ pool.rows.T.astype(np.float64)
+    np.testing.assert_allclose(pool.gram(), exact, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(pool.gram(members), exact[np.ix_(members, members)], rtol=1e-5, atol=1e-3)
+    assert (pool.gram() == pool.gram().T).all()
+
+
+def test_a_row_that_is_not_finite_spoils_only_its_own_products():
+    pool = random_pool(5, 700)
+    pool.rows[2, 600] = np.nan
+    bad = np.isnan(pool.gram())
+    assert bad[2].all()
+    assert bad[:, 2].all()
+    assert bad.sum() == 9
+
+
+@given(
+    k=st.integers(1, 8),
+    seed=st.integers(0, 2**32 - 1),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_mixing_in_place_is_the_dense_product(k, seed, data):
+    """Any row-stochastic matrix, also one with idle slots, against numpy's float64 product."""
+    rows = []
+    for i in range(k):
+        sources = data.draw(st.lists(st.integers(0, k - 1), min_size=1, max_size=4, unique=True))
+        weights = np.array([data.draw(st.floats(0.01, 1)) for _ in sources])
+        idle = data.draw(st.booleans())
+        rows.append({i: 1.0} if idle else dict(zip(sources, (weights / weights.sum()).tolist(), strict=True)))
+    matrix = mixing.Mixing(tuple(rows))
+    pool = random_pool(k, 600, seed)
+    before = pool.rows.astype(np.float64)
+    pool.mix(matrix)
+    np.testing.assert_allclose(pool.rows, matrix.dense() @ before, rtol=0, atol=3e-6)
+
+
+@given(k=st.integers(2, 9), alpha=st.floats(0, 1), round_number=st.integers(1, 40), seed=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_in_order_keeps_the_mean_and_takes_out_what_the_identity_says(k, alpha, round_number, seed):
+    """sum ||w_i - x||^2 = sum ||v_i - x||^2 - a(1 - a) sum ||v_i - v_co(i)||^2 for a permutation co and any x.
+
+    For one i: ||a p + (1-a) q||^2 = a ||p||^2 + (1-a) ||q||^2 - a(1-a) ||p - q||^2 with p = v_i - x, q = v_co(i) - x.
+    Summed over i, q runs over the same vectors as p, so a + (1 - a) = 1 of the first sum is left.
+    """
+    pool = random_pool(k, 300, seed)
+    before = pool.rows.astype(np.float64)
+    partners = find_selection("in_order")(Question(k, round_number))
+    pool.mix(mixing.cross(k, range(k), partners, alpha))
+    after = pool.rows.astype(np.float64)
+    scale = np.abs(before).max()
+    np.testing.assert_allclose(after.mean(0), before.mean(0), rtol=0, atol=1e-6 * scale)
+    x = np.random.default_rng(seed + 1).normal(size=300)
+    taken = alpha * (1 - alpha) * ((before - before[partners]) ** 2).sum()
+    np.testing.assert_allclose(((after - x) ** 2).sum(), ((before - x) ** 2).sum() - taken, rtol=1e-5)
+
+
+def test_cross_aggregation_by_hand():
+    """alpha = 0.75, co = (1, 2, 0), scalars 0, 4, 8: 0.25 * 4 = 1, 3 + 2 = 5, 6 + 0 = 6; the mean stays 4."""
+    pool = random_pool(3, 1)
+    pool.rows[:, 0] = [0, 4, 8]
+    pool.mix(mixing.cross(3, range(3), [1, 2, 0], 0.75))
+    assert pool.rows[:, 0].tolist() == [1, 5, 6]
+
+
+def test_counters_and_buffers_are_mixed_and_counters_truncated():
+    """Buffers mix like parameters: 0.75 * 4 + 0.25 * 8 = 5 and 0.75 * 8 + 0.25 * 4 = 7.
+
+    Counters: 0.75 * 10 + 0.25 * 11 = 10.25 -> 10 and 0.75 * 11 + 0.25 * 10 = 10.75 -> 10.
+    Equal counters stay, although 0.9 * 10 + 0.1 * 10 may be 9.999... in floats.
+    """
+    pool = bn_pool(2)
+    pool.rows[1, 2] = 8
+    pool.integers[1] = 11
+    pool.mix(mixing.cross(2, [0, 1], [1, 0], 0.75))
+    assert pool.rows[:, 2].tolist() == [5, 7]
+    assert pool.integers[:, 0].tolist() == [10, 10]
+    for count in range(1, 400):
+        pool.integers[...] = count
+        pool.mix(mixing.cross(2, [0, 1], [1, 0], 0.9))
+        assert pool.integers[:, 0].tolist() == [count, count]
+
+
+def test_slots_that_take_no_part_stay_to_the_bit(tiny_blocks):
+    pool = random_pool(5, 600)
+    pool.rows[3, :3] = [np.nan, -0.0, np.inf]
+    before = pool.rows.copy()
+    pool.mix(mixing.cross(5, [0, 2, 4], [1, 2, 0], 0.9))
+    assert pool.rows[[1, 3]].tobytes() == before[[1, 3]].tobytes()
+    assert np.isfinite(pool.rows[[0, 2, 4]]).all()
+    expected = 0.9 * before[[0, 2, 4]] + 0.1 * before[[2, 4, 0]]
+    np.testing.assert_allclose(pool.rows[[0, 2, 4]], expected, atol=1e-6)
+
+
+def test_routing_moves_models_exactly(tiny_blocks):
+    pool = random_pool(4, 700)
+    pool.rows[0, 0] = -0.0
+    pool.integers = np.arange(4)[:, None] * 1000
+    before = pool.rows.copy()
+    pool.mix(mixing.routing(4, [0, 1, 2, 3], [2, 0, 3, 1]))
+    assert pool.rows.tobytes() == before[[2, 0, 3, 1]].tobytes()
+    assert pool.integers[:, 0].tolist() == [2000, 0, 3000, 1000]
+
+
+def test_models_that_agree_stay_as_they_are():
+    pool = random_pool(6, 500)
+    pool.rows[1:] = pool.rows[0]
+    before = pool.rows.copy()
+    pool.mix(mixing.cross(6, range(6), [1, 2, 3, 4, 5, 0], 0.99))
+    pool.mix(mixing.propellers(6, range(6), [1, 3], 0.7))
+    pool.mix(mixing.uniform(6, range(6)))
+    assert pool.rows.tobytes() == before.tobytes()
+
+
+def test_two_models_at_one_half_are_both_the_mean():
+    pool = random_pool(2, 400)
+    mean = pool.mean()["w"].copy()
+    pool.mix(mixing.cross(2, [0, 1], [1, 0], 0.5))
+    np.testing.assert_allclose(pool.rows, np.stack([mean, mean]), atol=1e-6)
+
+
+def test_uniform_mixing_gives_all_members_the_same_mean(tiny_blocks):
+    pool = random_pool(4, 600)
+    before = pool.rows.copy()
+    pool.mix(mixing.uniform(4, [0, 1, 3]))
+    assert pool.rows[0].tobytes() == pool.rows[1].tobytes() == pool.rows[3].tobytes()
+    np.testing.assert_allclose(pool.rows[0], before[[0, 1, 3]].mean(0), atol=1e-6)
+    assert pool.rows[2].tobytes() == before[2].tobytes()
+
+
+def test_the_number_of_threads_changes_no_bit(tiny_blocks):
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            pool = random_pool(7, 5000)
+            gram = pool.gram()
+            pool.mix(mixing.cross(7, range(7), [1, 2, 3, 4, 5, 6, 0], 0.9))
+            results.append((gram.tobytes(), pool.rows.tobytes(), pool.mean()["w"].tobytes()))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("members", [[0, 1, 2, 3], [0, 3], []])
+@pytest.mark.parametrize("columns", [None, slice(0, 513), slice(0, 700)])
+def test_the_fused_pass_gives_the_same_bits_as_two(members, columns, tiny_blocks):
+    matrix = mixing.cross(4, members, np.roll(np.arange(len(members)), 1), 0.9)
+    one, two = random_pool(4, 900), random_pool(4, 900)
+    gram = two.gram(columns=columns)
+    two.mix(matrix)
+    assert one.mix_with_gram(matrix, columns).tobytes() == gram.tobytes()
+    assert one.rows.tobytes() == two.rows.tobytes()
+
+
+def test_a_mixing_must_fit_the_pool():
+    with pytest.raises(ValueError, match="of 3 slots does not fit a pool of 2"):
+        bn_pool(2).mix(mixing.identity(3))
+
+
+def test_float64_models_stay_float64():
+    pool = random_pool(3, 50, dtype=np.float64)
+    before = pool.rows.copy()
+    matrix = mixing.cross(3, range(3), [1, 2, 0], 0.9)
+    pool.mix(matrix)
+    np.testing.assert_allclose(pool.rows, matrix.dense() @ before, rtol=1e-13, atol=1e-14)
+
+
+def test_growing_adds_copies_of_the_mean():
+    """Rows (1, 2, 4) and (3, 4, 8) have the mean (2, 3, 6); counters 10 and 13 the truncated mean 11."""
+    pool = bn_pool(2)
+    pool.rows[1] = [3, 4, 8]
+    pool.integers[1] = 13
+    pool.resize(4)
+    assert pool.rows.tolist() == [[1, 2, 4], [3, 4, 8], [2, 3, 6], [2, 3, 6]]
+    assert pool.integers[:, 0].tolist() == [10, 13, 11, 11]
+
+
+def test_shrinking_shifts_the_parameters_and_keeps_the_mean():
+    """Parameters (1, 2), (3, 4), (8, 9): mean (4, 5), of the first two (2, 3), so the shift is (2, 2).
+
+    Variances 1, 11, 0: mean 4, of the first two 6; shifted by 4 - 6 = -2 the first would be -1. They become 4.
+    """
+    pool = bn_pool(3)
+    pool.rows[...] = [[1, 2, 1], [3, 4, 11], [8, 9, 0]]
+    pool.integers[:, 0] = [1, 2, 3]
+    pool.resize(2)
+    assert pool.rows.tolist() == [[3, 4, 4], [5, 6, 4]]
+    assert pool.mean()["w"].tolist() == [4, 5]
+    assert pool.integers[:, 0].tolist() == [1, 2]
+
+
+@given(k=st.integers(1, 6), to=st.integers(1, 6), seed=st.integers(0, 100))
+@settings(max_examples=30, deadline=None)
+def test_resizing_keeps_the_mean(k, to, seed):
+    pool = random_pool(k, 40, seed)
+    mean = pool.mean()["w"].copy()
+    pool.resize(to)
+    assert len(pool) == to
+    np.testing.assert_allclose(pool.mean()["w"], mean, atol=1e-6)
+
+
+def test_a_pool_needs_a_model():
+    with pytest.raises(ValueError, match="not 0"):
+        bn_pool(0)
+    with pytest.raises(ValueError, match="not 0"):
+        bn_pool(1).resize(0)
+
+
+def test_state_is_the_pool_itself_and_comes_back():
+    pool = bn_pool(3)
+    pool.rows[2] = [7, 8, 9]
+    state = pool.state()
+    assert state["rows"] is pool.rows
+    other = bn_pool(2)
+    other.restore(state)
+    assert len(other) == 3
+    assert other.rows.tolist() == pool.rows.tolist()
+    assert other.integers.tolist() == pool.integers.tolist()
+    other.rows[...] = 0
+    assert pool.rows[2, 0] == 7
+    with pytest.raises(StorageError, match=r"expected \(K, 3\) float32"):
+        other.restore({"rows": np.zeros((2, 4), np.float32), "integers": np.zeros((2, 1), np.int64)})
+
+
+def test_a_large_pool_lies_in_a_file_without_a_name(tmp_path):
+    pool = Pool(Layout.of(BN, ["w"]), 2, Storage(mmap_share=0, folder=tmp_path / "new"))
+    assert not list((tmp_path / "new").iterdir())
+    pool.fill(BN)
+    pool.rows[1] = [3, 4, 8]
+    pool.mix(mixing.cross(2, [0, 1], [1, 0], 0.5))
+    assert pool.rows.tolist() == [[2, 3, 6], [2, 3, 6]]
+    pool.resize(3)
+    assert pool.rows[2].tolist() == [2, 3, 6]
+    base = pool.rows
+    while base.base is not None and not isinstance(base, np.memmap):
+        base = base.base
+    assert isinstance(base, np.memmap)
+
+
+def test_a_folder_that_cannot_hold_the_pool_is_an_error(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StorageError, match="no room for a pool of 2 models, 24 bytes"):
+        Pool(Layout.of(BN), 2, Storage(mmap_share=0, folder=blocked))
+
+
+def test_diagnostics_by_hand():
+    """Models (1, 0) and (0, 1): cosine 0; the mean (.5, .5) has square .5, each is .5 (squared) away: spread 1.
+
+    After alpha = 0.5 both are the mean: cosine 1, spread 0.
+    """
+    pool = random_pool(2, 2)
+    pool.rows[...] = [[1, 0], [0, 1]]
+    gram = pool.gram()
+    assert diagnostics(gram) == {"pool_similarity_mean": 0.0, "pool_spread": 1.0}
+    after = diagnostics(gram, mixing.cross(2, [0, 1], [1, 0], 0.5))
+    assert after == pytest.approx({"pool_similarity_mean": 1.0, "pool_spread": 0.0})
+    assert diagnostics(np.array([[2.0]])) == {"pool_similarity_mean": 1.0, "pool_spread": 0.0}
+    assert diagnostics(np.zeros((2, 2))) == {"pool_similarity_mean": 0.0, "pool_spread": 0.0}

@@ -1,0 +1,134 @@
+import json
+
+import numpy as np
+import pytest
+from flwr.clientapp import ClientApp
+
+from fedcross.client.app import app as client_app
+from fedcross.core.errors import ConfigError, FederationError
+from fedcross.core.settings import Settings
+from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.fedprox import FedProx, FedProxParams
+from fedcross.strategies.round.cross_training import CrossTraining, CrossTrainingParams
+from fedcross.strategies.round.federation import Federation, State
+from fedcross.strategies.round.registry import method_class
+from fedcross.strategies.round.single_model import SingleModel
+from tests.support.federation import run, same, session
+
+
+def flaky(broken):
+    """Return the client app with faults: `broken(partition, round)` says whether this visit fails."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message, context):
+        return client_app(message, context)
+
+    @app.train()
+    def train(message, context):
+        asked = message.content.config_records["config"]
+        if broken(asked["client"], asked["round"]):
+            raise RuntimeError("lost power")
+        return client_app(message, context)
+
+    return app
+
+
+def test_the_draw_depends_on_seed_and_round_only():
+    method = FedAvg(clients_per_round=4, seed=3)
+    available = list(range(20))
+    assert method.sample(5, available) == method.sample(5, available)
+    assert method.sample(5, available) != method.sample(6, available)
+    assert len(set(method.sample(5, available))) == 4
+
+
+def test_fewer_clients_than_asked_for_are_all_drawn():
+    assert sorted(FedAvg(clients_per_round=4).sample(1, [3, 8])) == [3, 8]
+
+
+def test_a_lost_client_is_counted_and_the_rest_is_used(tmp_path):
+    broken = run(tmp_path / "a", "method=fedavg", "rounds=1", app=flaky(lambda client, number: client == drawn[0]))
+    whole = session(tmp_path / "b", "method=fedavg", "rounds=1")
+    assert broken.method._report.dropped == 1
+    assert broken.method._report.rejected == {"client_error": 1}
+    others = {client for client in drawn if client != drawn[0]}
+    assert set(broken.method.accepted) == others
+    assert not same(broken.method.global_model(), whole.method.global_model())
+
+
+drawn = FedAvg(clients_per_round=3, seed=1).sample(1, list(range(6)))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcross"])
+def test_a_round_in_which_all_are_lost_changes_nothing(tmp_path, method):
+    ready = session(tmp_path, f"method={method}", "rounds=1", app=flaky(lambda client, number: True))
+    before = {name: array.copy() for name, array in ready.method.global_model().items()}
+    ready.execute()
+    assert same(ready.method.global_model(), before)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (line["clients"], line["dropped"], line["train_loss"]) == (3, 3, None)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcross"])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, method):
+    whole = run(tmp_path / "whole", f"method={method}", "rounds=4")
+    run(tmp_path / "half", f"method={method}", "rounds=2")
+    resumed = run(tmp_path / "half", f"method={method}", "rounds=4", f"resume={tmp_path / 'half'}")
+    assert same(whole.method.global_model(), resumed.method.global_model())
+    lines = [json.loads(text) for text in (tmp_path / "half" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_resume_keeps_the_runs_identity(tmp_path):
+    first = run(tmp_path, "rounds=1")
+    assert run(tmp_path, "rounds=2", f"resume={tmp_path}").run == first.run
+
+
+def test_too_few_clients_end_in_an_error_not_in_waiting(tmp_path):
+    ready = session(tmp_path, "rounds=1")
+    ready.method.federation = ready.method.federation.model_copy(update={"min_clients": 99, "wait_s": 0.01})
+    with pytest.raises(FederationError, match="6 clients are connected after 0 s, 99 are needed"):
+        ready.execute()
+
+
+def test_state_survives_base_and_method_parts():
+    method = FedAvg()
+    method.begin({"w": np.ones(2, np.float32)})
+    method.accepted = {3: 7}
+    other = FedAvg()
+    other.begin({"w": np.zeros(2, np.float32)})
+    saved = method.checkpoint()
+    other.resume(State(saved.arrays, json.loads(json.dumps(saved.values))))
+    assert other.accepted == {3: 7}
+    assert (other.global_model()["w"] == 1).all()
+
+
+def test_params_and_federation_fields_can_be_given_by_name():
+    method = method_class("fedcross")(alpha=0.9, clients_per_round=5, seed=4)
+    assert method.params.alpha.at(1) == 0.9  # type: ignore[attr-defined]
+    assert method.federation == Federation(clients_per_round=5, seed=4)
+
+
+def test_unknown_methods_name_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'fedcross'"):
+        method_class("fedcros")
+    with pytest.raises(ConfigError, match="no Method class"):
+        method_class("wire")
+
+
+def test_the_class_of_a_methods_parameters_is_what_stands_in_the_brackets():
+    class Own(SingleModel[FedProxParams]): ...
+
+    class Nested(SingleModel):
+        class Params(Settings):
+            scale: float = 2.0
+
+    class Deeper(FedProx): ...
+
+    class Route(CrossTraining): ...
+
+    assert FedProx.Params is Own.Params is Deeper.Params is FedProxParams
+    assert Nested().params.scale == 2.0
+    assert Own(mu=0.5).params == FedProxParams(mu=0.5)
+    assert CrossTraining.Params is Route.Params is CrossTrainingParams
+    assert method_class("solo").Params is Settings

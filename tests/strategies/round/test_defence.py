@@ -1,0 +1,170 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcross.strategies.centralized import Centralized
+from fedcross.strategies.round import defence
+from fedcross.strategies.round.base import Method
+from fedcross.strategies.round.defence import Defence, defend, scale_update, update_norm
+from fedcross.strategies.solo import Solo
+from fedcross.strategies.wire.protocol import Upload
+from tests.support.federation import run, same
+
+ON = Defence(enabled=True)
+MODEL = {"w": np.array([1.0, 1.0], np.float32), "running": np.array([5.0], np.float32), "count": np.array([3])}
+PARAMETERS = ("w",)
+
+
+def uploads(*changes):
+    """Return uploads that change `w` by these vectors, its buffer by 100 and its counter by 1."""
+    arrays = [
+        {"w": MODEL["w"] + np.asarray(u, np.float32), "running": MODEL["running"] + 100, "count": MODEL["count"] + 1}
+        for u in changes
+    ]
+    return [Upload(i, i, a, {}, 1, {}) for i, a in enumerate(arrays)]
+
+
+def judge(settings, *changes):
+    return defend(settings, uploads(*changes), [MODEL] * len(changes), PARAMETERS)
+
+
+def test_by_hand():
+    # Norms 5, 10, 20, 60, 61 -> median 20: limit of quarantine 60 (60 itself stays), of clipping 20.
+    # 60 becomes 20: w = 1 + (36, 48) / 3 = (13, 17). Buffer and counter stay as they were sent.
+    found = judge(ON, (3, 4), (6, 8), (12, 16), (36, 48), (61, 0))
+    assert [u.client for u in found.uploads] == [0, 1, 2, 3]
+    assert [(u.client, norm, limit) for u, norm, limit in found.quarantined] == [(4, 61.0, 60.0)]
+    assert found.clipped == 1
+    assert found.uploads[3].arrays["w"].tolist() == [13, 17]
+    assert found.uploads[3].arrays["w"].dtype == np.float32
+    assert found.uploads[3].arrays["running"] == 105
+    assert found.uploads[3].arrays["count"] == 4
+
+
+def test_what_is_not_too_large_is_the_same_object():
+    given_uploads = uploads((3, 4), (0, 5))
+    found = defend(ON, given_uploads, [MODEL, MODEL], PARAMETERS)
+    assert [a is b for a, b in zip(found.uploads, given_uploads)] == [True, True]
+
+
+def test_other_multiples():
+    # Median 20; quarantine from 40 on, clip at 10: 5 and 10 stay, 20 is halved to w = (7, 9).
+    found = judge(Defence(enabled=True, quarantine=2, clip=0.5), (3, 4), (6, 8), (12, 16), (36, 48), (61, 0))
+    assert [u.client for u in found.uploads] == [0, 1, 2]
+    assert found.uploads[2].arrays["w"].tolist() == [7, 9]
+
+
+def test_the_model_that_was_sent_is_what_counts():
+    # Three slots with different models; each changes its own by 1.
+    models = [{"w": np.full(1, start, np.float32)} for start in (0, 50, 1000)]
+    sent = [Upload(i, i, {"w": m["w"] + 1}, {}, 1, {}) for i, m in enumerate(models)]
+    assert not defend(ON, sent, models, PARAMETERS).quarantined
+
+
+def test_a_median_of_zero_quarantines_who_changed_something():
+    found = judge(ON, (0, 0), (0, 0), (1, 0))
+    assert [u.client for u, *_ in found.quarantined] == [2]
+
+
+def test_no_uploads_no_judgement():
+    assert defend(ON, [], [], PARAMETERS) == defence.Judgement([], [], 0)
+
+
+def test_infinite_norms_never_pass():
+    huge = {"w": np.array([1e308, 1e308])}
+    small = {"w": np.zeros(2)}
+    with np.errstate(over="ignore"):
+        found = defend(ON, [Upload(i, i, huge, {}, 1, {}) for i in range(3)], [small] * 3, PARAMETERS)
+    assert len(found.quarantined) == 3
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=9), st.floats(0, 1))
+def test_scaling_scales_the_norm(values, factor):
+    model = {"w": np.zeros(len(values), np.float32)}
+    upload = {"w": np.array(values, np.float32)}
+    norm = update_norm(upload, model, PARAMETERS)
+    assert norm == pytest.approx(math.sqrt(sum(float(v) ** 2 for v in upload["w"])), rel=1e-6)
+    assert update_norm(scale_update(upload, model, PARAMETERS, factor), model, PARAMETERS) == pytest.approx(
+        factor * norm, rel=1e-5, abs=1e-30
+    )
+
+
+def test_blocks_give_what_the_whole_gives(monkeypatch):
+    generator = np.random.default_rng(0)
+    model, upload = ({"w": generator.standard_normal((7, 5)).astype(np.float32)} for _ in range(2))
+    norm, scaled = update_norm(upload, model, PARAMETERS), scale_update(upload, model, PARAMETERS, 0.3)
+    monkeypatch.setattr(defence, "BLOCK", 4)
+    assert update_norm(upload, model, PARAMETERS) == pytest.approx(norm, rel=1e-12)
+    assert same(scale_update(upload, model, PARAMETERS, 0.3), scaled)
+
+
+def test_nothing_is_written_into_an_upload_or_a_model():
+    (first, *rest) = uploads((30, 40), (3, 4), (3, 4), (12, 16))
+    for array in (*first.arrays.values(), *MODEL.values()):
+        array.flags.writeable = False
+    try:
+        defend(ON, [replace(first), *rest], [MODEL] * 4, PARAMETERS)
+    finally:
+        for array in MODEL.values():
+            array.flags.writeable = True
+
+
+def lines(folder):
+    return [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+ATTACKED = ("attack=scaling", "attack.clients=1", "clients_per_round=6")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcross", "scaffold"])
+def test_an_attacker_is_quarantined_and_counted_and_the_others_go_on(tmp_path, method):
+    finished = run(tmp_path, f"method={method}", "rounds=2", *ATTACKED, "defence.enabled=true")
+    for line in lines(tmp_path):
+        assert (line["clients"], line["dropped"], line["rejected"]) == (6, 1, {"quarantined": 1})
+        assert line["clipped"] >= 1  # of 6 norms, one quarantined, at least one of the others lies above the median
+    assert len(finished.method.accepted) == 5
+
+
+def test_off_changes_nothing_and_keeps_nothing(tmp_path):
+    finished = run(tmp_path, "rounds=1", *ATTACKED)
+    assert lines(tmp_path)[0]["rejected"] == {}
+    assert lines(tmp_path)[0]["clipped"] == 0
+    assert finished.method._sent == {}
+
+
+def test_generous_limits_leave_the_run_as_it_was(tmp_path):
+    plain = run(tmp_path / "plain", "rounds=2")
+    wide = run(tmp_path / "wide", "rounds=2", "defence={enabled: true, quarantine: 1000, clip: 1000}")
+    assert same(plain.method.global_model(), wide.method.global_model())
+
+
+def test_references_are_not_judged():
+    assert Method.defended
+    assert not Solo.defended
+    assert not Centralized.defended
+
+
+def test_a_client_that_lies_about_its_examples_counts_for_three_medians():
+    # 10, 20, 30, 2**40 with median (the lower one) 20: at most 60.
+    told = [replace(u, num_examples=n) for u, n in zip(uploads((3, 4), (3, 4), (3, 4), (3, 4)), (30, 10, 2**40, 20))]
+    found = defend(ON, told, [MODEL] * 4, PARAMETERS)
+    assert [u.num_examples for u in found.uploads] == [30, 10, 60, 20]
+    assert found.lightened == 1
+
+
+def test_of_two_clients_the_smaller_number_decides():
+    told = [replace(u, num_examples=n) for u, n in zip(uploads((3, 4), (3, 4)), (2**40, 10))]
+    assert [u.num_examples for u in defend(ON, told, [MODEL] * 2, PARAMETERS).uploads] == [30, 10]
+
+
+@given(st.lists(st.integers(1, 50), min_size=3, max_size=12), st.integers(1, 2**40))
+def test_no_single_liar_outweighs_the_honest(honest, lie):
+    told = [replace(uploads((3, 4))[0], num_examples=n) for n in [*honest, lie]]
+    fair, _ = defence.bounded(told, 3.0)
+    assert fair[-1].num_examples <= 3 * max(honest)
+    assert [u.num_examples for u in fair[:-1]] == [min(n, 3 * sorted([*honest, lie])[len(honest) // 2]) for n in honest]

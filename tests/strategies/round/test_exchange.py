@@ -1,0 +1,294 @@
+"""Rounds that end, in virtual time: who is asked, who wins a slot, when it is over."""
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+
+from fedcross.core.errors import FederationError
+from fedcross.core.randomness import stream
+from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.solo import Solo
+from fedcross.strategies.wire.protocol import Round
+from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent, trained
+
+MODEL = {"w": np.zeros(3, np.float32)}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def federation(clock, scripts, clients=6, kind=FedCross, **rules):
+    """Return a method with three slots and its grid."""
+    own = {"selection": "in_order", "alpha": 0.5} if kind is FedCross else {}
+    method = kind(**own, **{"clients_per_round": 3, "nonce": True, "deadline_s": 100, "run": "r", **rules})
+    method.begin(MODEL)
+    return method, VirtualGrid(clock, clients, scripts)
+
+
+def drawn(method):
+    return method.sample(1, range(6))
+
+
+def spares(method):
+    """Return the spare clients in the order in which they are asked."""
+    free = sorted(set(range(6)) - set(drawn(method)))
+    return [free[i] for i in stream(method.federation.seed, "spares", 1, 0).permutation(len(free))]
+
+
+def test_an_undisturbed_round_ends_with_its_last_reply(clock):
+    method, grid = federation(clock, {})
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, report.spares) == (3, 0, 0)
+    assert 1 <= clock.now < 2
+
+
+def test_the_deadline_ends_a_round_to_the_second(clock):
+    method, grid = federation(clock, {}, deadline_s=30)
+    grid.scripts = {drawn(method)[0]: silent, drawn(method)[1]: answers(31)}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped) == (3, 2)
+    assert clock.now == pytest.approx(30, abs=0.01)
+    late = method.run_round(2, grid)  # the late reply arrives now and is nobody's
+    assert dict(late.rejected) == {"unknown": 1}
+
+
+def test_all_lost_is_a_round_without_change(clock):
+    method, grid = federation(clock, dict.fromkeys(range(6), fails(1)))
+    before = method.pool.rows.copy()
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, dict(report.rejected)) == (3, 3, {"client_error": 3})
+    assert (method.pool.rows == before).all()
+    assert clock.now < 3  # it does not wait for the deadline when nobody is left
+
+
+def test_a_failed_slot_goes_to_a_spare_within_the_deadline(clock):
+    method, grid = federation(clock, {}, reassign=1)
+    first, spare = drawn(method)[0], spares(method)[0]
+    grid.scripts = {first: fails(5)}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, report.spares) == (4, 0, 1)
+    again = grid.asked[3]
+    assert again[1:] == (spare, 0)
+    assert again[0] == pytest.approx(5, abs=0.6)
+    assert spare in method.accepted
+    assert first not in method.accepted
+    # Every slot was trained: (0 + 1) everywhere, and mixing equal models changes nothing.
+    assert (method.pool.rows == 1).all()
+
+
+@pytest.mark.parametrize(("reassign", "asked"), [(0, 3), (1, 4), (2, 5), (9, 6)])
+def test_a_slot_is_reassigned_as_often_as_allowed_and_spares_last(clock, reassign, asked):
+    method, grid = federation(clock, {}, reassign=reassign)
+    grid.scripts = dict.fromkeys({drawn(method)[1], *spares(method)}, fails(1))
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped) == (asked, 1)
+    assert sorted(client for _, client, _ in grid.asked) == sorted({client for _, client, _ in grid.asked})
+
+
+def test_a_rejected_reply_reassigns_too(clock):
+    method, grid = federation(clock, {}, reassign=1)
+    grid.scripts = {drawn(method)[2]: answers(1, value=np.nan)}
+    report = method.run_round(1, grid)
+    assert (dict(report.rejected), report.dropped, report.spares) == ({"non_finite": 1}, 0, 1)
+
+
+def test_a_client_that_is_gone_before_the_request_is_replaced_at_once(clock):
+    method, grid = federation(clock, {}, reassign=1)
+    gone = drawn(method)[0]
+    method.roster.has = lambda partition: partition != gone
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, report.spares) == (3, 0, 1)
+    assert gone not in [client for _, client, _ in grid.asked]
+
+
+def test_the_stalest_slots_are_hedged_and_the_first_valid_reply_wins(clock):
+    method, grid = federation(clock, {}, hedge=2)
+    method.queue = [2, 0, 1]  # slot 2 has waited longest
+    one, two = spares(method)[:2]
+    grid.scripts = {drawn(method)[2]: answers(50), one: answers(3, value=5.0), two: answers(3, value=7.0)}
+    report = method.run_round(1, grid)
+    assert [(client, slot) for _, client, slot in grid.asked[3:]] == [(one, 2), (two, 0)]
+    assert (report.clients, report.dropped, report.spares) == (5, 0, 2)
+    # Slot 2 was won by its spare after 3 s, slot 0 by its own client after 1 s: nobody waited for the slow ones.
+    assert set(method.accepted) == {drawn(method)[0], drawn(method)[1], one}
+    assert clock.now < 4
+    # alpha 0.5 in order, round 1: slot i takes half of slot i + 1 mod 3 of (1, 1, 5).
+    assert method.pool.rows[:, 0].tolist() == [1, 3, 3]
+
+
+def test_the_loser_of_a_hedged_slot_is_not_believed(clock):
+    method, grid = federation(clock, {}, hedge=1)
+    grid.scripts = {spares(method)[0]: answers(1, value=9.0)}  # at the same moment as the slot's own client
+    report = method.run_round(1, grid)
+    assert (dict(report.rejected), report.dropped) == ({"superseded": 1}, 0)
+    assert method.pool.rows[0, 0] == 1
+
+
+def test_a_hedge_answers_for_its_own_request_only(clock):
+    """A spare that answers with the nonce of the slot's first request, which it cannot know, is rejected."""
+    method, grid = federation(clock, {}, hedge=1)
+    seen = {}
+
+    def first(message):
+        seen["nonce"] = message.content.config_records["config"]["nonce"]
+        return [(2, trained(message))]
+
+    def second(message):
+        message.content.config_records["config"]["nonce"] = seen["nonce"]
+        return [(1, trained(message, 9.0))]
+
+    grid.scripts = {drawn(method)[0]: first, spares(method)[0]: second}
+    report = method.run_round(1, grid)
+    assert (dict(report.rejected), report.dropped) == ({"wrong_nonce": 1}, 0)
+    assert method.pool.rows[0, 0] == 1
+
+
+def test_enough_replies_end_a_round(clock):
+    method, grid = federation(clock, {}, enough_replies=2)
+    grid.scripts = {drawn(method)[0]: answers(80)}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped) == (3, 1)
+    assert clock.now < 2
+
+
+def test_too_few_replies_change_nothing(clock):
+    method, grid = federation(clock, {}, min_replies=2)
+    grid.scripts = dict.fromkeys(drawn(method)[:2], fails(1))
+    before = method.pool.rows.copy()
+    report = method.run_round(1, grid)
+    assert (report.dropped, dict(report.rejected)) == (3, {"client_error": 2, "too_few": 1})
+    assert (method.pool.rows == before).all()
+    assert method.accepted == {}
+
+
+def test_twice_the_same_reply_counts_once(clock):
+    method, grid = federation(clock, dict.fromkeys(range(6), answers(1, 1)))
+    report = method.run_round(1, grid)
+    assert (dict(report.rejected), report.dropped) == ({"duplicate": 3}, 0)
+
+
+def test_waiting_for_clients_is_bounded(clock):
+    method, grid = federation(clock, {}, wait_s=20)
+    grid.online = [1, 2]
+    with pytest.raises(FederationError, match="2 clients are connected after 20 s, 3 are needed"):
+        method.run_round(1, grid)
+    assert clock.now == pytest.approx(20, abs=1)
+
+
+def test_a_resumed_round_waits_for_the_clients_that_it_had_drawn(clock):
+    method, grid = federation(clock, {}, wait_s=20, min_clients=3)
+    wanted = drawn(method)
+    grid.online = [client + 1 for client in range(6) if client != wanted[0]]
+    assert len(method.roster.wait_for(grid, 3, 20, wanted)) == 5
+    assert clock.now == pytest.approx(20, abs=1)
+
+
+def test_methods_in_which_a_client_is_not_like_another_have_no_spares(clock):
+    for kind, spare in ((FedAvg, 1), (Solo, 0)):
+        method, grid = federation(clock, {}, kind=kind, reassign=1)
+        grid.scripts = {drawn(method)[0]: fails(1)}
+        assert method.run_round(1, grid).spares == spare
+
+
+def test_without_spares_to_ask_nothing_is_drawn(clock):
+    """Defaults leave every run as it was: no client is asked twice, none of the others is asked."""
+    method, grid = federation(clock, {})
+    method.run_round(1, grid)
+    assert method._spares(Round(1, 0, drawn(method), 0), []) == []
+
+
+def test_who_answers_in_anothers_name_takes_nothing_from_it(clock):
+    method, grid = federation(clock, {})
+    first, second = drawn(method)[:2]
+    requests = {}
+
+    def remembered(message):
+        requests[first] = message
+        return [(3, trained(message))]
+
+    def impostor(message):
+        fake = trained(requests[first], 9.0)
+        fake.metadata.__dict__["_src_node_id"] = second + 1
+        return [(1, fake), (2, trained(message))]
+
+    grid.scripts = {first: remembered, second: impostor}
+    report = method.run_round(1, grid)
+    assert (dict(report.rejected), report.dropped) == ({"wrong_node": 1}, 0)
+    assert (method.pool.rows == 1).all()
+
+
+def deaf_once():
+    """Return a script that ignores its first request."""
+    seen = []
+    return lambda message: answers(1)(message) if seen else seen.append(1) or []
+
+
+def test_a_silent_client_is_asked_once_more(clock):
+    method, grid = federation(clock, {}, resend_s=20)
+    first = drawn(method)[0]
+    grid.scripts = {first: deaf_once()}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, report.spares) == (4, 0, 0)
+    assert [(client, slot) for _, client, slot in grid.asked[3:]] == [(first, 0)]
+    assert grid.asked[3][0] == pytest.approx(20, abs=0.6)
+    assert clock.now == pytest.approx(21, abs=1.2)
+    assert (method.pool.rows == 1).all()  # as if nothing had happened
+
+
+def test_it_is_not_asked_a_third_time_and_the_first_answer_wins(clock):
+    method, grid = federation(clock, {}, resend_s=20, deadline_s=90)
+    slow, dead, _ = drawn(method)
+    grid.scripts = {slow: answers(30), dead: silent}
+    report = method.run_round(1, grid)
+    assert sorted(client for _, client, _ in grid.asked[3:]) == sorted([slow, dead])
+    assert (report.clients, report.dropped) == (5, 1)
+    assert clock.now == pytest.approx(90, abs=0.01)
+    assert dict(report.rejected) == {"superseded": 1}  # slow's second answer, at 50 s
+
+
+def test_a_spare_that_keeps_silent_is_asked_once_more_too(clock):
+    method, grid = federation(clock, {}, resend_s=20, reassign=1)
+    first, spare = drawn(method)[0], spares(method)[0]
+    grid.scripts = {first: fails(5), spare: deaf_once()}
+    report = method.run_round(1, grid)
+    assert [client for _, client, _ in grid.asked[3:]] == [spare, spare]
+    assert (report.clients, report.dropped, report.spares) == (5, 0, 1)
+
+
+@pytest.mark.parametrize(("code", "lost"), [(3, 0), (4, 0), (2, 1), (5, 1)])
+def test_what_flower_lost_on_the_way_is_asked_again_at_once(clock, code, lost):
+    method, grid = federation(clock, {}, resend_s=50)
+    first, seen = drawn(method)[0], []
+
+    def unlucky(message):
+        return answers(1)(message) if seen else seen.append(1) or [(3, Message(Error(code, "?"), reply_to=message))]
+
+    grid.scripts = {first: unlucky}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, dict(report.rejected)) == (4 - lost, lost, {"client_error": 1})
+    assert clock.now < 6
+    if not lost:
+        assert (method.pool.rows == 1).all()
+
+
+def test_whose_name_was_used_is_asked_again(clock):
+    """Flower gives out one reply to a request: after a false one it says that the request is gone."""
+    method, grid = federation(clock, {}, resend_s=50)
+    first, seen = drawn(method)[0], []
+
+    def used(message):
+        if seen:
+            return answers(1)(message)
+        seen.append(1)
+        forged = trained(message, 9.0)
+        forged.content.config_records["config"]["nonce"] = "0" * 32
+        return [(1, forged), (2, Message(Error(3, "gone"), reply_to=message))]
+
+    grid.scripts = {first: used}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped) == (4, 0)
+    assert dict(report.rejected) == {"wrong_nonce": 1, "client_error": 1}
+    assert (method.pool.rows == 1).all()

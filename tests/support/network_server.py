@@ -1,0 +1,53 @@
+"""The ServerApp of :mod:`tests.faults.network`: the real session, and a SuperLink that dies at named points."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+#: Points of :data:`tests.faults.killer.POINTS`, by the names of the test plan.
+POINTS = (
+    *("before_sampling", "after_sampling", "push", "first_pull"),
+    *("validation", "reply_logged", "mixing", "checkpoint_rename"),
+)
+
+
+def install(kills: list[tuple[str, int]], work: Path, grid: type[Grid]) -> None:
+    """Let the SuperLink of the network in `work` be killed at each (point, round)."""
+    from fedcross.server.session import Session
+    from tests.faults import killer
+
+    clocks = [killer.Clock(number, lambda: int((work / "superlink.pid").read_text()), grid) for _, number in kills]
+    for (point, _), clock in zip(kills, clocks):
+        killer.POINTS[point](clock)
+
+    def begun(_: Session, number: int) -> None:
+        for clock in clocks:
+            clock.now = number
+
+    killer.before(Session, "_round", begun)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what ``run_config["overrides"]`` describes; kill the SuperLink where the harness asked for it."""
+    from fedcross.conf.compose import split
+    from fedcross.conf.schema import load
+    from fedcross.server.session import Session
+    from tests.support.federation import Quiet
+
+    work = Path(os.environ["FEDCROSS_NETWORK"])
+    (work / "server.pid").write_text(str(os.getpid()))
+    install(json.loads((work / "kills.json").read_text()), work, type(grid))
+    try:
+        Session(load(split(str(context.run_config["overrides"]))), grid, Quiet()).execute()
+    except Exception:
+        (work / "server.log").write_text(traceback.format_exc())
+        raise
