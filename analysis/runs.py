@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcross.tasks.scoring import Smoothed, smoothed
+from fedcross.tasks.scoring import WINDOW, Smoothed, smoothed
 
 Curve = NDArray[np.float64]
 
@@ -81,6 +81,11 @@ class Run:
     def smoothed(self) -> Smoothed:
         """The papers' smoothed accuracy."""
         return smoothed(self.accuracy)
+
+    @property
+    def last_ten(self) -> float:
+        """Mean test accuracy of the last ten evaluations, or of all if there are fewer; nan if there was none."""
+        return float(self.accuracy[-WINDOW:].mean()) if self.accuracy.size else math.nan
 
     @property
     def bytes_total(self) -> float:

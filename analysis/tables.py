@@ -42,7 +42,10 @@ def compact(table: Table) -> Table:
 
 def accuracy_table(groups: Sequence[Group]) -> Table:
     """Return final, best and smoothed accuracy, bytes and seconds of every group."""
-    header = ("problem", "method", "final %", "best %", "smoothed %", "± in window", "seeds", "rounds", "moved", "time")
+    header = (
+        "problem", "method", "final %", "best %", "smoothed %", "± in window", "last ten %", "seeds", "rounds", "moved",
+        "time",
+    )  # fmt: skip
     rows = []
     for group in groups:
         inside = group.over_seeds(lambda run: run.smoothed.std)
@@ -54,6 +57,7 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
                 percent(group.over_seeds(lambda run: run.best)),
                 percent(group.over_seeds(lambda run: run.smoothed.mean)),
                 f"{100 * inside.mean:.2f}",
+                percent(group.over_seeds(lambda run: run.last_ten)),
                 str(len(group.runs)),
                 rounds_done(group),
                 size(group.over_seeds(lambda run: run.bytes_total).mean),
@@ -64,7 +68,8 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     note = (
         "Test accuracy of the global model; mean ± sample standard deviation over seeds. Final is the last evaluation. "
         f"Smoothed is the largest moving mean over {' or '.join(map(str, windows))} evaluations; "
-        "the column after it is the standard deviation of the evaluations in that window."
+        "the column after it is the standard deviation of the evaluations in that window. Last ten is the mean of the "
+        "last ten evaluations: it takes no maximum, so it does not favour the method that varies most."
     )
     return Table("Accuracy", header, rows, note)
 

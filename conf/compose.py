@@ -9,9 +9,11 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
 
 from fedcross.core.errors import ConfigError, nearest
 from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders
@@ -27,6 +29,14 @@ PLACES = ("output", "resume", "data_root")
 MOST_COMPOSED = 32
 #: Overrides without places and without Hydra's own, and the environment -> Hydra's object, and Hydra's own overrides.
 _composed: dict[tuple[tuple[str, ...], tuple[str, str]], tuple[DictConfig, tuple[str, ...]]] = {}
+
+
+def by_name(name: str | int, table: Mapping[str | int, Any], otherwise: Any) -> Any:
+    """Return the entry `name` of `table`, else `otherwise`: ``${by_name:${task.name},{cifar10: 5, cifar100: 1},1}``."""
+    return table.get(name, otherwise)
+
+
+OmegaConf.register_new_resolver("by_name", by_name, replace=True)
 
 
 def plugin_folders() -> list[Path]:
@@ -74,9 +84,9 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     return copy.deepcopy(_plain(tuple(overrides), environment()))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=512)
 def _plain(overrides: tuple[str, ...], variables: tuple[str, str]) -> dict[str, Any]:
-    from omegaconf import DictConfig, ListConfig, OmegaConf
+    from omegaconf import DictConfig, ListConfig
     from omegaconf.errors import OmegaConfBaseException
 
     chosen, places = _apart([o for o in overrides if not _for_hydra(o)])
@@ -186,7 +196,6 @@ def hydra_part(overrides: Sequence[str]) -> dict[str, Any]:
     ConfigError
         For a wrong override, with the nearest valid names.
     """
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     config = whole(overrides)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcross.core.errors import StorageError
 from fedcross.strategies.round.federation import RoundReport
-from fedcross.tasks.scoring import Score, smoothed
+from fedcross.tasks.scoring import WINDOW, Score, smoothed
 
 
 def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
@@ -56,6 +56,7 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies) if accuracies else None,
         "smoothed_accuracy": asdict(smoothed(np.asarray(accuracies))) if accuracies else None,
+        "last_ten_accuracy": float(np.mean(accuracies[-WINDOW:])) if accuracies else None,
         "class_accuracy": class_accuracy,
         "bytes_total": sum(entry["bytes_down"] + entry["bytes_up"] for entry in lines),
         "seconds_total": sum(entry["seconds"] for entry in lines),

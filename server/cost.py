@@ -1,9 +1,14 @@
-"""``fedcross ... --cost``: runs, rounds and hours of a command line, from measured rounds; nothing else is run."""
+"""``fedcross ... --cost``: runs, rounds and hours of a command line, from measured steps or rounds; nothing else runs.
+
+On a CPU every kind of job is estimated from a few small steps first (:mod:`server.pace`). Where whole rounds of all
+kinds fit into WHOLE seconds by these estimates, they are measured instead; elsewhere the estimates are shown.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -19,11 +24,18 @@ if TYPE_CHECKING:
 #: A round faster than this many seconds is mostly start-up the first time: three more are measured.
 QUICK = 20.0
 MORE = 4
+#: Seconds that the start of a measured run takes.
+STARTS = 0.5
+#: Seconds that whole rounds may take, all kinds of jobs together.
+WHOLE = 15.0
 #: Settings that decide how long a round takes, beside the names of method, task, model and engine.
 WEIGHTY = (
     "clients_per_round", "partition.clients", "partition.name", "train", "engine", "device", "evaluate_local",
-    "evaluate_clients", "method.exchanges", "method.host_epochs", "method.k",
+    "evaluate_clients", "method.exchanges", "method.host_epochs", "method.k", "method.base", "method.kappa",
+    "method.eta",
 )  # fmt: skip
+
+SEED = re.compile(r"seed=\d+")
 
 Pace = tuple[float, float]
 """Seconds of a round, and of one evaluation on top."""
@@ -65,7 +77,10 @@ def cells(plan: Plan) -> list[Cell]:
     seen: set[str] = set()
     found: dict[str, Cell] = {}
     for job in plan.jobs:
-        config = load(job)
+        seed = next((o for o in job if plan.multirun and SEED.fullmatch(o)), None)
+        config = load([o for o in job if o != seed])  # of jobs that differ in their seed only, one is composed
+        if seed is not None:
+            config = config.model_copy(update={"seed": int(seed.removeprefix("seed="))})
         mark = fingerprint(config)
         if mark in seen:
             continue
@@ -98,6 +113,21 @@ def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
     return standing(folder, config)[1] if folder is not None else 0
 
 
+def paces(jobs: list[list[str]]) -> list[Pace]:
+    """Return the pace of each job: estimated on a CPU, unless all of them have rounds short enough to be measured."""
+    from fedcross.client.workshop import pick_device
+    from fedcross.conf.schema import load
+    from fedcross.server.pace import Pace as Estimate
+
+    configs = [load(job) for job in jobs]
+    if not all(pick_device(config.device).type == "cpu" and config.names["engine"] == "local" for config in configs):
+        return [measure(job) for job in jobs]
+    estimate = Estimate()
+    found = [estimate(job) for job in jobs]
+    short = sum(training + evaluation + STARTS for training, evaluation in found) * (1 + MORE) <= WHOLE
+    return [measure(job) for job in jobs] if short else found
+
+
 def measure(job: list[str]) -> Pace:
     """Return the measured pace of `job`: one round in a folder that is thrown away, more where it is a quick one."""
     first = _measured(job, 1)
@@ -118,7 +148,7 @@ def _measured(job: list[str], rounds: int) -> Pace:
     return statistics.median(working), statistics.median(rest)
 
 
-def show(plan: Plan, pace: Callable[[list[str]], Pace] = measure) -> None:
+def show(plan: Plan, pace: Callable[[list[list[str]]], list[Pace]] = paces) -> None:
     """Print what `plan` would take on this machine."""
     from rich.console import Console
     from rich.table import Table
@@ -129,8 +159,9 @@ def show(plan: Plan, pace: Callable[[list[str]], Pace] = measure) -> None:
     for name in ("runs", "done", "rounds left", "s/round", "s/evaluation", "hours"):
         table.add_column(name, justify="right", no_wrap=True)
     rows, total = cells(plan), 0.0
+    measured = iter(pace([cell.job for cell in rows if cell.rounds]))
     for cell in rows:
-        seconds = pace(cell.job) if cell.rounds else (math.nan, math.nan)
+        seconds = next(measured) if cell.rounds else (math.nan, math.nan)
         hours = cell.hours(seconds) if cell.rounds else 0.0
         total += hours
         shown = ["-" if math.isnan(s) else f"{s:.3g}" for s in seconds]

@@ -8,7 +8,7 @@ import platform
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors.numpy import save
 from fedcross.client.workshop import pick_device
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.randomness import key
 from fedcross.engines.job import engine_of
 from fedcross.server import accounting
 from fedcross.server.checkpoint import Checkpoints
@@ -31,6 +32,7 @@ from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.nodes import LocalClients
 from fedcross.strategies.round.registry import method_class
+from fedcross.tasks.base import Task
 from fedcross.tasks.models import create
 from fedcross.tasks.scoring import Score
 
@@ -89,6 +91,8 @@ class Session:
         self._accepted: deque[dict[int, int]] = deque(maxlen=config.checkpoint.keep)
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
         self.method.begin(arrays, {name for name, _ in model.named_parameters()})
+        if state is None and self.method.independent_models:
+            self.method.start_from(independent(config, data.task, self.method.independent_models))
         if state is not None:
             self.method.resume(state)
             if config.privacy.enabled:  # the round that was cut off may have released uploads that nobody counted
@@ -175,6 +179,15 @@ class Session:
         return {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
 
 
+def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:
+    """Yield `count` random initial models, number i from the stream keyed by (seed, i); none is the run's usual one."""
+    kind = method_class(config.modules["method"])
+    for i in range(count):
+        seed = key(config.seed, "independent start", i)
+        network = kind.network(create(config.modules["model"], config.model, task, seed), config.method, seed)
+        yield {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
+
+
 def logs_replies(config: RunConfig, grid: Grid) -> bool:
     """Return whether accepted replies are logged.
 
@@ -224,9 +237,28 @@ def describe(config: RunConfig) -> dict[str, Any]:
         idle.add("privacy")
     if config.attack.name == "none":
         idle.add("attack")
+    _as_before(plain)
     return {name: value for name, value in plain.items() if name not in idle} | {
         "names": {group: name for group, name in config.names.items() if group != "engine"}
     }
+
+
+#: Settings that came later, with the value that says what runs from before did: left out where they have it, so that
+#: such a run is still found and continued.
+LATER: dict[str, dict[str, Any]] = {
+    "method": {"independent_start": False, "unit": False, "ramp": None},
+    "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
+}
+
+
+def _as_before(plain: dict[str, Any]) -> None:
+    """Write `plain`, the settings of a run, as a version without the later ones would, where that says the same."""
+    for group, settings in LATER.items():
+        for name, value in settings.items():
+            if name in plain[group] and plain[group][name] == value:
+                del plain[group][name]
+    if plain["method"].get("mode") == "cross" and "propeller_weighting" in plain["method"]:
+        plain["method"]["propeller_weighting"] = "alpha"  # plays no part; the default of older versions
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], may_change: Collection[str] = ()) -> None:

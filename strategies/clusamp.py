@@ -26,7 +26,7 @@ MIB = 1 << 20
 class CluSampParams(Settings):
     """How clients are compared, weighted and remembered."""
 
-    distance: Literal["arccos", "L1"] = "arccos"
+    distance: Literal["arccos", "L1", "L2"] = "arccos"
     weighting: Literal["uniform", "examples"] = Field("uniform", description="weight of one draw in the mean")
     memory: Literal["auto", "float32", "float16", "sketch"] = "auto"
     memory_mb: int = Field(1024, ge=1, description="MiB for the updates of all clients, memory=auto")
@@ -35,7 +35,7 @@ class CluSampParams(Settings):
     @model_validator(mode="after")
     def _sketch_keeps_angles_only(self) -> CluSampParams:
         if self.distance == "L1" and self.memory == "sketch":
-            raise ValueError("a sketch does not keep L1 distances. Use distance=arccos or memory=float16")
+            raise ValueError("a sketch does not keep L1 distances. Use distance=arccos, L2 or memory=float16")
         return self
 
 
@@ -47,7 +47,7 @@ class CluSamp(SingleModel[CluSampParams]):
     visit. Each round:
 
     1. ``rho_ij = arccos(v_i . v_j / (|v_i| |v_j|))``, 0 if one of them is 0 (as the official code);
-       `distance=L1`: ``|v_i - v_j|_1``.
+       `distance=L1`: ``|v_i - v_j|_1``; `distance=L2`: ``|v_i - v_j|_2^2``, squared as in the official code.
     2. Ward's hierarchical clustering of the rows of rho, which describe a client by its distances to all (as the
        official code; Ward's criterion needs points of a Euclidean space, which angles are not).
     3. Client i has mass ``K n_i``, an urn holds ``M = sum_j n_j``. The tree is cut into its largest subtrees of mass M
@@ -111,11 +111,12 @@ class CluSamp(SingleModel[CluSampParams]):
             return matrix
         from scipy.spatial.distance import cdist
 
+        measure: Literal["cityblock", "sqeuclidean"] = "cityblock" if self.params.distance == "L1" else "sqeuclidean"
         scales = np.array([self.scales[clients[i]] for i in seen])
         values = rows.astype(np.float64) * scales[:, None]
-        matrix[np.ix_(seen, seen)] = cdist(values, values, "cityblock")
+        matrix[np.ix_(seen, seen)] = cdist(values, values, measure)
         unseen = [i for i in range(len(clients)) if i not in set(seen)]
-        lengths = np.abs(values).sum(1)  # distance to an update of 0
+        lengths = (np.abs(values) if measure == "cityblock" else values**2).sum(1)  # distance to an update of 0
         matrix[np.ix_(seen, unseen)] = lengths[:, None]
         matrix[np.ix_(unseen, seen)] = lengths[None]
         return matrix

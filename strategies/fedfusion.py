@@ -43,7 +43,7 @@ CHUNK = 500
 
 
 class Concatenate(nn.Conv2d):
-    """Operator ``conv``: ``W [E_l(x) ; E_g(x)] + b``, a 1x1 convolution from 2C to C channels (Eq. 3 of the paper).
+    """Operator ``conv``: ``W [E_l(x) ; E_g(x)] + b``, a 1x1 convolution from 2C to C channels (Eq. 1 of the paper).
 
     Weights: 2C * C + C, 8,256 for C = 64. PyTorch's default initial values. The code joins (local, global), the paper's
     figure (global, local): the same family of functions.
@@ -58,7 +58,7 @@ class Concatenate(nn.Conv2d):
 
 
 class Blend(nn.Module):
-    """Operators ``multi`` and ``single``: ``lambda E_g(x) + (1 - lambda) E_l(x)`` (Eq. 4 and 5).
+    """Operators ``multi`` and ``single``: ``lambda E_g(x) + (1 - lambda) E_l(x)`` (Eq. 2 and 3).
 
     lambda starts at 0, has no bounds and is decayed as any weight. At 0 the result is E_l(x) to the bit.
 
@@ -240,8 +240,8 @@ class FedFusion(SingleModel[FedFusionParams]):
     Readings and deviations:
 
     - The paper weights clients by examples, the code averages uniformly: ``weighting``, the paper's by default.
-    - lambda's moving average is in the code only. It starts at 0, and lambda does, so the lambda sent last is the
-      average so far: no shadow copy is needed.
+    - lambda's moving average is in section 3.2 of the paper and in the code. It starts at 0, and lambda does, so the
+      lambda sent last is the average so far: no shadow copy is needed.
     - The code infers with the new E and the *previous* round's E_g, since it evaluates the averaged copy of what the
       clients held frozen: ``inference=previous`` (default). ``current`` uses the new E for both. The previous extractor
       lives on the server; ``model.safetensors`` holds it as ``features.reference``.

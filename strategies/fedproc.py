@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -29,7 +30,10 @@ CHUNK = 500
 
 
 class FedProcParams(Projected):
-    """The projection head; the method has no other parameter, its weights follow from the round."""
+    """The projection head, and what the authors' code has otherwise: `unit` and `ramp` (see :class:`FedProc`)."""
+
+    unit: bool = Field(False, description="unit vectors inside the network: classifier and prototypes read them")
+    ramp: int | None = Field(None, ge=1, description="R, round from which on cross-entropy stands alone; null: all")
 
 
 class Prototypical(Objective[FedProcParams]):
@@ -39,7 +43,8 @@ class Prototypical(Objective[FedProcParams]):
         """Return the prototypes with unit length, (classes, e), and the share of cross-entropy at this round."""
         like = next(iter(visit.params.values()))
         prototypes = as_tensors(visit.extras["prototypes"], like=like)["mean"]
-        share = (visit.round - 1) / visit.rounds if bool(prototypes.any()) else 1.0
+        ramp = self.params.ramp or visit.rounds
+        share = min((visit.round - 1) / ramp, 1.0) if bool(prototypes.any()) else 1.0
         return {
             "prototypes": functional.normalize(prototypes, dim=1),
             "share": torch.tensor(share, dtype=like.dtype, device=like.device),
@@ -80,6 +85,12 @@ class FedProc(SingleModel[FedProcParams]):
     State: the global model and the prototypes (classes x e); clients keep none. Wire: one model and the prototypes
     down; one model, the sums and the int64 counts up.
 
+    The authors' code (``model.py``, ``train.py`` of MuXutong/FedProc) differs from the paper's formulas in three
+    points, each an option: the network divides the projection by its length, so that the classifier reads unit vectors
+    and prototypes are means of unit vectors (`unit`; here only the contrast does, so long embeddings weigh more in
+    c_k); R is 100 however many rounds are planned, with cross-entropy alone from then on (`ramp=100`); the head's first
+    layer is as wide as its input (`hidden=null`).
+
     Deviations: while the server has no prototypes (the first round) the loss is cross-entropy alone. A class that
     nobody held this round keeps its old prototype, one that nobody ever held is zero (similarity 0). Sums and counts
     travel in place of class means, so that clients count by their examples. A client whose counts do not add up to its
@@ -91,7 +102,7 @@ class FedProc(SingleModel[FedProcParams]):
     @classmethod
     def build_model(cls, model: nn.Module, params: FedProcParams) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, params)
+        return project(model, params, params.unit)
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model and start with prototypes of zero; their shape is the classifier's, (classes, e)."""

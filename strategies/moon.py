@@ -81,6 +81,11 @@ class Moon(SingleModel[MoonParams]):
     State: the global model; each client keeps its last local model (one model on its disk, from its last accepted
     visit). Wire: one model down, one up.
 
+    The authors' head has a first layer as wide as its input (`hidden=null`, see :class:`Projected`). At a client's
+    first visit their code contrasts with that client's own random initial network; here there is no negative then and
+    the term is 0. That is one visit for each client: 10 of 1,000 in FedCT's federation (10 clients, 100 rounds), at
+    most 100 of 20,000 in FedCross's (100 clients, 10 of them in each of 2,000 rounds).
+
     Deviations: G and P run in evaluation behaviour (their own batch-normalisation statistics). A client without a
     previous model has no negative, so the term is 0 at its first visit. A client that was not drawn for long keeps its
     old P, as in the authors' code.

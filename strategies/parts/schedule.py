@@ -61,6 +61,10 @@ class Constant(Settings):
         """Return values between which all others lie."""
         return [self.value]
 
+    def settled(self) -> int:
+        """Return the round from which on the value stays the same."""
+        return 1
+
 
 class _Ramp(Settings):
     """From `start` in round 1 to `end` in round `rounds`, and `end` from then on."""
@@ -79,12 +83,16 @@ class _Ramp(Settings):
         """Return values between which all others lie."""
         return [self.start, self.end]
 
+    def settled(self) -> int:
+        """Return the round from which on the value stays the same."""
+        return self.rounds
+
 
 class Linear(_Ramp):
     """``start + t (end - start)`` with ``t = (round - 1)/(rounds - 1)``.
 
-    FedCross's dynamic alpha goes from 0.5 to 0.99; the paper names neither the curve nor its length. Linear over 100
-    rounds is this project's reading.
+    FedCross's dynamic alpha goes from 0.5 to 0.99 "for the first 100 FL rounds" (ICDE paper, acceleration of FedCross);
+    the curve is not named there. Linear is this project's reading.
     """
 
     schedule: Literal["linear"] = "linear"
@@ -135,6 +143,11 @@ def _stage(stages: Sequence[S], round_number: int) -> tuple[S, int]:
     return stages[-1], round_number - before
 
 
+def _before_last(stages: Sequence[S]) -> int:
+    """Return how many rounds are over when the last stage begins."""
+    return (stages[-2].until or 0) if len(stages) > 1 else 0
+
+
 class Stage(Settings):
     """A schedule up to and with round `until`."""
 
@@ -158,6 +171,10 @@ class Staged(Settings):
     def values(self) -> list[float]:
         """Return values between which all others lie."""
         return [value for stage in self.stages for value in stage.value.values()]
+
+    def settled(self) -> int:
+        """Return the round from which on the value stays the same."""
+        return _before_last(self.stages) + self.stages[-1].value.settled()
 
 
 class ChoiceStage(Settings, Generic[T]):
@@ -202,6 +219,10 @@ class Choice(Settings, Generic[T]):
     def values(self) -> list[T]:
         """Return every choice."""
         return [stage.value for stage in self.stages]
+
+    def settled(self) -> int:
+        """Return the round from which on the choice stays the same."""
+        return _before_last(self.stages) + 1
 
 
 Schedule: TypeAlias = Annotated[

@@ -121,10 +121,10 @@ def offsets(m: int, count: int, round_number: int) -> list[int]:
     return [(round_number - 1 + p) % (m - 1) + 1 for p in range(min(count, m - 1))]
 
 
-def propellers(k: int, members: Sequence[int], distances: Sequence[int], alpha: float | None) -> Mixing:
-    """Propeller models, ``w_i = alpha v_i + (1 - alpha)/P sum_p v_(i + o_p)``.
+def propellers(k: int, members: Sequence[int], distances: Sequence[int], own: float | None) -> Mixing:
+    """Propeller models, ``w_i = own v_i + (1 - own)/P sum_p v_(i + o_p)``.
 
-    Neither paper states the weights: with ``alpha=None`` all P + 1 models weigh the same.
+    The papers do not state the weights; :func:`propeller_share` gives `own` for each reading.
 
     Parameters
     ----------
@@ -132,15 +132,26 @@ def propellers(k: int, members: Sequence[int], distances: Sequence[int], alpha: 
         As in :func:`cross`.
     distances : sequence of int
         P distinct offsets, from :func:`offsets`; empty leaves every model as it is.
-    alpha : float or None
+    own : float or None
         Share of the own model, or None for 1/(P + 1).
     """
     m, p = len(members), len(distances)
     if not p:
         return identity(k)
-    own = 1.0 / (p + 1) if alpha is None else alpha
-    rows = [_combine([(i, own)] + [((i + o) % m, (1.0 - own) / p) for o in distances]) for i in range(m)]
+    share = 1.0 / (p + 1) if own is None else own
+    rows = [_combine([(i, share)] + [((i + o) % m, (1.0 - share) / p) for o in distances]) for i in range(m)]
     return _with_members(k, members, rows)
+
+
+def propeller_share(weighting: str, alpha: float, count: int) -> float | None:
+    """Return the own model's share beside `count` propellers; None stands for 1/(count + 1).
+
+    ``equal``: all models weigh the same. ``each``: every propeller gets what a collaborator gets, 1 - alpha, and the
+    own model ``1 - count (1 - alpha)``. ``alpha``: alpha for the own model, the propellers share the rest.
+    """
+    if weighting == "equal":
+        return None
+    return alpha if weighting == "alpha" else 1.0 - count * (1.0 - alpha)
 
 
 def uniform(k: int, members: Sequence[int]) -> Mixing:

@@ -7,7 +7,7 @@ A method says what each sampled client gets (:meth:`Contract.dispatch`), what be
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import torch
@@ -104,6 +104,14 @@ class Contract(Strategy, Generic[P]):
     @abstractmethod
     def restore(self, state: State) -> None:
         """Take over what :meth:`state` returned; :meth:`begin` has been called before."""
+
+    @property
+    def independent_models(self) -> int:
+        """How many random initial models :meth:`start_from` must get before the first round; 0 for none."""
+        return 0
+
+    def start_from(self, models: Iterable[Arrays]) -> None:
+        """Take over independently drawn initial models, in the order of the slots; only where they are asked for."""
 
     def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
         """Return the partitions that take part in round `number`, drawn uniformly without replacement."""

@@ -184,6 +184,7 @@ class CrossTraining(SingleModel[X]):
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Take in the trained models; after the last exchange average them, weighted by the examples of their homes."""
+        met: dict[int, list[Prototypes]] = {}
         for upload in uploads:
             found = Prototypes.of(upload.extras[GROUP]) if GROUP in upload.extras else None
             if current.exchange == 0:
@@ -194,7 +195,9 @@ class CrossTraining(SingleModel[X]):
                 if self.params.weight == "host":
                     learner.weight = upload.num_examples
             if found is not None:
-                self.latest[upload.client] = found
+                met.setdefault(upload.client, []).append(found)
+        # A literal route may bring several models to one host: its prototypes are then the mean of theirs.
+        self.latest |= {client: one[0] if len(one) == 1 else average(one) for client, one in met.items()}
         if current.exchange + 1 == self.exchanges and self.learners:
             learners = [self.learners[slot] for slot in sorted(self.learners)]
             self.model = weighted_mean([one.arrays for one in learners], [one.weight for one in learners])

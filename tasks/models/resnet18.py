@@ -1,4 +1,8 @@
-"""ResNet-18: FedCT's for small images (3x3 stem, no max-pool) and He et al.'s for large ones."""
+"""ResNet-18: with a 3x3 stem for small images, He et al.'s for large ones, and that of FedCT's authors.
+
+FedCT's paper says of its ResNet-18 only that the first convolution is 3x3 in place of 7x7. What their code for another
+method has (repository FedCSPC, ``resnet.py``) is ``stem=authors``.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +21,34 @@ class Params(Settings):
 
     Attributes
     ----------
-    stem : {"cifar", "imagenet"}
-        First layers: 3x3 convolution of stride 1, or 7x7 of stride 2 and a max-pool 3/2.
+    stem : {"cifar", "imagenet", "authors"}
+        First layers: 3x3 convolution of stride 1; 7x7 of stride 2 and a max-pool 3/2; or 3x3 of stride 2 and padding 3
+        without a pool. The last one also has three linear layers, 512-512-512-classes without activations between
+        them, of which the third is the classifier.
     """
 
-    stem: Literal["cifar", "imagenet"] = "cifar"
+    stem: Literal["cifar", "imagenet", "authors"] = "cifar"
 
 
 def build(params: Params, task: Task) -> Split:
     """Return torchvision's ResNet-18 with random weights and the chosen stem.
 
     Weights for 3 channels and 10 classes: 11,173,962 with the small stem (1,728 in its convolution), 11,181,642 with
-    the large one (9,408).
+    the large one (9,408), 11,699,274 with the authors' (1,728, and 2 * (512 * 512 + 512) in two more linear layers).
     """
     from torchvision import models
 
     channels, _, _ = images(task, "resnet18")
     network = models.resnet18(weights=None, num_classes=task.classes)
-    if params.stem == "cifar":
-        network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    if params.stem != "imagenet":
+        stride, padding = (1, 1) if params.stem == "cifar" else (2, 3)
+        network.conv1 = nn.Conv2d(channels, 64, 3, stride, padding, bias=False)
         network.maxpool = nn.Identity()
     else:
         network.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
-    return halve(network, task.classes, "resnet18")
+    split = halve(network, task.classes, "resnet18")
+    if params.stem == "authors":
+        width = split.embedding
+        split.features = nn.Sequential(split.features, nn.Linear(width, width), nn.Linear(width, width))
+    return split

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from pydantic import Field
 
@@ -20,11 +22,15 @@ class Params(Settings):
     clients : int or None
         Number of users to draw (without replacement, keyed by the seed); None for all.
     min_samples : int
-        Users with fewer training examples are left out.
+        Users with fewer examples are left out.
+    count : {"train", "all"}
+        Which examples `min_samples` counts: those to train on, or the test examples too, as LEAF's ``-k`` counts
+        before it splits a user's examples.
     """
 
     clients: int | None = Field(default=None, ge=1)
     min_samples: int = Field(default=1, ge=1)
+    count: Literal["train", "all"] = "train"
 
 
 def _by_user(users: IntArray | None, count: int) -> list[IntArray]:
@@ -51,16 +57,18 @@ def split(params: Params, task: Task, seed: int) -> Partition:
         )
     tests = task.test.users
     count = 1 + max(int(task.train.users.max()), -1 if tests is None or len(tests) == 0 else int(tests.max()))
-    train = _by_user(task.train.users, count)
-    eligible = np.array([user for user in range(count) if len(train[user]) >= params.min_samples], dtype=np.int64)
+    train, test = _by_user(task.train.users, count), _by_user(tests, count)
+    whole = params.count == "all"
+    sizes = [len(own) + (len(held) if whole else 0) for own, held in zip(train, test)]
+    eligible = np.array([u for u in range(count) if sizes[u] >= params.min_samples and len(train[u])], dtype=np.int64)
     wanted = len(eligible) if params.clients is None else params.clients
     if wanted > len(eligible) or wanted == 0:
+        counted = "examples" if whole else "training examples"
         raise DataError(
             f"partition=natural: {len(eligible)} of {count} users of {task.name} have at least {params.min_samples} "
-            f"training examples, {wanted} are asked for. Lower partition.clients or partition.min_samples."
+            f"{counted}, {wanted} are asked for. Lower partition.clients or partition.min_samples."
         )
     chosen = np.sort(stream(seed, "partition natural").permutation(eligible)[:wanted])
-    test = _by_user(tests, count)
     return Partition(
         train=owned([train[user] for user in chosen]), test=None if tests is None else [test[user] for user in chosen]
     )

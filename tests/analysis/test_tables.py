@@ -11,7 +11,7 @@ from fedcross.analysis.formats import latex, markdown
 from fedcross.analysis.groups import Spread, group_runs
 from fedcross.analysis.loading import load_runs
 from fedcross.analysis.table import console_table, duration, percent, size
-from fedcross.analysis.tables import Table, compact, default_target, published_table, target_table
+from fedcross.analysis.tables import Table, accuracy_table, compact, default_target, published_table, target_table
 from tests.support.fake import config, write_run
 
 
@@ -46,6 +46,14 @@ def test_latex_escapes_what_latex_reads():
     assert r"\textbackslash{}x & $<$ 1 \\" in text
     assert r"\begin{tabular}{ll}" in text
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 1
+
+
+def test_the_mean_of_the_last_ten_stands_beside_the_smoothed_maximum(tmp_path: Path):
+    write_run(tmp_path / "1", [1.0, *[0.0] * 9, 0.5], config("fedavg", 1, 11))
+    groups, _ = group_runs(load_runs([tmp_path]).runs)
+    table = accuracy_table(groups)
+    row = dict(zip(table.header, table.rows[0]))
+    assert (row["smoothed %"], row["last ten %"], row["final %"]) == ("10.00", "5.00", "50.00")
 
 
 def test_targets_that_only_some_seeds_reach(tmp_path: Path):

@@ -19,8 +19,8 @@ def params(name: str) -> dict[str, str]:
 
 def test_every_table_and_figure_is_there():
     assert NAMES == [
-        "fig5_exchanges", "fig6_scale", "table1", "table3_ablation", "table4_broadcast", "table5_heterogeneity",
-        "table6_rounds",
+        "analyses", "fig5_exchanges", "fig6_scale", "sensitivity", "table1", "table3_ablation", "table4_broadcast",
+        "table5_heterogeneity", "table6_rounds",
     ]  # fmt: skip
 
 

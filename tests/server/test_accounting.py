@@ -29,6 +29,16 @@ def test_the_result_has_what_the_design_lists():
     assert {*names, "rounds", "smoothed_accuracy", "seconds_total", "versions", "commit"} <= found.keys()
 
 
+def test_the_last_ten_evaluations_are_averaged_without_a_maximum():
+    # Eleven evaluations 1, 0, ..., 0, .5: the largest moving mean is the first ten's, .1; the last ten's is .05.
+    lines = [entry(1, 1.0), *(entry(r, 0.0) for r in range(2, 11)), entry(11, 0.5), entry(12, None)]
+    found = result(lines, {})
+    assert found["last_ten_accuracy"] == pytest.approx(0.05)
+    assert found["smoothed_accuracy"]["mean"] == pytest.approx(0.1)
+    assert result([entry(1, 0.2), entry(2, 0.4)], {})["last_ten_accuracy"] == pytest.approx(0.3)
+    assert result([entry(1, None)], {})["last_ten_accuracy"] is None
+
+
 def test_a_continued_ledger_drops_later_and_broken_lines(tmp_path):
     ledger = Ledger(tmp_path)
     for number in (1, 2, 3):

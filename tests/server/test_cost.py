@@ -2,8 +2,10 @@
 
 import pytest
 
+from fedcross.conf.schema import load
 from fedcross.server.check import checked_plan
 from fedcross.server.cost import Cell, cells, show
+from fedcross.server.pace import Pace, Seconds, _round
 from fedcross.server.sweep import plan
 from tests.server.commands.test_run import SMALL, call
 
@@ -26,6 +28,35 @@ def test_cells_count_distinct_runs_and_what_is_left():
 def test_jobs_of_other_speed_are_measured_apart():
     found = cells(plan(["-m"], [*SMALL, "method=fedavg", "clients_per_round=2,4", "train.epochs=1,3", "seed=1,2"]))
     assert [cell.runs for cell in found] == [2, 2, 2, 2]
+
+
+def test_jobs_with_other_losses_are_measured_apart():
+    own = ["-m", *SMALL, "method=fedct", "seed=1,2"]
+    assert [cell.runs for cell in cells(plan(own[:1], [*own[1:], "method.base=fedavg,moon"]))] == [2, 2]
+    assert [cell.runs for cell in cells(plan(own[:1], [*own[1:], "method.kappa=0,1", "method.eta=0,0.1"]))] == [2] * 4
+
+
+def test_a_round_is_put_together_from_its_steps():
+    # Clients of 10 and 30 examples, batches of 8: 2 and 4 steps, 3 and 20 on average. An epoch: 3 * 2 + 20 * .5 = 16.
+    # At home 5 epochs, at each of two hosts 2: 9 epochs, 3 visits of 7 s: 165 s. Five clients on 2 workers: 3 turns.
+    own = ["method=fedexg", "method.exchanges=2", "method.host_epochs=2", "train.epochs=5", "train.batch=8"]
+    config = load([*own, "clients_per_round=5", "engine.workers=2"])
+    seconds = Seconds(step=2.0, example=0.5, visit=7.0, server=1.0, tested=0.0)
+    assert _round(config, seconds, [10, 30]) == 3 * 165 + 1
+    plain = load(["method=fedavg", "train.epochs=1", "train.batch=8", "clients_per_round=5", "engine.workers=1"])
+    assert _round(plain, seconds, [10, 30]) == 5 * (7 + 16) + 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedct", "moon", "fedgen", "scaffold"])
+def test_a_few_steps_are_measured_for_every_kind_of_method(method):
+    job = [*SMALL, f"method={method}", "rounds=1000"]
+    pace = Pace()
+    seconds, evaluation = pace(job)
+    assert seconds > 0
+    assert evaluation > 0
+    more = pace([*job, "clients_per_round=6", "seed=3", "engine.workers=1"])[0]
+    assert more > seconds  # the same measurement, more clients and fewer workers
+    assert len(pace._known) == 1
 
 
 def test_done_runs_cost_nothing(monkeypatch, tmp_path, capsys):
@@ -52,7 +83,7 @@ def test_the_command_measures_and_runs_nothing_else(monkeypatch, tmp_path, capsy
 
 def test_the_table_adds_up(capsys):
     found = plan(["-m"], [*SMALL, "method=fedavg,fedcross", "rounds=36", "evaluate_every=36"])
-    show(found, lambda job: (100.0, 0.0))
+    show(found, lambda jobs: [(100.0, 0.0)] * len(jobs))
     # Twice 36 rounds of 100 s: an hour each.
     total = next(line for line in capsys.readouterr().out.splitlines() if "total" in line)
     assert [cell.strip() for cell in total.strip("│").split("│")][4:] == ["2", "0", "72", "", "", "2"]

@@ -53,6 +53,14 @@ def test_l1_distances_by_hand_count_from_0_for_clients_not_seen():
     np.testing.assert_allclose(method.distances([0, 1, 2, 3]), expected, atol=1e-6)
 
 
+def test_l2_distances_by_hand_are_squared_as_in_the_official_code():
+    """Updates (1, -2) and (0.5, 0), apart by (0.5, -2), and two clients that were never there."""
+    method = begun(distance="L2")
+    method.aggregate(Round(1, 0, (0, 2), 0), [upload(0, [1, -2]), upload(2, [0.5, 0])])
+    expected = [[0, 5, 4.25, 5], [5, 0, 0.25, 0], [4.25, 0.25, 0, 0.25], [5, 0, 0.25, 0]]
+    np.testing.assert_allclose(method.distances([0, 1, 2, 3]), expected, atol=1e-6)
+
+
 def test_a_row_is_the_update_from_the_model_that_was_sent():
     method = begun()
     method.model["w"][:] = [1, 1]

@@ -207,6 +207,26 @@ def test_literal_matching_trains_several_models_at_one_host(tmp_path):
     assert all((model[name] == again.method.global_model()[name]).all() for name in model)
 
 
+def test_a_shared_hosts_prototypes_are_the_mean_of_its_models():
+    # Models 0 and 1 trained at client 12: classes (present in both, in the first, in the second) = (1+3)/2, 5, 7.
+    method = begun()
+    method.exchanges = 3
+
+    def trained(slot, vectors, present):
+        group = {"vectors": np.array(vectors, np.float32), "present": np.array(present)}
+        return Upload(12, slot, method.learners[slot].arrays, {"prototypes": group}, 4, {})
+
+    first = trained(0, [[1, 1], [5, 5], [0, 0]], [True, True, False])
+    second = trained(1, [[3, 3], [0, 0], [7, 7]], [True, False, True])
+    for uploads in ([first, second], [second, first]):
+        method.aggregate(Round(1, 1, (10, 11, 12), 1), uploads)
+        assert method.latest[12].vectors.tolist() == [[2, 2], [5, 5], [7, 7]]
+        assert method.latest[12].present.all()
+    assert method.learners[0].prototypes.vectors[0].tolist() == [1, 1]  # a model's own view stays its own
+    method.aggregate(Round(1, 1, (10, 11, 12), 1), [first])
+    assert method.latest[12].vectors.tolist() == [[1, 1], [5, 5], [0, 0]]
+
+
 def test_a_host_that_lacks_prototypes_costs_nothing_and_everybody_else_is_matched():
     method = begun()
     del method.latest[12]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from fedcross.conf.compose import compose
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import find
 from fedcross.tasks.base import Examples, Task
@@ -62,6 +62,7 @@ COUNTS: list[tuple[str, dict[str, Any], Task, int]] = [
     ("resnet18", {}, CIFAR10, 11_173_962),
     ("resnet18", {}, CIFAR100, 11_173_962 + 90 * 513),
     ("resnet18", {}, TINY, 11_173_962 + 190 * 513),
+    ("resnet18", {"stem": "authors"}, CIFAR10, 11_173_962 + 2 * (512 * 512 + 512)),
     ("resnet18", {"stem": "imagenet"}, VIREO, 11_181_642 + 162 * 513),
     ("fedfusion_cifar", {}, CIFAR10, 1_756_426),
     ("fedfusion_mnist", {}, MNIST, 1_630_602),
@@ -124,10 +125,11 @@ def test_one_training_step(name: str, settings: dict[str, Any], task: Task) -> N
 def test_configuration_file(file: Path) -> None:
     text = file.read_text()
     assert text.startswith(f"# fedcross model={file.stem}")
-    values = yaml.safe_load(text)
+    values = compose((f"model={file.stem}",))["model"]
     assert values.pop("name") == file.stem
-    params = find("fedcross.tasks.models", file.stem, "model").Params
-    assert params(**values) == params()
+    module = values.pop("module", file.stem)
+    params = find("fedcross.tasks.models", module, "model").Params
+    assert (params(**values) == params()) == (module == file.stem)  # another name is another variant
     assert set(values) == set(params.model_fields)
 
 

@@ -198,6 +198,17 @@ def test_natural_by_hand():
     ]
 
 
+def test_natural_counts_test_examples_too_where_asked():
+    # Training and test examples: 2 + 0, 3 + 2, 1 + 1. Users without training examples never take part.
+    def sizes(least, count):
+        params = natural.Params(min_samples=least, count=count)
+        return [len(part) for part in natural.split(params, users_task(), 0).train]
+
+    assert (sizes(2, "train"), sizes(2, "all"), sizes(5, "all")) == ([2, 3], [2, 3, 1], [3])
+    with pytest.raises(DataError, match="0 of 4 users of toy have at least 6 examples, 0 are"):
+        natural.split(natural.Params(min_samples=6, count="all"), users_task(), 0)
+
+
 def test_natural_draws_users():
     drawn = {len(natural.split(natural.Params(clients=1), users_task(), seed).train[0]) for seed in range(20)}
     assert drawn == {1, 2, 3}

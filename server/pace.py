@@ -1,0 +1,165 @@
+"""What a round would take, from a few small training steps: for ``--cost`` on a CPU, where a whole round is too long.
+
+Visits of a few examples are measured in this process, on one thread, after a round that warms up: one step of SMALL
+examples, one of more, and, where a step is quick, one visit of several steps. That gives seconds per step, per example
+and per visit. A round of the job has its number of visits, and a visit as many steps and examples as the clients have
+on average; the engine's workers share them. The server's own work is that of the small round. Processor time is what
+counts, so that other work on the machine does not blur the comparison: the hours are those of a machine left alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedcross.conf.schema import RunConfig
+
+#: Examples in the smaller step, in the larger one where steps are quick, and in the evaluation.
+SMALL, LARGE, TESTED = 1, 32, 8
+#: Steps in a visit that tells a visit's own seconds from its steps', where steps are quick, and how often it is timed.
+SEVERAL, TIMES = 20, 2
+#: A visit of one small step longer than this (seconds) is mostly computing: nothing else is told apart.
+SLOW = 0.15
+#: Settings that the measurement has otherwise than the job, or that do not change what it measures.
+OWN = (
+    "rounds=", "output=", "logger=", "resume=", "seed=", "clients_per_round=", "evaluate_", "checkpoint.",
+    "federation.", "engine=", "engine.", "hydra", "method.exchanges=", "snapshots.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of a step, of an example in it, of a visit beside its steps, of the server in a round, of an example tested."""
+
+    step: float
+    example: float
+    visit: float
+    server: float
+    tested: float
+
+
+class Pace:
+    """Estimates the pace of jobs; a measurement is used again for jobs that differ in what it does not depend on."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], Seconds] = {}
+
+    def __call__(self, job: list[str]) -> tuple[float, float]:
+        """Return the seconds of a round of `job`, and of one evaluation."""
+        from fedcross.conf.schema import load
+
+        config = load(job)
+        data = config.load_data()
+        key = tuple(o for o in _trial(job, config) if not o.lstrip("+").startswith("partition"))
+        if key not in self._known:
+            self._known[key] = measured(_trial(job, config))
+        seconds = self._known[key]
+        sizes = [min(len(part), config.train.examples or len(part)) for part in data.partition.train]
+        return _round(config, seconds, sizes), seconds.tested * len(data.task.test)
+
+
+def _round(config: RunConfig, seconds: Seconds, sizes: list[int]) -> float:
+    """Return the seconds of a round whose clients have `sizes` examples."""
+    epoch = mean(math.ceil(n / config.train.batch) * seconds.step + n * seconds.example for n in sizes)
+    exchanges = int(getattr(config.method, "exchanges", 0))
+    hosts = getattr(config.method, "host_epochs", None) or config.train.epochs
+    visits = (1 + exchanges) * seconds.visit + (config.train.epochs + exchanges * hosts) * epoch
+    count = getattr(config.engine, "count", None)
+    workers = min(int(count()) if callable(count) else 1, config.clients_per_round)
+    return visits * math.ceil(config.clients_per_round / workers) + seconds.server
+
+
+def _trial(job: list[str], config: RunConfig) -> list[str]:
+    """Return the overrides of the small federation that is measured instead of `job`."""
+    kept = [o for o in job if not o.lstrip("+").startswith(OWN)]
+    drawn = 2 if hasattr(config.method, "exchanges") else 1
+    return [*kept, f"clients_per_round={drawn}", "logger=none", "engine=local", "engine.workers=1", "device=cpu"]
+
+
+def measured(trial: list[str]) -> Seconds:
+    """Return the seconds that the steps of the small federation `trial` take."""
+    with tempfile.TemporaryDirectory(prefix="fedcross-cost-") as folder, _states(folder):
+        bench = _Bench(trial, folder)
+        bench.visit(SMALL)
+        low, server = bench.visit(SMALL)
+        if low > SLOW:
+            high = bench.visit(3 * SMALL)[0]
+            # Two points with noise: what does not grow with the examples is taken as half of the larger step at most.
+            example = min(max((high - low) / 2, high / 6), high / 3) / SMALL
+            return Seconds(max(low - SMALL * example, 0.0), example, 0.0, server, bench.evaluation())
+        # Quick ones are timed more than once: the least disturbed time counts.
+        one = min(bench.visit(SMALL)[0] for _ in range(TIMES))
+        many = min(bench.visit(SMALL, SEVERAL)[0] for _ in range(TIMES))
+        large = min(bench.visit(LARGE, SEVERAL)[0] for _ in range(TIMES))
+        example = max(large - many, 0.0) / (SEVERAL * (LARGE - SMALL))
+        step = max(many - one, 0.0) / (SEVERAL - 1)
+        return Seconds(max(step - SMALL * example, 0.0), example, max(one - step, 0.0), server, bench.evaluation())
+
+
+class _Bench:
+    """A federation in this process whose clients take as many steps of as many examples as they are told."""
+
+    def __init__(self, trial: list[str], folder: str) -> None:
+        from fedcross.client.app import app
+        from fedcross.client.workshop import workshop
+        from fedcross.conf.compose import join
+        from fedcross.conf.schema import load
+        from fedcross.engines.grid import LocalGrid
+        from fedcross.server.launch import quote
+        from fedcross.server.progress import Lines
+        from fedcross.server.session import Session
+
+        overrides = [*trial, f"output={quote(folder)}"]
+        config = load(overrides)
+        clients = getattr(config.partition, "clients", None) or config.clients_per_round
+        self._grid = LocalGrid(app, clients, {"overrides": join(overrides)})
+        self._session = Session(config, self._grid, Lines())
+        self._shop = workshop(join(overrides))
+        self._number = 0
+
+    def visit(self, examples: int, steps: int = 1) -> tuple[float, float]:
+        """Return the seconds of a visit with `steps` steps of `examples` examples, and the server's of the round."""
+        own = {"examples": examples, "batch": examples, "epochs": steps}
+        train = self._shop.config.train.model_copy(update=own)
+        self._shop.config = self._shop.config.model_copy(update={"train": train})
+        self._number += 1
+        started = time.process_time()
+        report = self._session.method.run_round(self._number, self._grid)
+        seconds = time.process_time() - started
+        server = seconds * report.seconds_aggregation / (report.seconds_aggregation + report.seconds_training)
+        return (seconds - server) / max(report.clients, 1), server
+
+    def evaluation(self) -> float:
+        """Return the seconds per example that the evaluation takes."""
+        import torch
+
+        evaluator, task = self._session.evaluator, self._shop.data.task
+        inputs = task.prepare(task.test.x[:TESTED])
+        with torch.no_grad():
+            evaluator.model(inputs)
+            started = time.process_time()
+            evaluator.model(inputs)
+        return (time.process_time() - started) / len(inputs) / torch.get_num_threads()
+
+
+@contextmanager
+def _states(folder: str) -> Iterator[None]:
+    """Keep the clients' states in `folder` meanwhile."""
+    before = os.environ.get("FEDCROSS_STATE")
+    os.environ["FEDCROSS_STATE"] = str(Path(folder) / "clients")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FEDCROSS_STATE"]
+        else:
+            os.environ["FEDCROSS_STATE"] = before

@@ -1,0 +1,112 @@
+"""Every experiment against the papers' values, and the page that maps their figures and tables to commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedcross.conf.compose import CONF, compose, hydra_part
+from fedcross.server.session import flatten
+from fedcross.server.sweep import plan
+from tests.conf.paper_values import REASONS, VALUES
+
+PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
+EXPERIMENTS = sorted(
+    str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").glob("*/[!_]*.yaml")
+)
+#: Stands for a figure where that is too dear; its values are its own.
+STANDS_IN = {"fedcross/acceleration_small"}
+
+
+def overrides(experiment: str) -> list[str]:
+    """Return the overrides that stand for the first column of the table."""
+    name, *more = experiment.split()
+    return [name if "=" in name else f"experiment={name}", *more]
+
+
+def flat(node: object, prefix: str = "") -> dict[str, object]:
+    """Return nested settings, lists too, as one level of dotted names."""
+    if isinstance(node, dict):
+        return {
+            k: v for name, one in node.items() for k, v in flat(one, f"{prefix}.{name}" if prefix else name).items()
+        }
+    if isinstance(node, list):
+        return {k: v for i, one in enumerate(node) for k, v in flat(one, f"{prefix}.{i}").items()}
+    return {prefix: node}
+
+
+def ours(experiment: str, name: str) -> object:
+    """Return our value of setting `name`: all values of a sweep as a sorted list, else the value of the first job."""
+    given = overrides(experiment)
+    params = hydra_part(given)["params"] if given[0].startswith("experiment=") else {}
+    swept = {key.lstrip("+"): str(value) for key, value in params.items()}
+    fixed = any(o.startswith(f"{name}=") for o in given[1:])
+    if name in swept and not fixed:
+        found = [number(text) for text in swept[name].split(",")]
+        return sorted(found, key=str) if len(found) > 1 else found[0]
+    job = next(iter(plan([], given).jobs)) if params else given
+    return flat(compose([*job, *given[1:]]))[name]
+
+
+def number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def same(mine: object, papers: object) -> bool:
+    if isinstance(papers, list):
+        return isinstance(mine, list) and mine == sorted((number(str(v)) for v in papers), key=str)
+    if isinstance(papers, int | float):
+        return isinstance(mine, int | float) and float(mine) == pytest.approx(float(papers))
+    return mine == papers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: f"{v.experiment}-{v.name}")
+def test_every_setting_is_the_papers_or_has_a_reason(value):
+    mine = ours(value.experiment, value.name)
+    reason = REASONS.get((value.experiment, value.name))
+    if reason is None:
+        assert same(mine, value.value), f"{value.place}: {value.value}, ours: {mine}"
+    else:
+        assert not same(mine, value.value), f"no reason is needed any more: {reason}"
+
+
+def test_every_value_has_a_place_and_every_reason_a_value():
+    assert all(value.place.paper and value.place.section for value in VALUES)
+    listed = [(value.experiment, value.name) for value in VALUES]
+    assert len(listed) == len(set(listed))
+    assert set(REASONS) <= set(listed)
+    assert all(len(reason) > 20 for reason in REASONS.values())
+
+
+def test_a_wrong_value_would_be_seen():
+    assert not same(0.02, 0.01)
+    assert not same([0.1, 0.5], [0.1, 0.5, 1.0])
+    assert not same("lenet5", "vgg16_bn")
+    assert same([0.5, 0.1], [0.1, 0.5]) is False  # `ours` sorts
+    assert same([0.1, 0.5], [0.5, 0.1])
+
+
+def test_every_experiment_has_values_and_stands_on_the_page():
+    compared = {value.experiment.split()[0] for value in VALUES}
+    assert set(EXPERIMENTS) - STANDS_IN <= compared
+    named = set(re.findall(r"experiment=((?:fedcross|fedct|fedfusion)/\w+)", PAGE.read_text()))
+    assert named == set(EXPERIMENTS)
+
+
+def test_every_published_table_stands_on_the_page():
+    from fedcross.analysis.published import cells
+
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    for source in {cell.source for cell in cells()}:
+        paper, what = source.split(" ", 1)
+        assert any(line.startswith(f"| {what} ") or line.startswith(f"| {what},") for line in rows), source
+        assert paper in PAGE.read_text()
+
+
+def test_flatten_names_lists_by_position():
+    assert flat({"a": {"b": [{"c": 1}, 2]}}) == {"a.b.0.c": 1, "a.b.1": 2}
+    assert flatten({"a": {"b": 1}}) == {"a.b": 1}
