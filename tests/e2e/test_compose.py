@@ -20,7 +20,7 @@ import pytest
 from fedcross.core import keys as certificates
 from fedcross.deploy.device import Device, new_client
 from fedcross.server.launch import launch
-from tests.e2e import containers, intruder
+from tests.support import containers, intruder
 from tests.support.containers import CLIENTS, Federation
 
 pytestmark = [pytest.mark.compose, pytest.mark.slow]

@@ -21,7 +21,7 @@ from fedcross.core.errors import FederationError
 from fedcross.core.paths import import_root
 from fedcross.engines import flower, ray, superlink
 from fedcross.engines.processes import Family
-from tests.e2e import toy_app
+from tests.support import toy_app
 
 ENGINES = [
     pytest.param(superlink, marks=[pytest.mark.superlink, pytest.mark.slow], id="superlink"),

@@ -78,10 +78,8 @@ def test_bundle_names_the_same_apps_as_the_checkout(house: Path, tmp_path: Path)
     app = tomllib.loads((bundle.make(tmp_path / "app", house) / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     ours = project["tool"]["flwr"]["app"]
     assert app == {key: ours[key] for key in ("publisher", "components", "config")}
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert wheel == {name: f"fedcross/{name}" for name in ROOMS} | {
-        f"fedcross/{f}": f"fedcross/{f}" for f in ("__init__.py", "__main__.py", "py.typed")
-    }
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
+    assert wheel == {name: f"fedcross/{name}" for name in ROOMS}
 
 
 def test_a_missing_package_is_named(house: Path, tmp_path: Path) -> None:

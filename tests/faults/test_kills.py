@@ -21,7 +21,7 @@ CASES = [[point, 2 + trial % (ROUNDS - 1)] for trial in range(size(1, 5)) for po
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path, method):
     cases = [case for case in CASES if method == "fedcross" or case[0] != "mixing"]  # one model: nothing to mix
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.killer", str(tmp_path), json.dumps(cases), f"method={method}"],
+        [sys.executable, "-m", "tests.support.killer", str(tmp_path), json.dumps(cases), f"method={method}"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What a malicious node sends over a real network beside its own reply (for :mod:`tests.faults.light_node`)."""
+"""What a malicious node sends over a real network beside its own reply (for :mod:`tests.support.light_node`)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.faults.killer FOLDER CASES [OVERRIDE ...]
+    python -m tests.support.killer FOLDER CASES [OVERRIDE ...]
 
 `CASES` is JSON: a list of ``[point, round]``. One line of JSON per case is printed, after one for the run that nobody
 interrupted. Production code knows nothing of this: the points are patched into a forked child.

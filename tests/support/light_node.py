@@ -2,12 +2,12 @@
 
 ::
 
-    python -m tests.faults.light_node PORT ROOT_CERTIFICATE LOG NODE_KEY=PARTITION ...
+    python -m tests.support.light_node PORT ROOT_CERTIFICATE LOG NODE_KEY=PARTITION ...
 
 runs one thread per node against the SuperLink (or a proxy) on loopback. The client adds noise that depends on round and
 partition only, so a run's result is known without any network, and a message costs milliseconds, not the start of a
 process. LOG gets a line for every message: time, partition, round. With ``FEDCROSS_ATTACK`` the node sends further
-replies (:mod:`tests.faults.impostor`).
+replies (:mod:`tests.support.impostor`).
 """
 
 from __future__ import annotations

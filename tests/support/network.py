@@ -1,7 +1,7 @@
 """A federation over the network, deployed so that every part can be killed, stopped or cut off by itself.
 
 SuperLink with ``--isolation process``, a SuperExec of its own and SQLite, TLS and authenticated nodes, as in a
-deployment; SuperNodes are :mod:`tests.faults.light_node`, each behind a :class:`tests.faults.proxy.Proxy`
+deployment; SuperNodes are :mod:`tests.support.light_node`, each behind a :class:`tests.support.proxy.Proxy`
 where a test wants one. The server is the real one: ``fedcross.server.session.Session`` in a ServerApp process.
 """
 
@@ -142,7 +142,7 @@ class Network:
     def start_nodes(self, name: str, partitions: Sequence[int], port: int | None = None, **environment: str) -> None:
         """Start one process that is the nodes of `partitions`, connected to `port` (a proxy's, say)."""
         keys = [f"{self.keys[i].private}={i}" for i in partitions]
-        command = [sys.executable, "-m", "tests.faults.light_node", str(port or self.port)]
+        command = [sys.executable, "-m", "tests.support.light_node", str(port or self.port)]
         settings = [f"{key}={value}" for key, value in environment.items()]
         own = ["env", *settings] if settings else []
         self.start(name, [*own, *command, str(self.authority.public), str(self.visits), *keys])
@@ -167,7 +167,7 @@ class Network:
         """Submit a run and do the server's part in a thread of this process, until the federation is gone."""
         from fedcross.conf.schema import load
         from fedcross.server.session import Session
-        from tests.faults import killer
+        from tests.support import killer
         from tests.support.federation import Quiet
         from tests.support.inner_server import grid
         from tests.support.network_server import install
@@ -222,8 +222,8 @@ def write_app(folder: Path) -> Path:
     package = folder / "faultapp"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "client.py").write_text("from tests.faults.light_node import app as made\n\napp = made\n")
-    (package / "server.py").write_text("from tests.faults.network_server import app as made\n\napp = made\n")
+    (package / "client.py").write_text("from tests.support.light_node import app as made\n\napp = made\n")
+    (package / "server.py").write_text("from tests.support.network_server import app as made\n\napp = made\n")
     (folder / "pyproject.toml").write_text(PYPROJECT)
     return folder
 

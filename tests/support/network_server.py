@@ -1,4 +1,4 @@
-"""The ServerApp of :mod:`tests.faults.network`: the real session, and a SuperLink that dies at named points."""
+"""The ServerApp of :mod:`tests.support.network`: the real session, and a SuperLink that dies at named points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 app = ServerApp()
 
-#: Points of :data:`tests.faults.killer.POINTS`, by the names of the test plan.
+#: Points of :data:`tests.support.killer.POINTS`, by the names of the test plan.
 POINTS = (
     *("before_sampling", "after_sampling", "push", "first_pull"),
     *("validation", "reply_logged", "mixing", "checkpoint_rename"),
@@ -22,7 +22,7 @@ POINTS = (
 def install(kills: list[tuple[str, int]], work: Path, grid: type[Grid]) -> None:
     """Let the SuperLink of the network in `work` be killed at each (point, round)."""
     from fedcross.server.session import Session
-    from tests.faults import killer
+    from tests.support import killer
 
     clocks = [killer.Clock(number, lambda: int((work / "superlink.pid").read_text()), grid) for _, number in kills]
     for (point, _), clock in zip(kills, clocks):

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.faults.proxy LISTEN_PORT TARGET_PORT [--latency 0.05] [--partition AFTER SECONDS]
+    python -m tests.support.proxy LISTEN_PORT TARGET_PORT [--latency 0.05] [--partition AFTER SECONDS]
 
 carries connections to 127.0.0.1:LISTEN_PORT on to 127.0.0.1:TARGET_PORT. While partitioned nothing passes in either
 direction and new connections are not answered, as with a cable that is out: neither side is told. Latency is added to

@@ -11,7 +11,7 @@ from fedcross.core.errors import ConfigError, DataError
 from fedcross.core.settings import parse
 from fedcross.tasks import cifar10, cifar100, digits, mnist
 from fedcross.tasks.reading.params import Normalise, stratified
-from tests.tasks import small_files
+from tests.support import small_files
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from PIL import Image
 
 from fedcross.core.errors import DataError
 from fedcross.tasks import arrays, folder, tinyimagenet, vireofood172
-from tests.tasks import small_files
+from tests.support import small_files
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from fedcross.core.errors import DataError
 from fedcross.tasks import femnist, sent140, shakespeare
 from fedcross.tasks.reading.words import split_words, vocabulary, word_ids
-from tests.tasks import small_files
+from tests.support import small_files
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit, flatten
-from tests.client import visits as v
+from tests.support import visits as v
 
 #: One round of these small models in float64; what is left is the order of sums.
 EXACT = 1e-10

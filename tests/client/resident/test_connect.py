@@ -55,7 +55,7 @@ def keeper(starts: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def trainer(keeper: subprocess.Popen[bytes]) -> Resident:
-    return Resident(Keeper.of(keeper.pid), ROOT, "tests.client.odd_work:do")
+    return Resident(Keeper.of(keeper.pid), ROOT, "tests.support.odd_work:do")
 
 
 def pids(starts: Path) -> list[int]:

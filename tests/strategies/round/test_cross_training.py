@@ -18,7 +18,7 @@ from fedcross.strategies.parts.objective import Visit
 from fedcross.strategies.round.cross_training import CrossTraining
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.protocol import Round
-from tests.client import visits
+from tests.support import visits
 from tests.support.federation import SMALL, run, same, session
 
 METHODS = ["fedexg", "pgct", "fedct"]
