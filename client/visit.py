@@ -70,9 +70,8 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
         store = StateStore(state_root(), str(asked["run"]), client)
         kept, residual = apart(store.load(int(asked["state"])))
     net.load(objective.start(received, kept))
-    if objective.pooled:  # a draw from everybody's data
-        draw = stream(config.seed, "pooled", number, client)
-        x, y = shop.data.union(float(asked["pooled-share"]), draw, shop.device, config.train.examples)
+    if objective.pooled:
+        x, y = pooled_examples(shop, client, number, float(asked["pooled-share"]))
     else:
         x, y = examples(shop, client, number)
     visit = Visit(
@@ -115,6 +114,12 @@ def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arra
         if name.startswith(EXTRA)
     }
     return model, extras
+
+
+def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels drawn for round `number` from everybody's data, a `share` of it (references only)."""
+    draw = stream(shop.config.seed, "pooled", number, client)
+    return shop.data.union(share, draw, shop.device, shop.config.train.examples)
 
 
 def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:

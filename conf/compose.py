@@ -89,7 +89,7 @@ def _plain(overrides: tuple[str, ...], variables: tuple[str, str]) -> dict[str, 
     from omegaconf import DictConfig, ListConfig
     from omegaconf.errors import OmegaConfBaseException
 
-    chosen, places = _apart([o for o in overrides if not _for_hydra(o)])
+    chosen, places = _apart([o for o in overrides if not is_hydras(o)])
     key = (chosen, variables)
     if key not in _composed:
         _remember(key, _composition(chosen), ())
@@ -114,8 +114,8 @@ def whole(overrides: Sequence[str]) -> DictConfig:
     ConfigError
         For a wrong override, with the nearest valid names.
     """
-    hydras = tuple(o for o in overrides if _for_hydra(o))
-    chosen, places = _apart([o for o in overrides if not _for_hydra(o)])
+    hydras = tuple(o for o in overrides if is_hydras(o))
+    chosen, places = _apart([o for o in overrides if not is_hydras(o)])
     key = (chosen, environment())
     if key not in _composed or _composed[key][1] != hydras:
         _remember(key, _composition((*chosen, *hydras)), hydras)
@@ -132,7 +132,8 @@ def run_folder(overrides: Sequence[str]) -> Path:
         raise ConfigError(explain(str(error))) from error
 
 
-def _for_hydra(override: str) -> bool:
+def is_hydras(override: str) -> bool:
+    """Return whether `override` sets something of Hydra itself, which a run neither records nor hands on."""
     return override.startswith(("hydra.", "hydra/", "+hydra", "++hydra", "~hydra"))
 
 

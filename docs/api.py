@@ -17,7 +17,7 @@ from docs.options import Setting, Source, read, settings
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "conf" / "config.yaml"
 #: What stands before the names of our packages in an import: "fedcross." since they lie below one root, before nothing.
-PREFIX = "fedcross." if (ROOT / "fedcross").is_dir() else ""
+PREFIX = "fedcross."
 MADE = "<!-- Made by `make docs` from the code and conf/; do not edit. -->"
 #: The public names, by heading. A name whose module does not exist (yet) is left out.
 PUBLIC: dict[str, list[str]] = {
@@ -28,7 +28,7 @@ PUBLIC: dict[str, list[str]] = {
     ],
     "Write a method: the server": [
         "fedcross.strategies.round.contract:Contract",
-        "fedcross.strategies.fedavg:SingleModel",
+        "fedcross.strategies.round.single_model:SingleModel",
         "fedcross.strategies.wire.protocol:Round",
         "fedcross.strategies.wire.protocol:Payload",
         "fedcross.strategies.wire.protocol:Upload",

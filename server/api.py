@@ -173,14 +173,15 @@ def run(*overrides: str) -> Run:
     Progress is printed. An interrupt (Ctrl-C, a notebook's stop button) raises ``KeyboardInterrupt`` after the worker
     processes have ended; the rounds done so far are on disk.
     """
-    from fedcross.conf.compose import run_folder
+    from fedcross.conf.compose import is_hydras, run_folder
     from fedcross.server.check import checked_plan
     from fedcross.server.launch import launch
 
     plan = checked_plan(list(overrides))
     if plan.multirun:
         raise ConfigError("fedcross.run: these settings are a sweep of several runs. Use fedcross.sweep.")
-    return _opened(launch(list(plan.overrides), run_folder(plan.overrides)), overrides)
+    settings = [o for o in plan.overrides if not is_hydras(o)]
+    return _opened(launch(settings, run_folder(plan.overrides)), overrides)
 
 
 def sweep(*overrides: str) -> list[Run]:

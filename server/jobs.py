@@ -44,10 +44,10 @@ OmegaConf.register_new_resolver("fedcross_job", folder_name, replace=True)
 
 def single(overrides: Sequence[str]) -> None:
     """Run one configuration on the composition that the check has made; Hydra's own ``main`` composes twice more."""
-    from fedcross.conf.compose import run_folder
+    from fedcross.conf.compose import is_hydras, run_folder
     from fedcross.server.launch import launch
 
-    launch(list(overrides), run_folder(overrides))
+    launch([o for o in overrides if not is_hydras(o)], run_folder(overrides))
 
 
 def job(_: Any) -> None:

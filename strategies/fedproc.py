@@ -89,7 +89,8 @@ class FedProc(SingleModel[FedProcParams]):
     points, each an option: the network divides the projection by its length, so that the classifier reads unit vectors
     and prototypes are means of unit vectors (`unit`; here only the contrast does, so long embeddings weigh more in
     c_k); R is 100 however many rounds are planned, with cross-entropy alone from then on (`ramp=100`); the head's first
-    layer is as wide as its input (`hidden=null`).
+    layer is as wide as its input (`hidden=null`). On the digits (20 clients, beta .5, 60 rounds, rate .05, three
+    seeds) the mean accuracy is 95.0 % by default, 96.5 with `unit`, 95.3 with `unit` and `hidden=null`.
 
     Deviations: while the server has no prototypes (the first round) the loss is cross-entropy alone. A class that
     nobody held this round keeps its old prototype, one that nobody ever held is zero (similarity 0). Sums and counts

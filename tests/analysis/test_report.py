@@ -76,7 +76,7 @@ def test_a_target_in_percent_is_explained(capsys: pytest.CaptureFixture[str]):
 
 def test_help_imports_no_plotting_library():
     code = (
-        "import sys\nfrom fedcross.analysis.report import parser\nparser().format_help()\n"
+        "import sys\nfrom fedcross.server.commands.report import parser\nparser().format_help()\n"
         "print(sorted({'torch', 'matplotlib', 'plotly', 'scipy', 'hydra', 'omegaconf'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -44,7 +44,7 @@ def test_an_unwritable_place_is_an_error_that_says_so(tmp_path):
 
 def test_methods_without_client_state_look_for_none(tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr("client.state.log", lambda level, *text: told.append(text))
+    monkeypatch.setattr("fedcross.client.state.log", lambda level, *text: told.append(text))
     run(tmp_path / "a", "rounds=3", "clients_per_round=6", "method=fedcross")
     assert told == []
     run(tmp_path / "b", "rounds=3", "clients_per_round=6", "method=scaffold", app=forgetting_disk())
@@ -82,7 +82,7 @@ def forgetting_disk():
 def test_only_what_a_method_keeps_is_looked_for(tmp_path, monkeypatch, method, kept):
     """A client that comes again finds what its method keeps; a method that keeps nothing is not told of a lost disk."""
     missing: list[object] = []
-    monkeypatch.setattr("client.state.log", lambda *message: missing.append(message))
+    monkeypatch.setattr("fedcross.client.state.log", lambda *message: missing.append(message))
     overrides = [f"method={method.split()[0]}", *method.split()[1:], "clients_per_round=6", "rounds=2"]
     if "fedfusion" in method:
         overrides += ["model=fedfusion_mnist", "partition.clients=2", "clients_per_round=2", "task.limit=40"]

@@ -45,7 +45,8 @@ def test_the_bundle_is_closed_and_whole(bundle: Path, authority: Path) -> None:
 
 def test_its_container_may_do_nothing_but_its_work(bundle: Path) -> None:
     service = yaml.safe_load((bundle / "docker-compose.yml").read_text())["services"]["porch"]
-    assert service["command"][1:] == [
+    assert service["command"] == [
+        "fedcross", "deploy",
         "supernode", "--name=porch", "--superlink=fl.example.org:8443", "--partition=3", "--partitions=4",
         "/keys/device",
     ]  # fmt: skip

@@ -45,7 +45,7 @@ def house(tmp_path: Path) -> Path:
     for stray in ("notes.json", "deploy/pi-1.key", "deploy/ca.pem", "tests/test_x.py", "tests/helper.py"):
         (root / stray).parent.mkdir(parents=True, exist_ok=True)
         (root / stray).write_text("secret\n")
-    for name in ("pyproject.toml", ".gitignore"):
+    for name in ("pyproject.toml", ".gitignore", "LICENSE"):
         (root / name).write_bytes((ROOT / name).read_bytes())
     return root
 
@@ -66,7 +66,7 @@ def test_bundle_holds_the_packages_and_nothing_else(house: Path, tmp_path: Path)
 
 
 def test_flwr_run_from_a_checkout_takes_nothing_else_along(house: Path) -> None:
-    assert contents(house) == WANTED
+    assert contents(house) == WANTED | {"LICENSE"}
 
 
 def test_flower_accepts_the_bundle_and_finds_both_apps(house: Path, tmp_path: Path) -> None:

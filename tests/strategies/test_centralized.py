@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcross.client.visit import pooled_examples
 from fedcross.client.workshop import Workshop
 from fedcross.conf.schema import load
 from fedcross.core.errors import DataError
@@ -93,7 +94,7 @@ def test_a_single_client_is_fedavg_to_the_bit(tmp_path):
 
 def test_every_round_draws_anew():
     shop = Workshop(load([*SMALL, "method=centralized"]))
-    draws = [shop._examples({"client": 0, "round": r, "pooled-share": 0.5}) for r in (1, 1, 2)]
+    draws = [pooled_examples(shop, 0, r, 0.5) for r in (1, 1, 2)]
     assert [len(y) for _, y in draws] == [100, 100, 100]
     assert torch.equal(draws[0][0], draws[1][0])
     assert not torch.equal(draws[0][0], draws[2][0])

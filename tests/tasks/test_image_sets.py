@@ -183,7 +183,7 @@ def test_download_is_left_to_torchvision(tmp_path, monkeypatch, module):
     """Only the call is checked: torchvision has the address, the bar and the checksum."""
     import torchvision
 
-    name = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST"}[module.__name__.removeprefix("tasks.")]
+    name = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST"}[module.__name__.rpartition(".")[2]]
     asked = []
 
     def fails(root, train=True, download=False):

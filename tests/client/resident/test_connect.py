@@ -286,8 +286,8 @@ def test_a_keeper_is_known_by_its_start_too() -> None:
 
 def test_a_keeper_that_has_ended_ends_the_trainer_at_once() -> None:
     code = (
-        "import time; from client import resident, warm\n"
-        "resident.watch_keeper(warm.Keeper(2**22 + 1, '7'), lambda: print('forgotten', flush=True)); time.sleep(600)"
+        "import time; from fedcross.client.resident import connect, process\n"
+        "process.watch_keeper(connect.Keeper(2**22 + 1, '7'), lambda: print('forgotten', flush=True)); time.sleep(600)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "forgotten\n"
