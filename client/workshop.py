@@ -17,7 +17,7 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
 from fedcross.client.upload import leave
 from fedcross.client.visit import arrive
-from fedcross.conf.schema import RunConfig, load_text
+from fedcross.conf.schema import RunConfig, load_for_client
 from fedcross.core.errors import ConfigError, DataError, ProtocolError
 from fedcross.strategies.parts.objective import Objective
 from fedcross.strategies.round.registry import method_class
@@ -138,7 +138,7 @@ _open: dict[str, Workshop] = {}
 def workshop(overrides: str) -> Workshop:
     """Return this process's workshop for a run's overrides; one stays warm at a time."""
     if overrides not in _open:
-        config = load_text(overrides)
+        config = load_for_client(overrides)
         _open.clear()
         _open[overrides] = Workshop(config)
     return _open[overrides]

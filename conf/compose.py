@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.paths import room
 from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CONF = Path(__file__).resolve().parent
+#: Packages to which a plug-in folder adds modules.
+PLUGIN_PACKAGES = ("strategies", "tasks", "tasks.models", "tasks.partition")
 #: Settings that choose nothing: they are put into a composition afterwards, so that one serves the command line, the
 #: record of the run and both of Flower's apps, which get absolute paths.
 PLACES = ("output", "resume", "data_root")
@@ -48,10 +51,30 @@ def plugin_folders() -> list[Path]:
     return folders
 
 
+def _shadows(folders: Sequence[Path]) -> list[str]:
+    """Return a fault for every file of the plug-in folders that has the place of a file of ours or of one another."""
+    homes = {package: room(package.split(".")[0]).joinpath(*package.split(".")[1:]) for package in PLUGIN_PACKAGES}
+    places = [(home, package.replace(".", "/"), "*.py") for package, home in homes.items()]
+    places += [(group, f"conf/{group.name}", "*.yaml") for group in CONF.iterdir() if group.is_dir()]
+    faults = []
+    for home, below, pattern in places:
+        taken = {path.name: path for path in home.glob(pattern)}
+        for folder in folders:
+            for path in sorted((folder / below).glob(pattern)):
+                if path.name == "__init__.py":
+                    continue
+                if path.name in taken:
+                    faults.append(f"{path}: {taken[path.name]} has this name already. Rename yours.")
+                taken.setdefault(path.name, path)
+    return faults
+
+
 def activate_plugins() -> list[str]:
     """Make the user's own modules importable; return the Hydra overrides that make their YAML files visible."""
     folders = plugin_folders()
-    for package in ("strategies", "tasks", "tasks.models", "tasks.partition"):
+    if faults := _shadows(folders):
+        raise ConfigError(faults)
+    for package in PLUGIN_PACKAGES:
         search = importlib.import_module(f"fedcross.{package}").__path__
         search += [folder for folder in extra_folders(package) if folder not in search]
     search_path = ",".join(f"file://{folder / 'conf'}" for folder in folders if (folder / "conf").is_dir())

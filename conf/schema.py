@@ -31,6 +31,10 @@ PACKAGES = {
 }
 
 
+#: Settings of the server alone: they never reach a client's configuration.
+SERVER_ONLY = frozenset({"output", "resume", "logger", "checkpoint", "snapshots"})
+
+
 class Train(Settings):
     """The client's optimiser: SGD with momentum. Units: `lr` per step, `epochs` passes, `batch` examples.
 
@@ -157,8 +161,14 @@ def load(overrides: Sequence[str]) -> RunConfig:
 
 
 @functools.lru_cache(maxsize=64)
-def _load(overrides: tuple[str, ...], variables: tuple[str, str]) -> RunConfig:  # noqa: ARG001 - cache key
-    return check(compose(overrides))
+def _load(overrides: tuple[str, ...], variables: tuple[str, str]) -> RunConfig:
+    config = check(compose(overrides))
+    _checked.add((overrides, variables))
+    return config
+
+
+#: What this process has composed and checked.
+_checked: set[tuple[tuple[str, ...], tuple[str, str]]] = set()
 
 
 def load_text(text: str) -> RunConfig:
@@ -167,6 +177,18 @@ def load_text(text: str) -> RunConfig:
     In the process that started the run nothing is composed or checked again.
     """
     return load(split(text))
+
+
+def load_for_client(text: str) -> RunConfig:
+    """Return the configuration of the run in `text` as a client of it needs it: without :data:`SERVER_ONLY`.
+
+    Flower hands both halves the same text. The server's folders mean nothing on a device, nor does a logger that only
+    the server has. In the process that started the run nothing is composed again.
+    """
+    given = tuple(split(text))
+    if (given, environment()) in _checked:
+        return load(given)
+    return load([o for o in given if o.lstrip("+~").split("=")[0].split(".")[0].split("/")[0] not in SERVER_ONLY])
 
 
 def check(raw: dict[str, Any]) -> RunConfig:
@@ -285,6 +307,7 @@ __all__ = [
     "Train",
     "check",
     "load",
+    "load_for_client",
     "load_text",
     "remarks",
 ]

@@ -78,4 +78,4 @@ class FederationError(FedcrossError):
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return ``Did you mean 'x'?`` for the nearest known name, or the list of all known names."""
     close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(sorted(known))}."
+    return f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(sorted(known))}."

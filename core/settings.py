@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pkgutil
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.paths import room
+from fedcross.core.plugins import extra_folders
 
 
 class Settings(BaseModel):
@@ -66,7 +68,7 @@ def find(package: str, name: str, group: str) -> ModuleType:
         If there is no such module; the message names the nearest one.
     """
     if not name.isidentifier() or importlib.util.find_spec(f"{package}.{name}") is None:
-        home = importlib.import_module(package)
-        known = [m.name for m in pkgutil.iter_modules(home.__path__) if not m.name.startswith("_")]
-        raise ConfigError(f"{group}.name={name!r}: no module {package}.{name}. {nearest(name, known)}")
+        folders = (room("conf"), *map(Path, extra_folders("conf")))
+        known = sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
+        raise ConfigError(f"{group}.name={name!r}: there is no such {group}. {nearest(name, known)}")
     return importlib.import_module(f"{package}.{name}")

@@ -181,7 +181,8 @@ def run(*overrides: str) -> Run:
     if plan.multirun:
         raise ConfigError("fedcross.run: these settings are a sweep of several runs. Use fedcross.sweep.")
     settings = [o for o in plan.overrides if not is_hydras(o)]
-    return _opened(launch(settings, run_folder(plan.overrides)), overrides)
+    named = any(o.startswith("hydra.run.dir=") for o in overrides)
+    return _opened(launch(settings, run_folder(plan.overrides), numbered=not named), overrides)
 
 
 def sweep(*overrides: str) -> list[Run]:

@@ -72,7 +72,7 @@ class Cell:
 def cells(plan: Plan) -> list[Cell]:
     """Return the distinct jobs of `plan` by what decides their speed, in the plan's order."""
     from fedcross.conf.schema import load
-    from fedcross.server.session import fingerprint
+    from fedcross.server.identity import fingerprint
 
     seen: set[str] = set()
     found: dict[str, Cell] = {}
@@ -97,7 +97,7 @@ def cells(plan: Plan) -> list[Cell]:
 
 
 def _weighty(config: RunConfig) -> list[tuple[str, Any]]:
-    from fedcross.server.session import flatten
+    from fedcross.server.identity import flatten
 
     flat = flatten(config.model_dump(mode="json"))
     return sorted((k, str(v)) for k, v in flat.items() if any(f"{k}.".startswith(f"{w}.") for w in WEIGHTY))

@@ -32,7 +32,7 @@ def folder_name(*, _root_: Any) -> str:
 def job_name(overrides: Sequence[str]) -> str:
     """Return the name of the folder of the job that `overrides` describe."""
     from fedcross.conf.schema import load
-    from fedcross.server.session import fingerprint
+    from fedcross.server.identity import fingerprint
 
     config = load(overrides)
     method, task = config.names["method"], config.names["task"]
@@ -47,7 +47,8 @@ def single(overrides: Sequence[str]) -> None:
     from fedcross.conf.compose import is_hydras, run_folder
     from fedcross.server.launch import launch
 
-    launch([o for o in overrides if not is_hydras(o)], run_folder(overrides))
+    named = any(o.startswith("hydra.run.dir=") for o in overrides)
+    launch([o for o in overrides if not is_hydras(o)], run_folder(overrides), numbered=not named)
 
 
 def job(_: Any) -> None:
@@ -74,17 +75,15 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
     ConfigError
         If another configuration lies in `folder`.
     """
-    from filelock import FileLock, Timeout
-
     from fedcross.conf.schema import load
     from fedcross.server.launch import launch, quote
+    from fedcross.server.run_folder import FolderInUseError, claimed
     from fedcross.server.sweep import applicable
 
     overrides = applicable(overrides)
     config = load(overrides)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / ".lock", timeout=0):
+        with claimed(folder):
             found, rounds = standing(folder, config)
             if found == "done":
                 print(f"Done already, {rounds} rounds: {folder}", file=sys.stderr)
@@ -92,9 +91,16 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
             if found == "cut off":
                 print(f"Continued after round {rounds}: {folder}", file=sys.stderr)
                 overrides = [*overrides, f"resume={quote(str(folder))}"]
-            launch(overrides, folder)
-    except Timeout:
+            elif found == "new":
+                _clear(folder)
+            launch(overrides, folder, claim=False)
+    except FolderInUseError:
         print(f"Runs in another process already: {folder}", file=sys.stderr)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a job left that was cut off before its first checkpoint: the same job begins anew."""
+    (folder / "metrics.jsonl").unlink(missing_ok=True)
 
 
 def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
@@ -110,7 +116,7 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
     import json
 
     from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.session import check_same, describe
+    from fedcross.server.identity import check_same, describe
     from fedcross.strategies.round.registry import method_class
 
     checkpoints = Checkpoints(folder)
@@ -137,7 +143,7 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
 def _recorded(folder: Path) -> dict[str, Any]:
     """Return the settings of a finished run without checkpoints, from its record."""
     from fedcross.conf.schema import load
-    from fedcross.server.session import describe
+    from fedcross.server.identity import describe
 
     path = folder / ".hydra" / "overrides.yaml"
     try:

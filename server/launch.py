@@ -5,25 +5,75 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedcross.conf.schema import RunConfig
 
 #: Where the user wants client states; each run's own folder unless set.
 STATE = os.environ.get("FEDCROSS_STATE")
 
 
-def launch(overrides: list[str], output: Path) -> Path:
+def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False) -> Path:
     """Run one configuration with its engine and return the run's folder.
 
-    `output` is where the run writes unless ``output=`` or ``resume=`` says otherwise.
+    Everything is checked before anything is written: the settings, the data, that the folder is not another run's.
+
+    Parameters
+    ----------
+    overrides : list of str
+        Settings of the run.
+    output : Path
+        Where the run writes unless ``output=`` or ``resume=`` says otherwise.
+    claim : bool
+        Whether to lock the folder and refuse a used one; a sweep has done both for its job.
+    numbered : bool
+        Whether `output` gets a number behind its name where a run lies there already: nobody chose it.
     """
-    from fedcross.conf.compose import join
     from fedcross.conf.schema import load, remarks
-    from fedcross.core.paths import import_root
-    from fedcross.engines.job import engine_of
+    from fedcross.server.run_folder import claimed, free, refuse_used
 
     config = load(overrides)
     for remark in remarks(config):
         print(f"Note: {remark}", file=sys.stderr)
-    folder = Path(config.resume or config.output or output).resolve()
+    config.load_data()  # what is wrong with the data is said here
+    if config.resume is not None:
+        folder = Path(config.resume).resolve()
+        _check_continued(config, folder)
+    else:
+        folder = Path(config.output or output).resolve()
+        if numbered and not config.output:
+            folder = free(folder)
+    if not claim:
+        _run(config, overrides, folder)
+        return folder
+    with claimed(folder):
+        if config.resume is None:
+            refuse_used(folder)
+        _run(config, overrides, folder)
+    return folder
+
+
+def _check_continued(config: RunConfig, folder: Path) -> None:
+    """Raise a ConfigError if `config` is not the run that lies in `folder`."""
+    from fedcross.server.checkpoint import Checkpoints
+    from fedcross.server.identity import check_same, describe
+    from fedcross.strategies.round.registry import method_class
+
+    identity = Checkpoints(folder).identity()
+    if identity is not None:  # else the session says that nothing can be continued
+        check_same(identity["config"], describe(config), method_class(config.modules["method"]).may_change)
+
+
+def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
+    """Record the run in `folder` and hand it to its engine."""
+    from fedcross.client.app import app as client_app
+    from fedcross.client.app import together, warm_for
+    from fedcross.conf.compose import join
+    from fedcross.core.paths import import_root
+    from fedcross.engines.job import Job, engine_of
+    from fedcross.server.app import app as server_app
+
     settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
     record(folder, settled)
     settled.append(f"output={quote(str(folder))}")
@@ -32,19 +82,12 @@ def launch(overrides: list[str], output: Path) -> Path:
         settled.append(f"data_root={quote(str(Path(config.data_root).resolve()))}")
     if config.resume is not None:
         settled.append(f"resume={quote(str(folder))}")
-
-    from fedcross.client.app import app as client_app
-    from fedcross.client.app import together, warm_for
-    from fedcross.engines.job import Job
-    from fedcross.server.app import app as server_app
-
     os.environ["FEDCROSS_STATE"] = STATE or str(folder / "clients")
-    data = config.load_data()  # before anything starts: what is wrong with the data is said here
+    data = config.load_data()
     clients = config.clients_per_round if data.partition.own else len(data.partition)
     text = join(settled)
     job = Job(text, clients, config.engine, server_app, client_app, import_root(), folder, warm_for(text), together)
     engine.run(job)
-    return folder
 
 
 def record(folder: Path, overrides: list[str]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ from safetensors.numpy import save
 
 from fedcross.client.workshop import pick_device
 from fedcross.conf.schema import RunConfig
-from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.randomness import key
 from fedcross.engines.job import engine_of
 from fedcross.server import accounting
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
+from fedcross.server.identity import check_same, describe, flatten
 from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import Replies
+from fedcross.server.run_folder import by_time, prepare, refuse_used
 from fedcross.server.snapshots import Snapshots
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
@@ -35,22 +35,6 @@ from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Task
 from fedcross.tasks.models import create
 from fedcross.tasks.scoring import Score
-
-#: Settings that may differ between a run and its continuation: they do not change what is computed.
-FREE = {
-    "rounds",
-    "output",
-    "resume",
-    "engine",
-    "logger",
-    "checkpoint",
-    "snapshots",
-    "device",
-    "data_root",
-    "federation",
-}
-#: Likewise, within groups: where the data set lies.
-PLACES = {"task.root", "task.download"}
 
 
 class Session:
@@ -70,7 +54,9 @@ class Session:
         self.config = config
         self.grid = grid
         self.progress = progress
-        self.folder = make_folder(config)
+        self.folder = prepare(Path(config.resume or config.output or by_time()).resolve())
+        if config.resume is None:
+            refuse_used(self.folder)
         self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
         self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         self.device = pick_device(config.device)
@@ -204,12 +190,6 @@ def networked(config: RunConfig, grid: Grid) -> bool:
     return not (isinstance(grid, LocalClients) or engine_of(config.module("engine")).CAPABILITIES.simulates)
 
 
-def fingerprint(config: RunConfig) -> str:
-    """Return ten hexadecimal digits that are the same exactly for runs that compute the same."""
-    decisive = {name: value for name, value in flatten(describe(config)).items() if name not in PLACES}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:10]
-
-
 def federation_of(config: RunConfig, run: str, network: bool = False) -> Federation:
     """Return how the method meets its clients under `config`, on a `network` or on this machine."""
     return Federation(
@@ -223,82 +203,6 @@ def federation_of(config: RunConfig, run: str, network: bool = False) -> Federat
         defence=config.defence,
         compression=config.compression,
     )
-
-
-def describe(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that decide what is computed, as JSON values."""
-    plain: dict[str, Any] = config.model_dump(mode="json")
-    idle = {"modules", *FREE}  # what decides nothing, or nothing in this run
-    if not config.defence.enabled:
-        idle.add("defence")
-    if config.compression.exact:
-        idle.add("compression")
-    if not config.privacy.enabled:
-        idle.add("privacy")
-    if config.attack.name == "none":
-        idle.add("attack")
-    _as_before(plain)
-    return {name: value for name, value in plain.items() if name not in idle} | {
-        "names": {group: name for group, name in config.names.items() if group != "engine"}
-    }
-
-
-#: Settings that came later, with the value that says what runs from before did: left out where they have it, so that
-#: such a run is still found and continued.
-LATER: dict[str, dict[str, Any]] = {
-    "method": {"independent_start": False, "unit": False, "ramp": None},
-    "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
-}
-
-
-def _as_before(plain: dict[str, Any]) -> None:
-    """Write `plain`, the settings of a run, as a version without the later ones would, where that says the same."""
-    for group, settings in LATER.items():
-        for name, value in settings.items():
-            if name in plain[group] and plain[group][name] == value:
-                del plain[group][name]
-    if plain["method"].get("mode") == "cross" and "propeller_weighting" in plain["method"]:
-        plain["method"]["propeller_weighting"] = "alpha"  # plays no part; the default of older versions
-
-
-def check_same(before: dict[str, Any], now: dict[str, Any], may_change: Collection[str] = ()) -> None:
-    """Raise a ConfigError that names every setting in which a continued run differs from what it was.
-
-    Settings in `may_change` and ``PLACES``, and what lies below them, may differ.
-    """
-    old, new = flatten(before), flatten(now)
-    free_here = {*may_change, *PLACES}
-    faults = [
-        f"{name}: the run in that folder has {old.get(name)!r}, now it is {new.get(name)!r}. Resume needs the same."
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in free_here)
-    ]
-    if faults:
-        raise ConfigError(faults)
-
-
-def flatten(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one level of dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in node.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
-def make_folder(config: RunConfig) -> Path:
-    """Return the run's folder, made if it is not there."""
-    folder = Path(config.resume or config.output or time.strftime("outputs/%Y-%m-%d/%H-%M-%S")).resolve()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
-    return folder
 
 
 def write_model(path: Path, arrays: Arrays) -> None:

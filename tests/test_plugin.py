@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fedcross.core.errors import ConfigError
+from fedcross.core.paths import import_root
+from fedcross.server.commands.main import main
+from fedcross.strategies.round.registry import method_class
 from tests.support.federation import run
 
 METHOD = '''
@@ -79,3 +83,20 @@ def test_its_own_test_runs_too(plugin):
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(own, cwd=plugin, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["strategies/fedavg.py", "conf/method/fedavg.yaml", "tasks/models/mlp.py"])
+def test_a_file_with_a_name_of_ours_is_refused_with_both_paths(plugin, name, capsys):
+    (plugin / name).parent.mkdir(parents=True, exist_ok=True)
+    (plugin / name).write_text("name: fedavg\n")
+    assert main(["method=toy", "rounds=1"]) == 2
+    told = capsys.readouterr().err
+    assert str(plugin / name) in told
+    assert str(import_root() / name) in told
+
+
+def test_an_unknown_method_lists_methods_only():
+    with pytest.raises(ConfigError) as caught:
+        method_class("qqqqq")
+    assert "fedcross" in str(caught.value)
+    assert not {"guard", "wire", "round", "parts", "classic"} & set(str(caught.value).replace(",", " ").split())

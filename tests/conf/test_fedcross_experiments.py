@@ -5,7 +5,7 @@ import pytest
 from fedcross.conf.compose import CONF
 from fedcross.conf.schema import RunConfig, load
 from fedcross.core.errors import ConfigError
-from fedcross.server.session import fingerprint
+from fedcross.server.identity import fingerprint
 from fedcross.server.sweep import plan
 
 #: Composes many configurations or trains several federations.

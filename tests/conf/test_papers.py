@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedcross.conf.compose import CONF, compose, hydra_part
-from fedcross.server.session import flatten
+from fedcross.server.identity import flatten
 from fedcross.server.sweep import plan
 from tests.conf.paper_values import REASONS, VALUES
 

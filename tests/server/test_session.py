@@ -6,7 +6,8 @@ from safetensors.numpy import load_file
 
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.server.session import check_same, describe, federation_of, flatten
+from fedcross.server.identity import check_same, describe, flatten
+from fedcross.server.session import federation_of
 from fedcross.strategies.round.federation import Meeting
 from tests.support.federation import run, same, session
 

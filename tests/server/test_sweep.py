@@ -16,8 +16,8 @@ from fedcross.analysis.tables import accuracy_table
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.server.check import checked_plan
+from fedcross.server.identity import fingerprint
 from fedcross.server.jobs import standing, sweep_job
-from fedcross.server.session import fingerprint
 from fedcross.server.sweep import applicable, plan
 from tests.server.commands.test_run import SMALL, call, environment
 

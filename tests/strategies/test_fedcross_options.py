@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
-from fedcross.server.session import check_same, describe
+from fedcross.server.identity import check_same, describe
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.wire.protocol import Round, Upload

@@ -1,0 +1,114 @@
+"""A run folder belongs to one run: nothing that a run has written is changed unless the run is continued."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcross.core.errors import ConfigError
+from fedcross.server.run_folder import FolderInUseError, claimed, free, refuse_used, used
+from tests.support.command import main
+
+SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
+SMALL += ["train.epochs=1", "logger=none", "engine.workers=1"]
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Return the digest of every file but the lock."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "one"
+    assert main([*SMALL, "method=fedavg", "rounds=2", f"output={folder}"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("how", ["output", "hydra.run.dir"])
+def test_a_second_run_in_a_used_folder_is_refused_with_its_state_and_the_ways_on(finished, how, capsys):
+    before = files(finished)
+    code = main([*SMALL, "method=fedcross", "rounds=3", f"{how}={finished}"])
+    told = capsys.readouterr().err
+    assert code == 2
+    assert "fedavg digits seed 1, finished, 2 rounds" in told
+    assert f"resume={finished}" in told
+    assert "another output=" in told
+    assert files(finished) == before
+
+
+def test_a_refused_resume_changes_nothing(finished, capsys):
+    before = files(finished)
+    assert main([f"resume={finished}", "train.lr=0.5", "rounds=4"]) == 2
+    assert "train.lr" in capsys.readouterr().err
+    assert files(finished) == before
+
+
+def test_two_processes_cannot_have_one_folder(tmp_path):
+    folder = tmp_path / "run"
+    code = (
+        "import sys; from pathlib import Path; from fedcross.server.run_folder import claimed\n"
+        "with claimed(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(FolderInUseError, match="another process runs in this folder"), claimed(folder):
+            pass
+        holder.communicate()
+    with claimed(folder):  # whoever ends gives it back
+        assert (folder / ".lock").exists()
+
+
+def test_an_unfinished_run_says_how_far_it_came(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
+    with pytest.raises(ConfigError, match="not finished, 2 rounds"):
+        refuse_used(tmp_path)
+
+
+def test_folders_named_by_the_second_get_a_number(tmp_path):
+    assert free(tmp_path / "a") == tmp_path / "a"
+    for name in ("a", "a-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text("{}")
+    assert free(tmp_path / "a") == tmp_path / "a-3"
+    assert not used(tmp_path / "a-3")
+
+
+def test_random_second_commands_leave_the_first_run_alone_unless_they_continue_it(finished, tmp_path):
+    """Twelve of the pairs (run, second command); docs/reliability.md has the command for 200."""
+    draw = random.Random(7)
+    for _ in range(12):
+        before = files(finished)
+        lines = (finished / "metrics.jsonl").read_text().splitlines()
+        rounds = len(lines)
+        way = draw.choice(["output", "resume", "resume longer", "resume other", "output other"])
+        more = {
+            "output": [f"output={finished}", *SMALL, "method=fedavg", "rounds=2"],
+            "output other": [f"output={finished}", *SMALL, "method=scaffold", f"seed={draw.randint(2, 9)}", "rounds=1"],
+            "resume": [f"resume={finished}"],
+            "resume longer": [f"resume={finished}", f"rounds={rounds + 1}"],
+            "resume other": [f"resume={finished}", draw.choice(["seed=5", "train.batch=7", "method=fedcross"])],
+        }[way]
+        code = main(more)
+        after = files(finished)
+        if way == "resume longer":
+            assert code == 0
+            assert (finished / "metrics.jsonl").read_text().splitlines()[:rounds] == lines
+            assert json.loads((finished / "result.json").read_text())["rounds"] == rounds + 1
+        elif way == "resume":
+            assert code == 0
+            assert after["model.safetensors"] == before["model.safetensors"]
+            assert after["metrics.jsonl"] == before["metrics.jsonl"]
+        else:
+            assert code == 2
+            assert after == before
