@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from fedcross.strategies.wire.records import Arrays, Spec, encode, is_packed, nbytes, spec_of
+from fedcross.strategies.wire.records import Arrays, Spec, encode, is_packed
 
 Scalar = int | float | str | bool
 EXTRA = "extra."
@@ -56,7 +56,7 @@ class Payload:
     @property
     def nbytes(self) -> int:
         """Bytes of all array values in this payload."""
-        return sum(nbytes(spec_of(a)) for a in (self.arrays, self.scales, *self.extras.values()))
+        return sum(a.nbytes for group in (self.arrays, self.scales, *self.extras.values()) for a in group.values())
 
 
 @dataclass
