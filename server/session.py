@@ -29,8 +29,8 @@ from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.snapshots import Snapshots
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
-from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.exchange import LocalClients
+from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Task
 from fedcross.tasks.models import create

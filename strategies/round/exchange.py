@@ -193,15 +193,12 @@ class Exchange:
 
     def _register(self, requests: Iterable[_Request], message_ids: Iterable[str], *, again: bool = False) -> bool:
         """Expect replies to `requests`, sent under these ids; return whether one of them was sent."""
-        sent = False
-        for request, message_id in zip(requests, message_ids):
-            if message_id:
-                sent = True
-                self.inbox.open(message_id, request.ticket)
-                self.counts.update({"requests": 1, "bytes": request.ticket.down})
-                if self.rules.resend_s is not None and not again:
-                    self._repeatable[message_id] = request
-        return sent
+        sent = {message_id: request for message_id, request in zip(message_ids, requests) if message_id}
+        self.inbox.expect({message_id: request.ticket for message_id, request in sent.items()})
+        self.counts.update({"requests": len(sent), "bytes": sum(request.ticket.down for request in sent.values())})
+        if self.rules.resend_s is not None and not again:
+            self._repeatable.update(sent)
+        return bool(sent)
 
     def _send(self, payload: Payload, *, again: bool = False) -> bool:
         """Send one more request; return whether it could be sent."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from flwr.app import Message, MetricRecord
 
@@ -60,10 +60,10 @@ class Inbox:
         self.waiting: dict[str, int] = {}
         self.won: dict[int, Upload] = {}
 
-    def open(self, message_id: str, ticket: Ticket) -> None:
-        """Expect a reply to `message_id`."""
-        self._tickets[message_id] = ticket
-        self.waiting[message_id] = ticket.expected.slot
+    def expect(self, tickets: Mapping[str, Ticket]) -> None:
+        """Expect a reply to each of these requests: message id -> ticket."""
+        self._tickets.update(tickets)
+        self.waiting.update({message_id: ticket.expected.slot for message_id, ticket in tickets.items()})
 
     def settle(self, reply: Message) -> int | None:
         """Accept or reject `reply`; return the slot that nobody is working on any more because of it, if any."""

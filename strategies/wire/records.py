@@ -51,6 +51,11 @@ def encode(arrays: Mapping[str, npt.NDArray[np.generic]], packed: bool = False) 
     return ArrayRecord(record)
 
 
+def encode_like(other: ArrayRecord, arrays: Mapping[str, npt.NDArray[np.generic]]) -> ArrayRecord:
+    """Return :func:`encode` of `arrays`, packed if `other` is."""
+    return encode(arrays, is_packed(other))
+
+
 def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     """Return read-only views into the bytes of `record`, which must match `spec` exactly.
 

@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Result
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.records import encode
-from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent
+from tests.support.virtual import Clock, VirtualGrid, answers, fails, goes, silent
 
 MODEL = {"w": np.arange(3, dtype=np.float32)}
 INITIAL = encode(MODEL)
