@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import Message
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import UploadError
@@ -122,18 +124,18 @@ class Method(FlowerHooks[P]):
         """Return this exchange, with what the log has of it; both drivers of a round begin here."""
         self._started = time.perf_counter()
         self._round = current
-        report, rules, log, compressor = self._report, self.federation, self.log, self._compressor
+        report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
         inbox = Inbox(
             rules.nonce,
             self._rejected,
-            on_accepted=None if log is None else partial(log.accept, current),
+            on_accepted=None if logged is None else partial(logged.accept, current),
             decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
         )
-        for upload in log.accepted(current) if log is not None else ():
+        for upload in logged.accepted(current) if logged is not None else ():
             inbox.take(upload)
             self.requests[upload.client] += 1
-        over = not payloads or (log is not None and log.is_over(current))
+        over = not payloads or (logged is not None and logged.is_over(current))
         before = [payload.nbytes for payload in payloads if over or payload.slot in inbox.won]
         report.clients += len(before)
         report.bytes_down += sum(before)
@@ -209,10 +211,6 @@ class Method(FlowerHooks[P]):
 
     def on_rejected(self, client: int | None, error: UploadError) -> None:
         """Log a rejected reply; the server overrides nothing here, tests and tools may."""
-        from logging import WARNING
-
-        from flwr.common.logger import log
-
         who = "unknown sender" if client is None else f"client {client}"
         log(WARNING, "fedcross: reply of %s rejected, %s", who, error)
 
