@@ -74,13 +74,13 @@ class Spans:
 def measure(settings: list[str], rounds: int) -> tuple[Times, Times]:
     """Return the median of each part over `rounds` rounds, and of the whole round and what of it is not training."""
     from fedcross.client import workshop as work
-    from fedcross.strategies.round import exchange as desk
+    from fedcross.strategies.round import guard
 
     spans = Spans()
     run = Ours(settings, workers=1)
     spans.wrap(work, "train", TRAINING)
     spans.wrap(work.Workshop, "train", "client: load, prepare, pack")
-    spans.wrap(desk, "check", "guard")
+    spans.wrap(guard, "check", "guard")
     spans.wrap(run.session.method, "aggregate", "aggregation")
     spans.wrap(run.session.checkpoints, "save", "checkpoint")
     try:

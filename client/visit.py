@@ -1,4 +1,8 @@
-"""What arrives: a train message becomes a visit, with its model loaded and everything ready to train."""
+"""A client's visit: what arrives with a train message, and what leaves with its reply.
+
+:func:`arrive` loads the model and makes everything ready to train. :func:`leave` sends the trained model through
+privacy, attack and compression, and keeps what the client keeps for itself.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,25 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from fedcross.client.attack import poison
+from fedcross.client.privacy import noise_source, protect
 from fedcross.client.state import StateStore
 from fedcross.conf.schema import Train
+from fedcross.core.errors import ProtocolError
 from fedcross.core.randomness import key, stream
-from fedcross.strategies.parts.objective import Prepared, Tensors, Visit
+from fedcross.strategies.parts.objective import Prepared, Tensors, Trained, Visit
 from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.wire.compression import apart
-from fedcross.strategies.wire.protocol import EXTRA, SCALES
+from fedcross.strategies.wire.compression import apart, marked
+from fedcross.strategies.wire.protocol import EXTRA, SCALES, answer
 from fedcross.strategies.wire.records import views
 from fedcross.tasks.models.dropout import seed_dropout
+from fedcross.tasks.scoring import accuracy
 
 if TYPE_CHECKING:
     from fedcross.client.workshop import Workshop
+
+#: Bytes of prepared examples that a process keeps from one visit to the next.
+KEPT_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
         rounds=int(asked["rounds"]),
         seed=config.seed,
         classes=shop.data.task.classes,
-        lr=config.train.rate(number),
+        lr=learning_rate(config.train, number),
         augmented=shop.data.task.augment is not None,
         exchange=exchange,
     )
@@ -124,7 +135,7 @@ def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> t
 
 def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
     """Return what `client` trains on in round `number`: all it has, or ``train.examples`` drawn for that round."""
-    x, y = shop.data.client(client, shop.device)
+    x, y = _own(shop, client)
     most = shop.config.train.examples
     if most is None or most >= len(y):
         return x, y
@@ -133,6 +144,71 @@ def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
     return x[chosen], y[chosen]
 
 
+def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
+    """Return all that `client` has to train on; it stays prepared for the next visit while there is room."""
+    if client in shop.prepared:
+        return shop.prepared[client]
+    own = shop.data.client(client, shop.device)
+    kept = sum(part.nbytes for pair in (*shop.prepared.values(), own) for part in pair)
+    if kept <= KEPT_BYTES:
+        shop.prepared[client] = own
+    return own
+
+
+def learning_rate(settings: Train, number: int) -> float:
+    """Return the learning rate of round `number` (from 1)."""
+    return max(settings.lr * settings.lr_decay ** (number - 1), settings.lr_min)
+
+
 def state_root() -> Path:
     """Return where this machine keeps client states: ``FEDCROSS_STATE``, else ``~/.cache/fedcross/state``."""
     return Path(os.environ.get("FEDCROSS_STATE", "~/.cache/fedcross/state")).expanduser()
+
+
+def leave(shop: Workshop, arrived: Arrived, trained: Trained) -> RecordDict:
+    """Keep what the client keeps, and return the content of its reply.
+
+    Raises
+    ------
+    ProtocolError
+        If the objective keeps a state that it does not declare, or the other way round.
+    """
+    config, objective, visit = shop.config, shop.objective, arrived.visit
+    outcome = objective.finish(visit, trained, arrived.prepared)
+    if (outcome.state is not None) != objective.keeps:
+        raise ProtocolError(f"{type(objective).__name__}: finish and `keeps` disagree about a state to keep.")
+    metrics = {"train-loss": trained.loss, **_local_accuracy(shop, arrived, trained), **outcome.metrics}
+    arrays, examples = shop.net.arrays(trained.params, trained.buffers), len(visit.y)
+    if config.privacy.enabled:  # nothing exact leaves: no loss, no number of examples
+        source = noise_source(config.privacy, config.seed, visit.round, visit.client, visit.exchange)
+        arrays, examples, metrics = protect(config.privacy, arrived.received, arrays, source), 1, {}
+    if visit.client in shop.malicious:
+        arrays = _poisoned(shop, visit, arrays)
+    kept, scales = outcome.state, None
+    if config.compression.up != "float32":
+        arrays, scales, residual = shop.wire.upload(arrays, arrived.received, arrived.residual)
+        kept = {**(kept or {}), **marked(residual)}
+    if kept is not None and arrived.store is not None:
+        arrived.store.save(int(visit.config["visit"]), kept, int(visit.config["keep"]))
+    return answer(arrived.content, arrays, outcome.extras, examples, metrics, scales)
+
+
+def _poisoned(shop: Workshop, visit: Visit, trained: Arrays) -> Arrays:
+    """Return what a malicious client uploads instead of `trained`."""
+    received = {name: tensor.detach().cpu().numpy() for name, tensor in visit.params.items()}
+    generator = stream(shop.config.seed, "noise", visit.round, visit.client, visit.exchange)
+    return poison(shop.config.attack, received, trained, generator)
+
+
+def _local_accuracy(shop: Workshop, arrived: Arrived, trained: Trained) -> dict[str, float]:
+    """Return the trained model's accuracy on the client's own test part, where it is asked for and there is one."""
+    config, visit = shop.config, arrived.visit
+    due = visit.round % config.evaluate_every == 0 or visit.round == visit.rounds
+    own = shop.data.client_test(visit.client, shop.device) if config.evaluate_local and due else None
+    if own is None:
+        return {}
+
+    def predict(x: Tensor) -> Tensor:
+        return shop.objective.predict(shop.net, trained.params, trained.buffers, x, arrived.prepared)
+
+    return {"local-accuracy": accuracy(predict, *own)}

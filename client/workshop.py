@@ -9,14 +9,13 @@ from logging import WARNING
 import torch
 from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
-from torch import nn
+from torch import Tensor, nn
 
 from fedcross.client.attack import malicious
 from fedcross.client.batched.state import Work
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
-from fedcross.client.upload import leave
-from fedcross.client.visit import arrive
+from fedcross.client.visit import arrive, leave
 from fedcross.conf.schema import RunConfig, load_for_client
 from fedcross.core.errors import ConfigError, DataError, ProtocolError
 from fedcross.strategies.parts.objective import Objective
@@ -47,6 +46,8 @@ class Workshop:
         self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
         self.objective: Objective = method.Objective(config.method)
         self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
+        #: Client -> its prepared inputs and labels, of as many clients as there is room for (:mod:`client.visit`).
+        self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
         self._warned = False
         if config.privacy.enabled and any(buffer.is_floating_point() for buffer in self.net.buffers.values()):
             raise ConfigError(

@@ -54,10 +54,6 @@ class Train(Settings):
     examples: int | None = Field(None, ge=1)
     precision: Literal["float32", "bfloat16"] = "float32"
 
-    def rate(self, number: int) -> float:
-        """Return the learning rate of round `number` (from 1)."""
-        return max(self.lr * self.lr_decay ** (number - 1), self.lr_min)
-
 
 class CheckpointSettings(Settings):
     """Which rounds stay on disk, and whether accepted replies do before the round is over (:mod:`server.reply_log`)."""

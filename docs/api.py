@@ -24,6 +24,7 @@ PUBLIC: dict[str, list[str]] = {
     "Run, sweep, load": ["fedcross:run", "fedcross:sweep", "fedcross:load", "fedcross:Run"],
     "A method in a Flower app": [
         "fedcross.strategies.round.base:Method",
+        "fedcross.strategies.round.flower_hooks:FlowerHooks",
         "fedcross.strategies.round.federation:Federation",
     ],
     "Write a method: the server": [

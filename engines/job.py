@@ -1,6 +1,6 @@
 """What every engine is handed (the two apps, how the run is described), and what every engine declares.
 
-Engines know nothing else of fedcross. What their grids declare is :class:`strategies.round.nodes.LocalClients`.
+Engines know nothing else of fedcross. What their grids declare is :class:`strategies.round.exchange.LocalClients`.
 """
 
 from __future__ import annotations

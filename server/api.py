@@ -143,10 +143,12 @@ class Run:
     def __repr__(self) -> str:
         try:
             accuracy = self.result["final_accuracy"]
-            told = f"{self.result['rounds']} rounds, final accuracy {accuracy:.4f}" if accuracy is not None else "ended"
+            state = (
+                f"{self.result['rounds']} rounds, final accuracy {accuracy:.4f}" if accuracy is not None else "ended"
+            )
         except StorageError:
-            told = "has not ended"
-        return f"Run({str(self.folder)!r}: {told})"
+            state = "has not ended"
+        return f"Run({str(self.folder)!r}: {state})"
 
 
 def run(*overrides: str) -> Run:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
-from fedcross.strategies.round.nodes import receive
+from fedcross.strategies.round.exchange import receive
 from fedcross.strategies.wire.records import encode
 from fedcross.tasks.data import FederatedData
 from fedcross.tasks.scoring import Score, score
@@ -65,10 +65,11 @@ def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:
     arrays = encode(method.evaluation_arrays())
     asked: dict[int, int] = {}
     messages = []
-    for partition in method.roster.refresh(grid):
+    method.nodes.refresh(grid)
+    for partition, node in method.nodes.online.items():
         config = ConfigRecord({"client": partition, "round": number})
         content = RecordDict({"arrays": arrays, "config": config})
-        messages.append(Message(content, dst_node_id=method.roster.node(partition), message_type=MessageType.EVALUATE))
+        messages.append(Message(content, dst_node_id=node, message_type=MessageType.EVALUATE))
         asked[len(asked)] = partition
     ids = list(grid.push_messages(messages))
     owner = {message_id: asked[i] for i, message_id in enumerate(ids)}

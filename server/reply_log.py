@@ -37,7 +37,7 @@ _MODEL = "model."
 _Place = tuple[int, int]
 
 
-class Replies:
+class WriteAheadLog:
     """The log of one run.
 
     Parameters
@@ -58,7 +58,7 @@ class Replies:
         self._over: set[_Place] = set()
         self._after = after
         self._file: BinaryIO | None = None  # opened with the first record that is written
-        with self._told():
+        with _DiskErrors(self.path):
             self._good = self._read(after) if self.path.exists() else 0
 
     # ---- strategies.round.federation.ReplyLog -------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Replies:
     def _open(self) -> BinaryIO:
         """Return the file behind its last whole record; a new one begins with a record that says what it follows."""
         if self._file is None:
-            with self._told():
+            with _DiskErrors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("r+b" if self._good else "wb")
                 self._file.truncate(self._good)
@@ -138,15 +138,12 @@ class Replies:
         contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in (arrays or {}).items()}
         data = save(contiguous, metadata={"facts": json.dumps(facts)})
         file = self._open()
-        with self._told():
+        with _DiskErrors(self.path):
             file.write(_HEAD.pack(MAGIC, len(data), zlib.crc32(data)))
             file.write(data)
             file.flush()
             if durable:
                 os.fdatasync(file.fileno())
-
-    def _told(self) -> _Told:
-        return _Told(self.path)
 
     def _read(self, after: int) -> int:
         """Take over the log on disk; return the length of its good part, 0 if it belongs to something else."""
@@ -178,7 +175,7 @@ class Replies:
             self._accepted.setdefault((facts["round"], facts["exchange"]), []).append(upload)
 
 
-class _Told:
+class _DiskErrors:
     """Turns an OSError inside the block into a StorageError that says what to do."""
 
     def __init__(self, path: Path) -> None:

@@ -24,13 +24,13 @@ from fedcross.server.evaluation import Evaluator, across_clients
 from fedcross.server.identity import check_same, describe, flatten
 from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
-from fedcross.server.reply_log import Replies
+from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.run_folder import by_time, prepare, refuse_used
 from fedcross.server.snapshots import Snapshots
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
+from fedcross.strategies.round.exchange import LocalClients
 from fedcross.strategies.round.federation import Federation
-from fedcross.strategies.round.nodes import LocalClients
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Task
 from fedcross.tasks.models import create
@@ -84,8 +84,8 @@ class Session:
             if config.privacy.enabled:  # the round that was cut off may have released uploads that nobody counted
                 self.method.requests.update(list(self.method.requests))
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
-        self.replies = Replies(self.folder, self.run, self.done) if logs_replies(config, grid) else None
-        self.method.log = self.replies
+        self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
+        self.method.log = self.reply_log
 
     def execute(self) -> dict[str, Any]:
         """Run the remaining rounds and return ``result.json``; whatever is done stays on disk if it is cut off."""
@@ -93,7 +93,7 @@ class Session:
         ledger = accounting.Ledger(self.folder, self.done)
         shown = flatten(describe(config))
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
-        if self.replies is not None and config.resume is None:
+        if self.reply_log is not None and config.resume is None:
             self._checkpoint(0)  # else what the first rounds accept could not be used after a crash
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
         try:
@@ -108,8 +108,8 @@ class Session:
             self.progress.stop()
             ledger.close()
             logger.close()
-            if self.replies is not None:
-                self.replies.close()
+            if self.reply_log is not None:
+                self.reply_log.close()
         return self._finish(ledger)
 
     def _round(self, number: int) -> dict[str, Any]:
@@ -132,8 +132,8 @@ class Session:
         self._accepted.append(dict(self.method.accepted))
         if len(self._accepted) == self._accepted.maxlen:
             self.method.durable = self._accepted[0]
-        if self.replies is not None:
-            self.replies.restart(number)
+        if self.reply_log is not None:
+            self.reply_log.restart(number)
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
         names = self.config.names

@@ -70,7 +70,7 @@ class ClassicFedCross(FedAvg):
         self._names = names
         self._trained = parameters
         self._partitions: dict[str, int] = {}
-        self._told = False
+        self._some_name_theirs = False
         self._round = Round(0, 0, (), method.federation.seed)
         self._asked: dict[str, tuple[int, int]] = {}
 
@@ -134,10 +134,10 @@ class ClassicFedCross(FedAvg):
     def _number(self, proxies: Mapping[str, ClientProxy]) -> None:
         """Learn the partition ids of clients that are new; who tells none is left out if others do, and asked again."""
         new = sorted(set(proxies) - set(self._partitions), key=lambda cid: (len(cid), cid))  # numbers by their value
-        told = {cid: number for cid in new if (number := _partition(proxies[cid])) is not None}
-        self._told = self._told or bool(told)
+        named = {cid: number for cid in new if (number := _partition(proxies[cid])) is not None}
+        self._some_name_theirs = self._some_name_theirs or bool(named)
         first = len(self._partitions)
-        self._partitions |= told if self._told else {cid: first + i for i, cid in enumerate(new)}
+        self._partitions |= named if self._some_name_theirs else {cid: first + i for i, cid in enumerate(new)}
 
     def aggregate_fit(
         self,

@@ -161,6 +161,8 @@ class FedCross(Method[FedCrossParams]):
             raise ConfigError(faults)
         self.pool = Pool(Layout.of(arrays, self.parameter_names), self._k(1), self.params.storage)
         self.pool.fill(arrays)
+        self._selection = find_selection(self.params.selection)
+        self._columns = self.pool.layout.columns(self.params.part)  # over which models are compared
         #: Slots from the least to the most recently trained one.
         self.queue = list(range(len(self.pool)))
         #: Mean of the last round's uploads, for ``global_model: uploads``.
@@ -211,7 +213,7 @@ class FedCross(Method[FedCrossParams]):
         """
         if not self._started:
             raise ConfigError("method.independent_start=true needs the models: call start_from(...) after begin(...).")
-        if (k := self._k(current.number)) != len(self.pool):
+        if (k := self._k(current.number)) != len(self.pool.rows):
             self._resize(k)
         slots = sorted(self.queue[: len(current.clients)])
         return [Payload(client, slot, self.pool.model(slot)) for slot, client in zip(slots, current.clients)]
@@ -232,14 +234,14 @@ class FedCross(Method[FedCrossParams]):
         mixing, gram = self._mixing(current, members)
         every = self.params.diagnostics_every
         if gram is None and every and current.number % every == 0:
-            gram = self.pool.mix_with_gram(mixing, self.pool.layout.columns(self.params.part))
+            gram = self.pool.mix_with_gram(mixing, self._columns)
         else:
             self.pool.mix(mixing)
         return chosen(mixing, members) | ({} if gram is None else diagnostics(gram, mixing))
 
     def _mixing(self, current: Round, members: list[int]) -> tuple[Mixing, Gram | None]:
         """Return this round's mixing, and the Gram matrix of the whole pool if it was needed on the way."""
-        k, m, params = len(self.pool), len(members), self.params
+        k, m, params = len(self.pool.rows), len(members), self.params
         if current.number <= params.first_stage:
             return uniform(k, members), None
         alpha = params.alpha.at(current.number)
@@ -249,9 +251,8 @@ class FedCross(Method[FedCrossParams]):
             return propellers(k, members, distances, own), None
         if m < 2 or alpha == 1.0:
             return identity(k), None
-        selection = find_selection(params.selection)
-        measured, gram = self._similarity(members) if selection.needs_similarity else (None, None)
-        partners = selection(Question(m, current.number, current.seed, measured))
+        measured, gram = self._similarity(members) if self._selection.needs_similarity else (None, None)
+        partners = self._selection(Question(m, current.number, current.seed, measured))
         return cross(k, members, partners, alpha), gram
 
     def _similarity(self, members: list[int]) -> tuple[Gram, Gram | None]:
@@ -259,7 +260,7 @@ class FedCross(Method[FedCrossParams]):
         measure = FROM_GRAM.get(self.params.similarity)
         if measure is None:
             return find_similarity(self.params.similarity)(self.pool, members, self.params.part), None
-        gram = self.pool.gram(columns=self.pool.layout.columns(self.params.part))
+        gram = self.pool.gram(columns=self._columns)
         return measure(gram[np.ix_(members, members)]), gram
 
     def global_model(self) -> Arrays:

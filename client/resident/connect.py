@@ -134,7 +134,7 @@ class Resident:
             try:
                 greeting, _ = channel.receive(connection)
                 trainer = os.pidfd_open(int(greeting["pid"]))
-                told, answer = channel.receive(connection)
+                outcome, answer = channel.receive(connection)
             except TimeoutError as error:
                 if trainer >= 0:
                     signal.pidfd_send_signal(trainer, signal.SIGKILL)
@@ -145,7 +145,7 @@ class Resident:
                 if trainer >= 0:
                     os.close(trainer)
         if answer is None:
-            raise _error(str(told["error"]), str(told["text"]))
+            raise _error(str(outcome["error"]), str(outcome["text"]))
         return answer
 
     def _connect(self, seconds: float) -> socket.socket:

@@ -68,8 +68,8 @@ def answer(connection: socket.socket, do: Work) -> bool:
             return _prepare(do, str(head["overrides"]))
         channel.send(connection, {"pid": os.getpid()})
         with while_connected(connection):
-            told, made, sound = _work(do, str(head["task"]), str(head["overrides"]), content)
-        channel.send(connection, told, made)
+            head, made, sound = _work(do, str(head["task"]), str(head["overrides"]), content)
+        channel.send(connection, head, made)
     except (OSError, EOFError, ProtocolError) as error:
         log(ERROR, "fedcross: a message of the ClientApp was lost: %s", error)
         return True

@@ -139,10 +139,6 @@ class Layout:
         """Return the columns of ``"parameters"`` or of the whole ``"state"`` in the float row."""
         return slice(0, {"parameters": self.parameter_size, "state": self.size}[part])
 
-    def empty(self) -> tuple[Array, NDArray[np.int64]]:
-        """Return an uninitialised float row (d,) and integer row."""
-        return np.empty(self.size, self.dtype), np.empty(self.integer_size, np.int64)
-
     def views(self, row: Array, integers: NDArray[np.int64]) -> Arrays:
         """Return the model in a row, without copying, in ``state_dict`` order.
 

@@ -134,7 +134,7 @@ class Pool:
         return out
 
     def _mean_rows(self, slots: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
-        row, _ = self.layout.empty()
+        row = np.empty(self.layout.size, self.layout.dtype)
         blocks.mean(self.rows, slots, row)
         total = self.integers[slots].sum(axis=0)
         return row, np.sign(total) * (np.abs(total) // len(slots))
@@ -185,11 +185,15 @@ class Pool:
             return None
         index, weight = mixing.padded()
         gram = blocks.mix(self.rows, targets, index, weight, gram_columns)
-        mixed = mixing.dense()[targets] @ self.integers.astype(np.float64)
+        if self.integers.size:
+            self._mix_integers(mixing.dense()[targets], targets)
+        return gram
+
+    def _mix_integers(self, weights: NDArray[np.float64], targets: NDArray[np.int64]) -> None:
+        mixed = weights @ self.integers.astype(np.float64)
         nearest = np.rint(mixed)
         whole = np.abs(mixed - nearest) <= ROUNDING * np.maximum(1.0, np.abs(mixed))
         self.integers[targets] = np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
-        return gram
 
     def resize(self, k: int) -> None:
         """Change the number of models so that the mean of the pool stays.

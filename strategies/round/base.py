@@ -1,38 +1,39 @@
 """The round, written once: sampling, requests, validation, accounting, state.
 
-A method derives from :class:`Method` and defines what :class:`strategies.round.contract.Contract` asks for.
-``Method`` is a Flower ``Strategy``: it can be handed to any Flower ServerApp.
+A method derives from :class:`Method` and defines what :class:`strategies.round.contract.Contract` asks for; what it may
+define otherwise than here stands under "what a method may define". ``Method`` is a Flower ``Strategy``: it can be
+handed to any Flower ServerApp (:mod:`strategies.round.flower_hooks`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Message
+from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
-from fedcross.core.errors import FederationError, UploadError
+from fedcross.core.errors import UploadError
 from fedcross.core.randomness import stream
 from fedcross.strategies.parts.objective import P
-from fedcross.strategies.round.contract import Contract
 from fedcross.strategies.round.defence import defend
-from fedcross.strategies.round.exchange import Desk, Exchange
+from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
-from fedcross.strategies.round.nodes import Roster
+from fedcross.strategies.round.flower_hooks import FlowerHooks
+from fedcross.strategies.round.guard import Inbox
+from fedcross.strategies.round.nodes import Nodes
 from fedcross.strategies.wire.compression import Compressor
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, request
-from fedcross.strategies.wire.records import Arrays, Spec, encode, spec_of
-
-#: Rounds of Flower's ``Strategy.start`` where nobody says how many.
-FLOWER_ROUNDS = 3
+from fedcross.strategies.wire.records import Arrays, Spec, spec_of
 
 
-class Method(Contract[P]):
+class Method(FlowerHooks[P]):
     """Base of all methods.
 
     Parameters
@@ -50,7 +51,7 @@ class Method(Contract[P]):
         meeting = {name: value for name, value in values.items() if name in Federation.model_fields}
         self.params = params if params is not None else cast(P, self.Params.model_validate(own))
         self.federation = federation if federation is not None else Federation.model_validate(meeting)
-        self.roster = Roster()
+        self.nodes = Nodes()
         #: Client -> how many requests went to it, answered or not.
         self.requests: Counter[int] = Counter()
         #: Client -> its last accepted visit, the one it continues from.
@@ -62,9 +63,9 @@ class Method(Contract[P]):
         self._available: list[int] = []
         #: Slot -> the model its client gets in this exchange: views, kept while defence or compression need it.
         self._sent: dict[int, Arrays] = {}
-        self._compressor = Compressor(self.federation.compression, {})
-        #: Between ``configure_train`` and ``aggregate_train``: the exchange that Flower's loop carries out.
-        self._exchange: Exchange | None = None
+        #: Codes and decodes models; None where they travel as they are.
+        self._compressor: Compressor | None = None
+        self._packed = self.federation.packs
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -80,8 +81,9 @@ class Method(Contract[P]):
         self.spec = spec_of(arrays)
         floats = [name for name, a in arrays.items() if a.dtype.kind == "f"]
         self.parameter_names = tuple(n for n in floats if parameters is None or n in parameters)
-        initial = {name: arrays[name] for name in self.parameter_names}
-        self._compressor = Compressor(self.federation.compression, {} if self.federation.compression.exact else initial)
+        if not self.federation.compression.exact:
+            initial = {name: arrays[name] for name in self.parameter_names}
+            self._compressor = Compressor(self.federation.compression, initial)
         self.setup(arrays)
 
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Any] | None = None) -> RoundReport:
@@ -92,8 +94,7 @@ class Method(Contract[P]):
         FederationError
             If fewer than ``min_clients`` are connected in the end.
         """
-        self._report = RoundReport(number)
-        clients = self._draw(number, grid)
+        clients = self._begin_round(number, grid)
         for index in range(self.exchanges):
             exchange = self._open(Round(number, index, clients, self.federation.seed), grid, config or {})
             exchange.carry_out()
@@ -105,14 +106,16 @@ class Method(Contract[P]):
         """What the round that is going on, or the last one, has cost and given so far."""
         return self._report
 
-    def _draw(self, number: int, grid: Grid) -> tuple[int, ...]:
-        rules, roster = self.federation, self.roster
+    def _begin_round(self, number: int, grid: Grid) -> tuple[int, ...]:
+        """Return the clients of round `number`, once enough are connected; its report is empty from now on."""
+        self._report = RoundReport(number)
+        rules = self.federation
         needed = rules.min_clients or rules.clients_per_round
         if self.log is not None and (before := self.log.available(number)) is not None:
             clients = self.sample(number, before)
-            self._available = roster.wait_for(grid, needed, rules.wait_s, clients)
+            self._available = self.nodes.wait_for(grid, needed, rules.wait_s, clients)
             return clients
-        self._available = roster.wait_for(grid, needed, rules.wait_s)
+        self._available = self.nodes.wait_for(grid, needed, rules.wait_s)
         if self.log is not None:
             self.log.draw(number, self._available)
         return self.sample(number, self._available)
@@ -120,47 +123,40 @@ class Method(Contract[P]):
     def _open(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> Exchange:
         """Return this exchange, with what the log has of it; both drivers of a round begin here."""
         self._started = time.perf_counter()
-        report, log = self._report, self.log
-        payloads = self._payloads(current, config)
-        desk = self._desk(current)
-        for upload in log.accepted(current) if log is not None else ():
-            desk.take(upload)
+        self._round = current
+        report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
+        payloads = self._payloads(current)
+        inbox = Inbox(
+            rules.nonce,
+            self._rejected,
+            on_accepted=None if logged is None else partial(logged.accept, current),
+            decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
+        )
+        for upload in logged.accepted(current) if logged is not None else ():
+            inbox.take(upload)
             self.requests[upload.client] += 1
-        over = not payloads or (log is not None and log.is_over(current))
-        before = [payload.nbytes for payload in payloads if over or payload.slot in desk.won]
+        over = not payloads or (logged is not None and logged.is_over(current))
+        before = [payload.nbytes for payload in payloads if over or payload.slot in inbox.won]
         report.clients += len(before)
         report.bytes_down += sum(before)
 
         def ask(payload: Payload, seconds: float) -> tuple[Message, Ticket] | None:
-            return self._request(current, self._addressed(current, payload, config), seconds)
+            return self._request(current, payload, config, seconds)
 
-        stalest = self.stalest([payload.slot for payload in payloads])
-        spares = self._spares(current, payloads)
-        return Exchange(current, grid, self.federation, payloads, desk, ask, spares, stalest, over)
+        stalest = self.stalest([payload.slot for payload in payloads]) if rules.hedge else ()
+        return Exchange(current, grid, rules, payloads, inbox, ask, self._spares(current, payloads), stalest, over)
 
     def _close(self, exchange: Exchange) -> None:
         """Account for `exchange` and aggregate what it brought; both drivers of a round end here."""
-        report, told = self._report, exchange.told
-        report.clients += told["asked"]
-        report.spares += told["spares"]
-        report.bytes_down += told["bytes"]
+        report, counts = self._report, exchange.counts
+        report.clients += counts["requests"]
+        report.spares += counts["spares"]
+        report.bytes_down += counts["bytes"]
         if self.log is not None and not exchange.over:
             self.log.end(exchange.current)
         report.exchanges += bool(exchange.payloads)
         report.seconds_training += time.perf_counter() - self._started
-        self._finish(exchange.current, exchange.desk.uploads, len(exchange.payloads))
-
-    def _desk(self, current: Round) -> Desk:
-        """Return where the replies of this exchange are judged."""
-
-        def accepted(upload: Upload) -> None:
-            if self.log is not None:
-                self.log.accept(current, upload)
-
-        def decoded(upload: Upload) -> Upload:
-            return self._compressor.up(upload, self._sent.get(upload.slot, {}))
-
-        return Desk(self.federation.nonce, accepted, self._rejected, decoded)
+        self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1
@@ -174,19 +170,25 @@ class Method(Contract[P]):
         order = stream(self.federation.seed, "spares", current.number, current.exchange).permutation(len(free))
         return [free[i] for i in order]
 
-    def _payloads(self, current: Round, config: Mapping[str, Any]) -> list[Payload]:
-        self._round = current
-        self._sent = {}
+    def _payloads(self, current: Round) -> list[Payload]:
+        """Return what the method sends, as it travels; note what clients will have, where that is needed later."""
+        payloads = self.dispatch(current)
+        self._sent = {payload.slot: payload.arrays for payload in payloads} if self._defending else {}
+        if self._compressor is None:
+            return payloads
         self._compressor.begin_exchange()
-        payloads = []
-        for payload, received in map(self._compressor.down, self.dispatch(current)):
-            if self._defending or not self.federation.compression.exact:
-                self._sent[payload.slot] = received
-            payloads.append(self._addressed(current, payload, config))
-        return payloads
+        coded = [self._compressor.down(payload) for payload in payloads]
+        self._sent = {payload.slot: received for payload, received in coded}
+        return [payload for payload, _ in coded]
 
-    def _addressed(self, current: Round, payload: Payload, config: Mapping[str, Any]) -> Payload:
-        """Return `payload` with what every request says to its client."""
+    def _request(
+        self, current: Round, payload: Payload, config: Mapping[str, Any], seconds: float
+    ) -> tuple[Message, Ticket] | None:
+        """Return the message for `payload` and its ticket; None if its client is not connected."""
+        node = self.nodes.online.get(payload.client)
+        if node is None:
+            return None
+        self.requests[payload.client] += 1
         payload.config = {
             **config,
             **payload.config,
@@ -196,16 +198,11 @@ class Method(Contract[P]):
             "keep": (self.accepted if self.durable is None else self.durable).get(payload.client, 0),
             "visit": self._visit(current),
         }
-        return payload
-
-    def _request(self, current: Round, payload: Payload, seconds: float) -> tuple[Message, Ticket] | None:
-        """Return the message for `payload` and its ticket; None if its client is not connected."""
-        if not self.roster.has(payload.client):
-            return None
-        self.requests[payload.client] += 1
-        node, run = self.roster.node(payload.client), self.federation.run
-        model, scales = self._compressor.expected(self.upload_model(payload), self._sent.get(payload.slot, {}))
-        extras, packed = self.upload_extras(payload), self.federation.packs
+        model, extras = self.upload_model(payload), self.upload_extras(payload)
+        scales: Spec = {}
+        if self._compressor is not None:
+            model, scales = self._compressor.expected(model, self._sent.get(payload.slot, {}))
+        run, packed = self.federation.run, self._packed
         return request(payload, current, run, node, model, extras, seconds, scales, packed)
 
     def _visit(self, current: Round) -> int:
@@ -214,10 +211,6 @@ class Method(Contract[P]):
 
     def on_rejected(self, client: int | None, error: UploadError) -> None:
         """Log a rejected reply; the server overrides nothing here, tests and tools may."""
-        from logging import WARNING
-
-        from flwr.common.logger import log
-
         who = "unknown sender" if client is None else f"client {client}"
         log(WARNING, "fedcross: reply of %s rejected, %s", who, error)
 
@@ -264,6 +257,37 @@ class Method(Contract[P]):
             self._rejected(upload.client, UploadError("quarantined", f"update norm {norm:.4g}, limit {limit:.4g}"))
         return judgement.uploads
 
+    # ---- what a method may define ------------------------------------------------------------------------------
+
+    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
+        """Return the partitions that take part in round `number`, drawn uniformly without replacement."""
+        count = min(self.federation.clients_per_round, len(available))
+        drawn = stream(self.federation.seed, "sample", number).choice(len(available), size=count, replace=False)
+        return tuple(available[i] for i in drawn)
+
+    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
+        """Return the groups of arrays that the client must send beside its model."""
+        return {}
+
+    def upload_model(self, payload: Payload) -> Spec:
+        """Return the names, shapes and dtypes that the client must send as its model."""
+        return self.spec
+
+    def evaluation_models(self) -> list[Arrays]:
+        """Return the models whose mean score on the test set is the method's score of this round.
+
+        The global model, where there is one; nothing is scored if the list is empty.
+        """
+        return [self.evaluation_arrays()]
+
+    def evaluation_arrays(self) -> Arrays:
+        """Return what to deploy: weights for :meth:`evaluation_network`."""
+        return self.global_model()
+
+    def stalest(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return `slots`, those whose model has waited longest for training first."""
+        return slots
+
     # ---- the whole state --------------------------------------------------------------------------------------
 
     def checkpoint(self) -> State:
@@ -272,7 +296,8 @@ class Method(Contract[P]):
         accepted = {str(client): visit for client, visit in self.accepted.items()}
         requests = {str(client): count for client, count in self.requests.items()}
         own = {"_accepted": accepted, "_requests": requests, "_model": self.spec, "_parameters": self.parameter_names}
-        return State({**state.arrays, **self._compressor.state()}, {**state.values, **own})
+        coded = {} if self._compressor is None else self._compressor.state()
+        return State({**state.arrays, **coded}, {**state.values, **own})
 
     def resume(self, state: State) -> None:
         """Continue from what :meth:`checkpoint` returned."""
@@ -281,121 +306,5 @@ class Method(Contract[P]):
         self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})
         for known in ("_model", "_parameters"):  # for readers that have no network; `begin` has set both
             values.pop(known, None)
-        self.restore(State(self._compressor.restore(state.arrays), values))
-
-    # ---- Flower's Strategy ------------------------------------------------------------------------------------
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int | None = None,
-        timeout: float | None = None,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run global rounds; Flower's own entry point, so that any ServerApp can use a method.
-
-        Parameters
-        ----------
-        grid : Grid
-            Where the clients are.
-        initial_arrays : ArrayRecord
-            The initial model.
-        num_rounds : int, optional
-            Global rounds; those that the method was given as ``rounds`` if None, else 3 as in Flower.
-        timeout : float, optional
-            Seconds until an exchange ends without the missing clients; the method's own ``deadline_s`` if None.
-        train_config : ConfigRecord, optional
-            Goes to the clients with every request.
-        evaluate_config : ConfigRecord, optional
-            Not used: clients do not evaluate, `evaluate_fn` does.
-        evaluate_fn : callable, optional
-            ``(round, model) -> metrics``; called with the initial model as round 0 and after every round.
-
-        Returns
-        -------
-        Result
-            As Flower fills it: the last global model, and metrics by round.
-        """
-        if num_rounds is None:
-            num_rounds = self.federation.rounds if "rounds" in self.federation.model_fields_set else FLOWER_ROUNDS
-        deadline = self.federation.deadline_s if timeout is None else timeout
-        self.federation = self.federation.model_copy(update={"deadline_s": deadline, "rounds": num_rounds})
-        self.begin({name: array.numpy() for name, array in initial_arrays.items()})
-        self.summary()
-        result, arrays = Result(), initial_arrays
-        for number in range(num_rounds + 1):
-            if number:
-                self.run_round(number, grid, dict(train_config or {}))
-                result.arrays = arrays = encode(self.global_model())
-                result.train_metrics_clientapp[number] = self._metrics()
-            if evaluate_fn and (measured := evaluate_fn(number, arrays)) is not None:
-                result.evaluate_metrics_serverapp[number] = measured
-        return result
-
-    def _metrics(self) -> MetricRecord:
-        """Return the round's metrics as Flower keeps them."""
-        loss = self._report.train_loss
-        return MetricRecord({**({} if loss is None else {"train-loss": loss}), **self._report.metrics})
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Open an exchange and return its first requests, for a caller that sends them and collects the replies.
-
-        `server_round` counts exchanges: a method with two per round is called twice for each. `arrays` is used in the
-        first call only; from then on the method's own state decides.
-
-        Notes
-        -----
-        The exchange is the one that :meth:`run_round` carries out, with its log, spares, defence and accounting. What
-        these two hooks leave to their caller: it alone ends the wait, so ``deadline_s`` limits only what
-        :meth:`aggregate_train` itself still asks for, ``enough_replies`` ends nothing early, a failed slot goes to a
-        spare client and a silent client is asked again only when the caller has handed in the rest, and accepted
-        replies reach the log then, not as each arrives. :meth:`start` and :meth:`run_round` have no such limits.
-        """
-        if not self.spec:
-            self.begin({name: array.numpy() for name, array in arrays.items()})
-        number, index = divmod(server_round - 1, self.exchanges)
-        if index == 0:
-            self._report = RoundReport(number + 1)
-            clients = self._draw(number + 1, grid)
-        else:
-            clients = self._round.clients
-        self._exchange = self._open(Round(number + 1, index, clients, self.federation.seed), grid, dict(config))
-        return self._exchange.open()
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Judge the replies, ask spares for what is lost, aggregate; return the global model and the metrics."""
-        if self._exchange is None:
-            raise FederationError(f"aggregate_train({server_round}) without configure_train before it")
-        exchange, self._exchange = self._exchange, None
-        exchange.hand_in(replies)
-        self._close(exchange)
-        return encode(self.global_model()), self._metrics()
-
-    def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-    ) -> Iterable[Message]:
-        """Return nothing: the global model is evaluated on the server."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return nothing: the global model is evaluated on the server."""
-        return None
-
-    def summary(self) -> None:
-        """Log the method and its parameters."""
-        from logging import INFO
-
-        from flwr.common.logger import log
-
-        log(INFO, "\t%s(%s)", type(self).__name__, self.params)
+        arrays = state.arrays if self._compressor is None else self._compressor.restore(state.arrays)
+        self.restore(State(arrays, values))

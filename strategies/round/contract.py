@@ -1,20 +1,21 @@
 """What a method defines, in one place: read this file to add one (docs/adding-a-method.md shows it step by step).
 
 A method says what each sampled client gets (:meth:`Contract.dispatch`), what becomes of the uploads
-(:meth:`Contract.aggregate`), which model stands for it, and what it must keep to continue. The rest has defaults.
+(:meth:`Contract.aggregate`), which model stands for it, and what it must keep to continue. What a round asks a method
+beside that (whom to draw, what to expect of an upload, what to evaluate) has a default, beside the round that asks:
+:mod:`strategies.round.base`, under "what a method may define".
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import torch
-from flwr.serverapp.strategy import Strategy
 from torch import nn
 
-from fedcross.core.randomness import key, stream
+from fedcross.core.randomness import key
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective, P
 from fedcross.strategies.round.federation import Federation, State
@@ -22,8 +23,8 @@ from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Arrays, Spec
 
 
-class Contract(Strategy, Generic[P]):
-    """What a method must define (the abstract ones) and may; :class:`strategies.round.base.Method` does the rest.
+class Contract(ABC, Generic[P]):
+    """What a method must define (the abstract ones) and declares; :class:`strategies.round.base.Method` does the rest.
 
     Attributes
     ----------
@@ -86,17 +87,6 @@ class Contract(Strategy, Generic[P]):
     def global_model(self) -> Arrays:
         """Return the model to evaluate and to deploy."""
 
-    def evaluation_models(self) -> list[Arrays]:
-        """Return the models whose mean score on the test set is the method's score of this round.
-
-        The global model, where there is one; nothing is scored if the list is empty.
-        """
-        return [self.evaluation_arrays()]
-
-    def evaluation_arrays(self) -> Arrays:
-        """Return what to deploy: weights for :meth:`evaluation_network`."""
-        return self.global_model()
-
     @abstractmethod
     def state(self) -> State:
         """Return all that :meth:`restore` needs to continue exactly here."""
@@ -112,20 +102,6 @@ class Contract(Strategy, Generic[P]):
 
     def start_from(self, models: Iterable[Arrays]) -> None:
         """Take over independently drawn initial models, in the order of the slots; only where they are asked for."""
-
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
-        """Return the partitions that take part in round `number`, drawn uniformly without replacement."""
-        count = min(self.federation.clients_per_round, len(available))
-        drawn = stream(self.federation.seed, "sample", number).choice(len(available), size=count, replace=False)
-        return tuple(available[i] for i in drawn)
-
-    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
-        """Return the groups of arrays that the client must send beside its model."""
-        return {}
-
-    def upload_model(self, payload: Payload) -> Spec:
-        """Return the names, shapes and dtypes that the client must send as its model."""
-        return self.spec
 
     @classmethod
     def build_model(cls, model: nn.Module, params: P) -> nn.Module:
@@ -149,7 +125,3 @@ class Contract(Strategy, Generic[P]):
         Only where inference needs more than what travels (FedFusion: the extractor of the round before).
         """
         return network
-
-    def stalest(self, slots: Sequence[int]) -> Sequence[int]:
-        """Return `slots`, those whose model has waited longest for training first."""
-        return slots

@@ -10,112 +10,46 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from flwr.app import Message, Metadata
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedcross.core.errors import UploadError
-from fedcross.strategies.round.guard import check
-from fedcross.strategies.round.nodes import is_blocking, poll
-from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload
+from fedcross.strategies.round.guard import Inbox
+from fedcross.strategies.wire.protocol import Payload, Round, Ticket
 
 if TYPE_CHECKING:
     from fedcross.strategies.round.federation import Federation
 
-#: Flower reports in the SuperLink's name that a node is gone; in one process every reply bears this id.
-SUPERLINK_NODE_ID = 1
-#: Somebody else answers, or the reply is to another request: the client's own one may still come.
-FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
 #: Flower's codes for a request or a reply that it cannot give out, because its sender did not finish uploading it, say.
 LOST_ON_THE_WAY = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
+#: Seconds between two questions for replies, at first and at most.
+PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
 
 
-class Desk:
-    """The requests of one exchange that are out, and what has come back.
+@runtime_checkable
+class LocalClients(Protocol):
+    """What a grid declares whose clients are part of this machine; Flower's own grids declare nothing.
 
-    Parameters
+    Attributes
     ----------
-    nonce : bool
-        Whether replies must echo their request's nonce (:func:`strategies.round.guard.check`).
-    on_accepted : callable
-        Called with each upload when it has won its slot; when it returns, the upload counts.
-    on_rejected : callable
-        Called with the client, None if unknown, and the error of every reply that is not used.
-    decode : callable, optional
-        Returns a checked upload as it is used (:mod:`strategies.wire.compression`); may raise ``UploadError``.
+    blocking : bool
+        Whether ``pull_messages`` itself does the clients' work, so that nobody need wait between two calls, and every
+        request has exactly one reply.
+    partitions : dict of int to int
+        Node id -> partition id, known without asking the nodes.
     """
 
-    def __init__(
-        self,
-        nonce: bool,
-        on_accepted: Callable[[Upload], None],
-        on_rejected: Callable[[int | None, UploadError], None],
-        decode: Callable[[Upload], Upload] = lambda upload: upload,
-    ) -> None:
-        self._nonce = nonce
-        self._on_accepted = on_accepted
-        self._on_rejected = on_rejected
-        self._decode = decode
-        self._tickets: dict[str, Ticket] = {}
-        self._answered: set[str] = set()
-        #: Whether a request has exactly one reply, whatever it looks like: so it is in one process.
-        self.single = False
-        #: Message id -> slot, of the requests whose reply may still win.
-        self.waiting: dict[str, int] = {}
-        self.won: dict[int, Upload] = {}
+    blocking: bool
+    partitions: dict[int, int]
 
-    def open(self, message_id: str, ticket: Ticket) -> None:
-        """Expect a reply to `message_id`."""
-        self._tickets[message_id] = ticket
-        self.waiting[message_id] = ticket.expected.slot
 
-    def settle(self, reply: Message) -> int | None:
-        """Accept or reject `reply`; return the slot that nobody is working on any more because of it, if any."""
-        asked, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-        ticket = self._tickets.get(asked)
-        try:
-            if ticket is None:
-                raise UploadError("unknown", "not an open request")
-            slot = ticket.expected.slot
-            if sender not in {ticket.node, SUPERLINK_NODE_ID}:
-                raise UploadError("wrong_node", f"node {sender} answers for node {ticket.node}")
-            if asked in self._answered:
-                raise UploadError("duplicate", "answered already")
-            if slot in self.won:
-                raise UploadError("superseded", f"client {self.won[slot].client} was faster with slot {slot}")
-            upload = self._decode(check(reply, ticket.expected, nonce=self._nonce))
-        except UploadError as error:
-            self._on_rejected(ticket.expected.client if ticket else None, error)
-            if ticket is None or (error.reason in FOREIGN and not self.single):
-                return None
-            self.waiting.pop(asked, None)
-            return self._orphan(ticket.expected.slot)
-        self._answered.add(asked)
-        self.take(upload)
-        self._on_accepted(upload)
-        return None
-
-    def give_up(self, message_id: str) -> int | None:
-        """Wait no longer for the reply to `message_id`; return its slot if nobody is working on it any more."""
-        return self._orphan(self.waiting.pop(message_id))
-
-    def take(self, upload: Upload) -> None:
-        """Let `upload` win its slot: nothing else is waited for there."""
-        self.won[upload.slot] = upload
-        for message_id in [one for one, slot in self.waiting.items() if slot == upload.slot]:
-            del self.waiting[message_id]
-
-    def _orphan(self, slot: int) -> int | None:
-        return None if slot in self.won or slot in self.waiting.values() else slot
-
-    @property
-    def uploads(self) -> list[Upload]:
-        """The accepted uploads by slot."""
-        return [self.won[slot] for slot in sorted(self.won)]
+def is_blocking(grid: Grid) -> bool:
+    """Return whether `grid` waits by itself, and each of its clients answers exactly once."""
+    return isinstance(grid, LocalClients) and grid.blocking
 
 
 class _Request(NamedTuple):
@@ -149,8 +83,8 @@ class Exchange:
         When it is over, and how many spares may be asked.
     payloads : sequence of Payload
         What is handed out, one payload per slot.
-    desk : Desk
-        Judges the replies; slots that it has already are not asked for.
+    inbox : Inbox
+        Judges the replies; slots that are won there already are not asked for.
     ask : callable
         Returns the message for a payload that may take so many seconds, and its ticket; None if the payload's client is
         not connected.
@@ -163,8 +97,8 @@ class Exchange:
 
     Attributes
     ----------
-    told : Counter
-        ``asked``: requests sent; ``spares``: spare clients turned to; ``bytes``: array bytes sent.
+    counts : Counter
+        ``requests`` sent, ``spares`` that were asked, array ``bytes`` sent.
     """
 
     def __init__(
@@ -173,25 +107,25 @@ class Exchange:
         grid: Grid,
         rules: Federation,
         payloads: Sequence[Payload],
-        desk: Desk,
+        inbox: Inbox,
         ask: Callable[[Payload, float], tuple[Message, Ticket] | None],
         spares: list[int],
         stalest: Sequence[int],
         over: bool = False,
     ) -> None:
-        self.current, self.rules, self.payloads, self.desk = current, rules, payloads, desk
+        self.current, self.rules, self.payloads, self.inbox = current, rules, payloads, inbox
         self.spares, self.over = spares, over
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._grid, self._ask, self._stalest = grid, ask, stalest
         self._by_slot = {payload.slot: payload for payload in payloads}
         self._reassigned: Counter[int] = Counter()
         self._repeatable: dict[str, _Request] = {}
         self._first: list[_Request] = []
         self._deadline = time.monotonic() + rules.deadline_s
-        desk.single = is_blocking(grid)
+        inbox.single = is_blocking(grid)
 
     def carry_out(self) -> None:
-        """Send what the desk has not got yet, and return when the exchange is over."""
+        """Send what the inbox has not got yet, and return when the exchange is over."""
         self._sent(self._push(self.open()))
         self._collect()
 
@@ -199,11 +133,11 @@ class Exchange:
         """Return the first requests: each slot's, those of hedged slots, and spares' for clients that are gone."""
         if self.over:
             return []
-        missing = [payload for payload in self.payloads if payload.slot not in self.desk.won]
-        stale = [slot for slot in self._stalest if slot not in self.desk.won][: self.rules.hedge]
+        missing = [payload for payload in self.payloads if payload.slot not in self.inbox.won]
+        stale = [slot for slot in self._stalest if slot not in self.inbox.won][: self.rules.hedge]
         twice = list(zip(stale, self.spares))
         del self.spares[: len(twice)]
-        self.told["spares"] += len(twice)
+        self.counts["spares"] += len(twice)
         hedges = [replace(self._by_slot[slot], client=client) for slot, client in twice]
         made = self._make([*missing, *hedges])
         asked = {request.payload.slot for request, _ in made}
@@ -225,27 +159,27 @@ class Exchange:
         self._sent(handed_out)
         self._settle(replies)
         self._repeat_overdue()
-        silent = [message_id for message_id in handed_out if message_id in self.desk.waiting]
-        self._replace([slot for one in silent if (slot := self.desk.give_up(one)) is not None])
+        silent = [message_id for message_id in handed_out if message_id in self.inbox.waiting]
+        self._replace([slot for one in silent if (slot := self.inbox.give_up(one)) is not None])
         self._collect()
 
     def _sent(self, message_ids: Iterable[str]) -> None:
         """Expect replies to the messages of :meth:`open`, sent under these ids; empty ones could not be sent."""
         self._register(self._first, message_ids)
         self._first = []
-        working = {*self.desk.waiting.values(), *self.desk.won}
+        working = {*self.inbox.waiting.values(), *self.inbox.won}
         if not self.over:
             self._replace([payload.slot for payload in self.payloads if payload.slot not in working])
 
     def _collect(self) -> None:
         enough = min(self.rules.enough_replies or len(self.payloads), len(self.payloads))
-        desk = self.desk
-        for replies in poll(self._grid, lambda: desk.waiting if len(desk.won) < enough else (), self._deadline):
+        inbox = self.inbox
+        for replies in poll(self._grid, lambda: inbox.waiting if len(inbox.won) < enough else (), self._deadline):
             self._settle(replies)
             self._repeat_overdue()
 
     def _settle(self, replies: Iterable[Message]) -> None:
-        lost = [(reply, slot) for reply in replies if (slot := self.desk.settle(reply)) is not None]
+        lost = [(reply, slot) for reply in replies if (slot := self.inbox.settle(reply)) is not None]
         self._replace([slot for reply, slot in lost if not self._repeat_lost(reply)])
 
     def _make(self, batch: Iterable[Payload]) -> list[tuple[_Request, Message]]:
@@ -259,15 +193,12 @@ class Exchange:
 
     def _register(self, requests: Iterable[_Request], message_ids: Iterable[str], *, again: bool = False) -> bool:
         """Expect replies to `requests`, sent under these ids; return whether one of them was sent."""
-        sent = False
-        for request, message_id in zip(requests, message_ids):
-            if message_id:
-                sent = True
-                self.desk.open(message_id, request.ticket)
-                self.told.update({"asked": 1, "bytes": request.payload.nbytes})
-                if self.rules.resend_s is not None and not again:
-                    self._repeatable[message_id] = request
-        return sent
+        sent = {message_id: request for message_id, request in zip(message_ids, requests) if message_id}
+        self.inbox.expect({message_id: request.ticket for message_id, request in sent.items()})
+        self.counts.update({"requests": len(sent), "bytes": sum(request.ticket.down for request in sent.values())})
+        if self.rules.resend_s is not None and not again:
+            self._repeatable.update(sent)
+        return bool(sent)
 
     def _send(self, payload: Payload, *, again: bool = False) -> bool:
         """Send one more request; return whether it could be sent."""
@@ -280,13 +211,13 @@ class Exchange:
         if not self.spares or self._reassigned[slot] >= self.rules.reassign or time.monotonic() >= self._deadline:
             return None
         self._reassigned[slot] += 1
-        self.told["spares"] += 1
+        self.counts["spares"] += 1
         return replace(self._by_slot[slot], client=self.spares.pop(0))
 
     def _replace(self, slots: Iterable[int]) -> None:
         """Hand each lost slot to the next spare client that can be asked."""
         for slot in slots:
-            while slot not in self.desk.waiting.values() and (payload := self._next_spare(slot)) is not None:
+            while slot not in self.inbox.waiting.values() and (payload := self._next_spare(slot)) is not None:
                 self._send(payload)
 
     def _repeat_overdue(self) -> None:
@@ -297,7 +228,7 @@ class Exchange:
         overdue = [one for one, request in self._repeatable.items() if request.made <= now - self.rules.resend_s]
         for message_id in overdue:
             request = self._repeatable.pop(message_id)
-            if message_id in self.desk.waiting:
+            if message_id in self.inbox.waiting:
                 self._send(request.payload, again=True)
 
     def _repeat_lost(self, reply: Message) -> bool:
@@ -306,3 +237,36 @@ class Exchange:
         if repeated is None or not reply.has_error() or reply.error.code not in LOST_ON_THE_WAY:
             return False
         return self._send(repeated.payload, again=True)
+
+
+def poll(grid: Grid, open_ids: Callable[[], Collection[str]], deadline: float) -> Iterator[list[Message]]:
+    """Yield what each look at the grid finds, nothing too, until nothing is open or the time is over.
+
+    Parameters
+    ----------
+    grid : Grid
+        Asked again after a pause that grows while nothing comes; at once if it waits by itself.
+    open_ids : callable
+        Returns the ids of the messages whose replies are waited for; called before each look.
+    deadline : float
+        When to stop, in seconds of ``time.monotonic``; the grid is asked once in any case.
+    """
+    pause, blocking = PAUSE_S, is_blocking(grid)
+    while waiting := set(open_ids()):
+        replies = list(grid.pull_messages(waiting))
+        yield replies
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
+        if not blocking and open_ids():
+            time.sleep(min(pause, left))
+
+
+def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
+    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed."""
+    waiting = {message_id for message_id in message_ids if message_id}
+    for replies in poll(grid, lambda: waiting, time.monotonic() + timeout_s):
+        for reply in replies:
+            waiting.discard(reply.metadata.reply_to_message_id)
+            yield reply

@@ -1,4 +1,4 @@
-"""What an upload must pass before anyone looks at it.
+"""What a reply must pass before anyone looks at it: here, and nowhere else, it is accepted or rejected.
 
 Nothing a client sends is trusted: every field is checked against the ticket of the request it claims to answer, and
 arrays are checked against the declared model before any memory is allocated for them.
@@ -8,17 +8,109 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections.abc import Callable, Mapping
 
 from flwr.app import Message, MetricRecord
 
 from fedcross.core.errors import UploadError
-from fedcross.strategies.wire.protocol import EXTRA, SCALES, Expected, Upload
-from fedcross.strategies.wire.records import decode, nbytes
+from fedcross.strategies.wire.protocol import EXTRA, SCALES, Expected, Ticket, Upload
+from fedcross.strategies.wire.records import decode
 
 #: More examples than this in one client is not believed.
 MAX_EXAMPLES = 2**40
 #: A reply carries a handful of metrics; more is not believed.
 MAX_METRICS = 64
+#: Flower reports in the SuperLink's name that a node is gone; in one process every reply bears this id.
+SUPERLINK_NODE_ID = 1
+#: Somebody else answers, or the reply is to another request: the client's own one may still come.
+FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
+
+
+class Inbox:
+    """The requests of one exchange that are out, and what has come back.
+
+    Parameters
+    ----------
+    nonce : bool
+        Whether replies must echo their request's nonce (:func:`check`).
+    on_rejected : callable
+        Called with the client, None if unknown, and the error of every reply that is not used.
+    on_accepted : callable, optional
+        Called with each upload when it has won its slot; when it returns, the upload counts.
+    decode : callable, optional
+        Returns a checked upload as it is used (:mod:`strategies.wire.compression`); may raise ``UploadError``.
+    """
+
+    def __init__(
+        self,
+        nonce: bool,
+        on_rejected: Callable[[int | None, UploadError], None],
+        on_accepted: Callable[[Upload], None] | None = None,
+        decode: Callable[[Upload], Upload] | None = None,
+    ) -> None:
+        self._nonce = nonce
+        self._on_rejected = on_rejected
+        self._on_accepted = on_accepted
+        self._decode = decode
+        self._tickets: dict[str, Ticket] = {}
+        self._answered: set[str] = set()
+        #: Whether a request has exactly one reply, whatever it looks like: so it is in one process.
+        self.single = False
+        #: Message id -> slot, of the requests whose reply may still win.
+        self.waiting: dict[str, int] = {}
+        self.won: dict[int, Upload] = {}
+
+    def expect(self, tickets: Mapping[str, Ticket]) -> None:
+        """Expect a reply to each of these requests: message id -> ticket."""
+        self._tickets.update(tickets)
+        self.waiting.update({message_id: ticket.expected.slot for message_id, ticket in tickets.items()})
+
+    def settle(self, reply: Message) -> int | None:
+        """Accept or reject `reply`; return the slot that nobody is working on any more because of it, if any."""
+        asked, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        ticket = self._tickets.get(asked)
+        try:
+            if ticket is None:
+                raise UploadError("unknown", "not an open request")
+            slot = ticket.expected.slot
+            if sender not in {ticket.node, SUPERLINK_NODE_ID}:
+                raise UploadError("wrong_node", f"node {sender} answers for node {ticket.node}")
+            if asked in self._answered:
+                raise UploadError("duplicate", "answered already")
+            if slot in self.won:
+                raise UploadError("superseded", f"client {self.won[slot].client} was faster with slot {slot}")
+            upload = check(reply, ticket.expected, nonce=self._nonce)
+            if self._decode is not None:
+                upload = self._decode(upload)
+        except UploadError as error:
+            self._on_rejected(ticket.expected.client if ticket else None, error)
+            if ticket is None or (error.reason in FOREIGN and not self.single):
+                return None
+            self.waiting.pop(asked, None)
+            return self._orphan(ticket.expected.slot)
+        self._answered.add(asked)
+        self.take(upload)
+        if self._on_accepted is not None:
+            self._on_accepted(upload)
+        return None
+
+    def give_up(self, message_id: str) -> int | None:
+        """Wait no longer for the reply to `message_id`; return its slot if nobody is working on it any more."""
+        return self._orphan(self.waiting.pop(message_id))
+
+    def take(self, upload: Upload) -> None:
+        """Let `upload` win its slot: nothing else is waited for there."""
+        self.won[upload.slot] = upload
+        for message_id in [one for one, slot in self.waiting.items() if slot == upload.slot]:
+            del self.waiting[message_id]
+
+    def _orphan(self, slot: int) -> int | None:
+        return None if slot in self.won or slot in self.waiting.values() else slot
+
+    @property
+    def uploads(self) -> list[Upload]:
+        """The accepted uploads by slot."""
+        return [self.won[slot] for slot in sorted(self.won)]
 
 
 def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload:
@@ -61,6 +153,7 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
         if name not in content.array_records:
             raise UploadError("malformed_message", f"{name} is a record of another kind")
         decoded[name] = decode(content.array_records[name], spec)
+    received = sum(array.nbytes for arrays in decoded.values() for array in arrays.values())
     return Upload(
         client=expected.client,
         slot=expected.slot,
@@ -69,7 +162,7 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
         extras={name.removeprefix(EXTRA): arrays for name, arrays in decoded.items()},
         num_examples=num_examples,
         metrics=metrics,
-        nbytes=sum(nbytes(spec) for spec in groups.values()),
+        nbytes=received,
     )
 
 

@@ -7,13 +7,13 @@ learned from the nodes themselves (a ``query`` message), once per node.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Collection
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import FederationError
+from fedcross.strategies.round.exchange import LocalClients, receive
 
 #: Seconds that one refresh waits for answers.
 QUERY_WAIT_S = 30.0
@@ -21,38 +21,20 @@ QUERY_WAIT_S = 30.0
 QUERY_OPEN_S = 300.0
 #: Flower's error code for an exception in the ClientApp. Other codes are lost nodes and crashes: those are asked again.
 NO_ANSWER_TO_QUERIES = 2
-#: Seconds between two questions for replies, at first and at most.
-PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
 
 
-@runtime_checkable
-class LocalClients(Protocol):
-    """What a grid declares whose clients are part of this machine; Flower's own grids declare nothing.
+class Nodes:
+    """The nodes that are connected now.
 
     Attributes
     ----------
-    blocking : bool
-        Whether ``pull_messages`` itself does the clients' work, so that nobody need wait between two calls, and every
-        request has exactly one reply.
-    partitions : dict of int to int
-        Node id -> partition id, known without asking the nodes.
+    online : dict of int to int
+        Partition id -> node id, in the order of the partition ids; as of the last :meth:`refresh`.
     """
 
-    blocking: bool
-    partitions: dict[int, int]
-
-
-def is_blocking(grid: Grid) -> bool:
-    """Return whether `grid` waits by itself, and each of its clients answers exactly once."""
-    return isinstance(grid, LocalClients) and grid.blocking
-
-
-class Roster:
-    """Partition id -> node id, for the nodes that are connected now."""
-
     def __init__(self) -> None:
+        self.online: dict[int, int] = {}
         self._partition_of: dict[int, int] = {}
-        self._online: dict[int, int] = {}
         self._sorted: list[int] = []
         self._last: list[int] | None = None  # who was there when the two above were made, if all were known
         self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, until when it may answer
@@ -69,17 +51,9 @@ class Roster:
         if new:
             self._partition_of.update(self._ask(grid, new, 1 + max(self._partition_of.values(), default=-1)))
         self._last = ids if online <= self._partition_of.keys() else None
-        self._online = {partition: node for node, partition in sorted(self._partition_of.items()) if node in online}
-        self._sorted = sorted(self._online)
+        self.online = {partition: node for node, partition in sorted(self._partition_of.items()) if node in online}
+        self._sorted = sorted(self.online)
         return list(self._sorted)
-
-    def node(self, partition: int) -> int:
-        """Return the node id that holds `partition`."""
-        return self._online[partition]
-
-    def has(self, partition: int) -> bool:
-        """Return whether `partition` was connected when last asked."""
-        return partition in self._online
 
     def wait_for(self, grid: Grid, count: int, wait_s: float, wanted: Collection[int] = ()) -> list[int]:
         """Refresh until `count` partitions and all `wanted` ones are online or `wait_s` seconds have passed.
@@ -137,36 +111,3 @@ class Roster:
         if foreign and not found:
             return {node: first + index for index, node in enumerate(sorted(foreign))}
         return found
-
-
-def poll(grid: Grid, open_ids: Callable[[], Collection[str]], deadline: float) -> Iterator[list[Message]]:
-    """Yield what each look at the grid finds, nothing too, until nothing is open or the time is over.
-
-    Parameters
-    ----------
-    grid : Grid
-        Asked again after a pause that grows while nothing comes; at once if it waits by itself.
-    open_ids : callable
-        Returns the ids of the messages whose replies are waited for; called before each look.
-    deadline : float
-        When to stop, in seconds of ``time.monotonic``; the grid is asked once in any case.
-    """
-    pause, blocking = PAUSE_S, is_blocking(grid)
-    while waiting := set(open_ids()):
-        replies = list(grid.pull_messages(waiting))
-        yield replies
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
-        if not blocking and open_ids():
-            time.sleep(min(pause, left))
-
-
-def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
-    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed."""
-    waiting = {message_id for message_id in message_ids if message_id}
-    for replies in poll(grid, lambda: waiting, time.monotonic() + timeout_s):
-        for reply in replies:
-            waiting.discard(reply.metadata.reply_to_message_id)
-            yield reply

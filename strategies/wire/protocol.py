@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from fedcross.strategies.wire.records import Arrays, Spec, encode, is_packed, nbytes, spec_of
+from fedcross.strategies.wire.records import Arrays, Spec, encode, encode_like
 
 Scalar = int | float | str | bool
 EXTRA = "extra."
@@ -56,7 +56,7 @@ class Payload:
     @property
     def nbytes(self) -> int:
         """Bytes of all array values in this payload."""
-        return sum(nbytes(spec_of(a)) for a in (self.arrays, self.scales, *self.extras.values()))
+        return sum(a.nbytes for group in (self.arrays, self.scales, *self.extras.values()) for a in group.values())
 
 
 @dataclass
@@ -152,12 +152,12 @@ def answer(
 ) -> RecordDict:
     """Return the content of the client's answer to a message with content `asked_for`, packed if that is."""
     asked = asked_for.config_records["config"]
-    packed = is_packed(asked_for.array_records["arrays"])
-    content = RecordDict({"arrays": encode(arrays, packed)})
+    model = asked_for.array_records["arrays"]
+    content = RecordDict({"arrays": encode_like(model, arrays)})
     for name, group in extras.items():
-        content[EXTRA + name] = encode(group, packed)
+        content[EXTRA + name] = encode_like(model, group)
     if scales:
-        content[SCALES] = encode(scales, packed)
+        content[SCALES] = encode_like(model, scales)
     content["config"] = ConfigRecord(
         {name: asked[name] for name in ("run", "round", "exchange", "client", "slot", "nonce")}
     )

@@ -37,11 +37,6 @@ def spec_of(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:
     return {name: (tuple(a.shape), str(a.dtype)) for name, a in arrays.items()}
 
 
-def nbytes(spec: Spec) -> int:
-    """Return the bytes of all values that `spec` describes, headers not counted."""
-    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in spec.values())
-
-
 def encode(arrays: Mapping[str, npt.NDArray[np.generic]], packed: bool = False) -> ArrayRecord:
     """Return an ArrayRecord that owns a copy of `arrays`, `packed` as one array or each as its own."""
     if packed and arrays and packable(spec_of(dict(arrays))):
@@ -54,6 +49,11 @@ def encode(arrays: Mapping[str, npt.NDArray[np.generic]], packed: bool = False) 
         data = b"".join((_header(contiguous.shape, contiguous.dtype.str), values))
         record[name] = Array(dtype=str(contiguous.dtype), shape=tuple(contiguous.shape), stype=_STYPE, data=data)
     return ArrayRecord(record)
+
+
+def encode_like(other: ArrayRecord, arrays: Mapping[str, npt.NDArray[np.generic]]) -> ArrayRecord:
+    """Return :func:`encode` of `arrays`, packed if `other` is."""
+    return encode(arrays, is_packed(other))
 
 
 def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:

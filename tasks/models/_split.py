@@ -7,14 +7,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedcross.core.errors import ConfigError
 from fedcross.tasks.base import Task
 from fedcross.tasks.models.dropout import Dropout
 
 
-class Split(nn.Module):
+class Split(nn.Sequential):
     """``classifier(features(x))``.
 
     Parameters
@@ -33,17 +33,13 @@ class Split(nn.Module):
         Width of the embedding.
     """
 
+    features: nn.Module
+    classifier: nn.Linear
+
     def __init__(self, features: nn.Module, classifier: nn.Linear, extractor_channels: int = 0) -> None:
-        super().__init__()
-        self.features = features
-        self.classifier = classifier
+        super().__init__(OrderedDict(features=features, classifier=classifier))
         self.embedding: int = classifier.in_features
         self.extractor_channels = extractor_channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits, shape ``(batch, classes)``."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 def weights(model: nn.Module) -> int:

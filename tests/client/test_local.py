@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedcross.client import visit as visiting
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.visit import examples
 from fedcross.client.workshop import Workshop
@@ -89,3 +90,21 @@ def test_examples_are_drawn_anew_for_every_round():
     assert set(chosen[1]) != set(chosen[2])
     everything = examples(Workshop(load([*SMALL, "train.examples=100000"])), 1, 1)[0]
     assert torch.equal(everything, whole)
+
+
+def test_examples_stay_prepared_while_there_is_room(monkeypatch):
+    shop = Workshop(load(SMALL))
+    whole = [shop.data.client(i, shop.device) for i in range(3)]
+    room = sum(part.nbytes for pair in whole[:2] for part in pair)
+    monkeypatch.setattr(visiting, "KEPT_BYTES", room)
+    first = [examples(shop, i, 1) for i in range(3)]
+    again = [examples(shop, i, 2) for i in range(3)]
+    assert [a[0] is b[0] for a, b in zip(first, again)] == [True, True, False]
+    assert all(torch.equal(x, own_x) and torch.equal(y, own_y) for (x, y), (own_x, own_y) in zip(again, whole))
+
+
+def test_a_run_is_the_same_whether_examples_stay_prepared_or_not(tmp_path, monkeypatch):
+    kept = run(tmp_path / "kept", "rounds=2").method.global_model()
+    monkeypatch.setattr(visiting, "KEPT_BYTES", 0)
+    anew = run(tmp_path / "anew", "rounds=2").method.global_model()
+    assert all(np.array_equal(kept[name], anew[name]) for name in anew)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedcross.client.visit import learning_rate
 from fedcross.conf.schema import load
 
 #: Initial learning rate, its decay, clients per round.
@@ -29,5 +30,5 @@ def test_composes_for_every_method(name: str, method: str, operator: str | None)
     assert (train.lr_min, train.momentum, train.weight_decay, train.epochs, train.batch) == (1e-4, 0.9, 5e-4, 5, 64)
     assert config.evaluate_local
     # Round 3 has decayed twice; the floor holds in the end.
-    assert train.rate(3) == pytest.approx(lr * decay * decay)
-    assert train.rate(2000) == 1e-4
+    assert learning_rate(train, 3) == pytest.approx(lr * decay * decay)
+    assert learning_rate(train, 2000) == 1e-4

@@ -21,8 +21,7 @@ def settings() -> dict[str, str]:
     for names, values in re.findall(r"^(\S.*?) \[(.+?)\] ", TEXT, re.MULTILINE):
         first, *rest = names.split(", ")
         group = first.rpartition(".")[0]
-        for name, value in zip([first, *(f"{group}{one}" for one in rest)], values.split(", "), strict=True):
-            found[name] = value
+        found |= dict(zip([first, *(f"{group}{one}" for one in rest)], values.split(", "), strict=True))
     return found
 
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcross.client.visit import learning_rate
 from fedcross.conf import compose as composing
 from fedcross.conf.schema import PACKAGES, Train, load, remarks
 from fedcross.core.errors import ConfigError
@@ -75,7 +76,7 @@ def test_resume_of_nothing():
 
 def test_learning_rate_decays_to_its_floor():
     train = Train(lr=1.0, lr_decay=0.5, lr_min=0.2, epochs=1, batch=1)
-    assert [train.rate(r) for r in (1, 2, 3, 4)] == [1.0, 0.5, 0.25, 0.2]
+    assert [learning_rate(train, r) for r in (1, 2, 3, 4)] == [1.0, 0.5, 0.25, 0.2]
 
 
 #: What a file leaves for the user to say.

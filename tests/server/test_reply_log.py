@@ -7,7 +7,7 @@ from fedcross.client.app import app as client_app
 from fedcross.conf.schema import load
 from fedcross.core.errors import StorageError
 from fedcross.engines.grid import LocalGrid
-from fedcross.server.reply_log import Replies, records
+from fedcross.server.reply_log import WriteAheadLog, records
 from fedcross.server.session import logs_replies
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.defence import Defence
@@ -41,7 +41,7 @@ def equal(a, b):
 @pytest.fixture
 def written(tmp_path):
     """A log after checkpoint 2: round 3 drawn, its first exchange over, one reply of the second."""
-    log = Replies(tmp_path, "run", 2)
+    log = WriteAheadLog(tmp_path, "run", 2)
     log.draw(3, [1, 4, 7])
     log.accept(FIRST, upload(4))
     log.accept(FIRST, upload(7, 1))
@@ -52,7 +52,7 @@ def written(tmp_path):
 
 
 def test_what_was_accepted_comes_back(written):
-    log = Replies(written, "run", 2)
+    log = WriteAheadLog(written, "run", 2)
     assert log.available(3) == [1, 4, 7]
     assert log.available(4) is None
     one, two = log.accepted(FIRST)
@@ -65,15 +65,15 @@ def test_what_was_accepted_comes_back(written):
 
 
 def test_a_log_goes_on_where_it_ended(written):
-    log = Replies(written, "run", 2)
+    log = WriteAheadLog(written, "run", 2)
     log.accept(SECOND, upload(7, 0))
     log.close()
-    assert [found.client for found in Replies(written, "run", 2).accepted(SECOND)] == [4, 7]
+    assert [found.client for found in WriteAheadLog(written, "run", 2).accepted(SECOND)] == [4, 7]
 
 
 @pytest.mark.parametrize(("run", "after"), [("another", 2), ("run", 1), ("run", 3)])
 def test_the_log_of_another_run_or_checkpoint_is_not_used(written, run, after):
-    log = Replies(written, run, after)
+    log = WriteAheadLog(written, run, after)
     assert log.available(3) is None
     assert log.accepted(FIRST) == []
 
@@ -87,12 +87,12 @@ def test_every_truncation_leaves_the_whole_records_before_it(written):
         path.write_bytes(whole[:size])
         assert len(list(records(path))) == sum(end <= size for end in ends) - 1, size
     path.write_bytes(whole[: ends[4] - 1])  # in the middle of the second reply
-    log = Replies(written, "run", 2)
+    log = WriteAheadLog(written, "run", 2)
     assert [found.client for found in log.accepted(FIRST)] == [4]
     log.accept(FIRST, upload(7, 1))
     log.close()
     assert path.stat().st_size == ends[4]  # the torn record is gone, the new one follows a whole one
-    assert [found.client for found in Replies(written, "run", 2).accepted(FIRST)] == [4, 7]
+    assert [found.client for found in WriteAheadLog(written, "run", 2).accepted(FIRST)] == [4, 7]
 
 
 def test_a_damaged_byte_ends_the_log_there(written):
@@ -108,10 +108,10 @@ def test_a_damaged_byte_ends_the_log_there(written):
 
 
 def test_a_checkpoint_empties_it(written):
-    log = Replies(written, "run", 2)
+    log = WriteAheadLog(written, "run", 2)
     log.restart(3)
     log.close()
-    again = Replies(written, "run", 3)
+    again = WriteAheadLog(written, "run", 3)
     assert again.available(3) is None
     assert len(list(records(again.path))) == 1
 
@@ -119,14 +119,14 @@ def test_a_checkpoint_empties_it(written):
 def test_a_reply_is_on_disk_when_it_counts(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fdatasync", lambda number: synced.append(os.fstat(number).st_size))
-    log = Replies(tmp_path, "run", 0)
+    log = WriteAheadLog(tmp_path, "run", 0)
     log.accept(FIRST, upload(4))
     log.close()
     assert synced == [log.path.stat().st_size]
 
 
 def test_a_full_disk_says_what_to_do(tmp_path, monkeypatch):
-    log = Replies(tmp_path, "run", 0)
+    log = WriteAheadLog(tmp_path, "run", 0)
 
     def full(_):
         raise OSError(28, "No space left on device")
@@ -185,7 +185,7 @@ def test_a_slot_that_a_spare_client_won_is_replayed_as_it_was(tmp_path, monkeypa
     for scripts in (dict.fromkeys(range(2), fails(1)), dict.fromkeys(range(6), silent)):  # the second time all are gone
         method = FedCross(selection="in_order", alpha=0.9, defence=Defence(enabled=True), **rules)
         method.begin({"w": np.zeros(3, np.float32)})
-        method.log = log = Replies(tmp_path, "r", 0)
+        method.log = log = WriteAheadLog(tmp_path, "r", 0)
         report = method.run_round(1, VirtualGrid(Clock(monkeypatch), 6, scripts))
         log.close()
         assert report.dropped == 0
@@ -223,8 +223,8 @@ def test_auto_is_for_clients_on_a_network():
 
 def test_a_draw_from_a_large_federation_is_a_short_record(tmp_path):
     available = [*range(2, 9_000), 9_005, *range(9_100, 10_000)]
-    log = Replies(tmp_path, "run", 0)
+    log = WriteAheadLog(tmp_path, "run", 0)
     log.draw(1, available)
     log.close()
-    assert Replies(tmp_path, "run", 0).available(1) == available
+    assert WriteAheadLog(tmp_path, "run", 0).available(1) == available
     assert log.path.stat().st_size < 1000

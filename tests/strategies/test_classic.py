@@ -15,7 +15,7 @@ from flwr.supercore.run import Run
 
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
-from fedcross.client.visit import examples
+from fedcross.client.visit import examples, learning_rate
 from fedcross.client.workshop import Workshop, one_thread
 from fedcross.conf.compose import join
 from fedcross.conf.schema import load
@@ -175,7 +175,7 @@ class Digits(NumPyClient):
         x, y = examples(shop, self.partition, number)
         visit = Visit(
             net, dict(net.params), dict(net.buffers), {}, config, {}, x, y, client=self.partition, round=number,
-            rounds=shop.config.rounds, seed=shop.config.seed, classes=10, lr=shop.config.train.rate(number),
+            rounds=shop.config.rounds, seed=shop.config.seed, classes=10, lr=learning_rate(shop.config.train, number),
         )  # fmt: skip
         with one_thread(net.device):
             train(net, shop.objective, visit, shop.objective.prepare(visit), shop.config.train)

@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Result
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.records import encode
-from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent
+from tests.support.virtual import Clock, VirtualGrid, answers, fails, goes, silent
 
 MODEL = {"w": np.arange(3, dtype=np.float32)}
 INITIAL = encode(MODEL)
@@ -201,7 +201,7 @@ def test_who_was_silent_for_long_is_asked_once_more(clock):
 
 def test_clients_that_are_gone_are_replaced_before_the_caller_sends(clock):
     method, grid = federation(clock, reassign=1)
-    method.roster.has = lambda partition: partition != drawn()[0]
+    goes(method, drawn()[0])
     by_hand(method, grid)
     assert (method.report.clients, method.report.dropped, method.report.spares) == (3, 0, 1)
     assert drawn()[0] not in [client for _, client, _ in grid.asked]

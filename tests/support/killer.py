@@ -26,10 +26,10 @@ from flwr.serverapp import Grid
 from fedcross.engines.grid import LocalGrid
 from fedcross.server import reply_log as replies_module
 from fedcross.server.accounting import Ledger
-from fedcross.server.reply_log import Replies
+from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
 from fedcross.strategies.pool.pool import Pool
-from fedcross.strategies.round import exchange as desk
+from fedcross.strategies.round import guard
 from fedcross.strategies.round.base import Method
 from tests.support.federation import run, session
 
@@ -102,7 +102,7 @@ def half_a_line(clock: Clock) -> Callable[..., None]:
 def half_a_record(clock: Clock) -> Callable[..., None]:
     """Return what writes half of the record of the round's second reply and dies."""
 
-    def act(replies: Replies, current: Any, upload: Any) -> None:
+    def act(replies: WriteAheadLog, current: Any, upload: Any) -> None:
         if clock.now == clock.due and clock.passed == 1:
             replies._file.write(replies_module.MAGIC + (10**6).to_bytes(8, "little") + b"half")
             replies._file.flush()
@@ -140,9 +140,9 @@ POINTS: dict[str, Callable[[Clock], None]] = {
     "push": lambda clock: after(clock.grid, "push_messages", clock.kill),
     "first_pull": lambda clock: after(clock.grid, "pull_messages", clock.kill),
     "last_pull": lambda clock: after(clock.grid, "pull_messages", lambda: clock.kill(LAST_PULL)),
-    "validation": lambda clock: after(desk, "check", lambda: clock.kill(2)),
-    "reply_half_logged": lambda clock: before(Replies, "accept", half_a_record(clock)),
-    "reply_logged": lambda clock: after(Replies, "accept", lambda: clock.kill(2)),
+    "validation": lambda clock: after(guard, "check", lambda: clock.kill(2)),
+    "reply_half_logged": lambda clock: before(WriteAheadLog, "accept", half_a_record(clock)),
+    "reply_logged": lambda clock: after(WriteAheadLog, "accept", lambda: clock.kill(2)),
     "mixing": mixed,
     "log_append": lambda clock: before(Ledger, "add", half_a_line(clock)),
     "checkpoint_rename": lambda clock: before(Path, "replace", at_rename(clock)),

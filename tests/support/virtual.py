@@ -11,8 +11,7 @@ import numpy as np
 from flwr.app import Error, Message
 
 from fedcross.engines.grid import identify
-from fedcross.strategies.round import exchange as desk
-from fedcross.strategies.round import nodes as roster
+from fedcross.strategies.round import exchange, nodes
 from fedcross.strategies.wire.protocol import reply
 
 #: What a client does with a request: (seconds until, reply), any number of times.
@@ -24,7 +23,7 @@ class Clock:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.now = 0.0
-        for module in (desk, roster):
+        for module in (exchange, nodes):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
@@ -89,3 +88,15 @@ def fails(seconds: float) -> Script:
 def silent(message: Message) -> list[tuple[float, Message]]:
     """Never answer."""
     return []
+
+
+def goes(method: Any, client: int) -> None:
+    """Have `client` go right after `method` has looked who is connected."""
+    wait_for = method.nodes.wait_for
+
+    def then_gone(*arguments: Any) -> list[int]:
+        found: list[int] = wait_for(*arguments)
+        del method.nodes.online[client]
+        return found
+
+    method.nodes.wait_for = then_gone

@@ -7,6 +7,11 @@ from fedcross.core.errors import ConfigError, UploadError
 from fedcross.strategies.pool.layout import Layout
 
 
+def empty(layout):
+    """Return a float row and an integer row for a model of this layout."""
+    return np.empty(layout.size, layout.dtype), np.empty(layout.integer_size, np.int64)
+
+
 def model(scale=1.0, dtype=np.float32):
     """A linear layer after a batch normalisation, in state_dict order."""
     return {
@@ -22,7 +27,7 @@ PARAMETERS = ["head.weight", "norm.weight"]
 
 def test_parameters_come_first_then_buffers_and_integers_lie_apart():
     layout = Layout.of(model(), PARAMETERS)
-    row, integers = layout.empty()
+    row, integers = empty(layout)
     layout.write(model(), row, integers)
     assert row.tolist() == [1, 2, 5, 6, 3, 4]  # norm.weight, head.weight | running_mean
     assert integers.tolist() == [7]
@@ -34,7 +39,7 @@ def test_parameters_come_first_then_buffers_and_integers_lie_apart():
 
 def test_views_are_the_row_itself_in_state_dict_order():
     layout = Layout.of(model(), PARAMETERS)
-    row, integers = layout.empty()
+    row, integers = empty(layout)
     layout.write(model(), row, integers)
     views = layout.views(row, integers)
     assert list(views) == list(layout.names) == list(model())
@@ -50,7 +55,7 @@ def test_without_names_every_float_entry_is_a_parameter():
     layout = Layout.of(model(dtype=np.float64))
     assert layout.parameter_size == layout.size == 6
     assert layout.dtype == np.float64
-    row, integers = layout.empty()
+    row, integers = empty(layout)
     layout.write(model(dtype=np.float64), row, integers)
     assert row.tolist() == [1, 2, 3, 4, 5, 6]
 
@@ -58,7 +63,7 @@ def test_without_names_every_float_entry_is_a_parameter():
 def test_narrow_integers_and_booleans_keep_their_dtype():
     arrays = {"w": np.ones(1, np.float32), "mask": np.array([True, False]), "n": np.array([-3], np.int32)}
     layout = Layout.of(arrays)
-    row, integers = layout.empty()
+    row, integers = empty(layout)
     layout.write(arrays, row, integers)
     views = layout.views(row, integers)
     assert integers.tolist() == [1, 0, -3]
@@ -103,6 +108,6 @@ def test_a_write_that_does_not_fit_changes_nothing(change, reason):
 
 def test_a_write_matches_by_name_not_by_position():
     layout = Layout.of(model(), PARAMETERS)
-    row, integers = layout.empty()
+    row, integers = empty(layout)
     layout.write(dict(reversed(model().items())), row, integers)
     assert row.tolist() == [1, 2, 5, 6, 3, 4]

@@ -10,7 +10,7 @@ from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.solo import Solo
 from fedcross.strategies.wire.protocol import Round
-from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent, trained
+from tests.support.virtual import Clock, VirtualGrid, answers, fails, goes, silent, trained
 
 MODEL = {"w": np.zeros(3, np.float32)}
 
@@ -98,7 +98,7 @@ def test_a_rejected_reply_reassigns_too(clock):
 def test_a_client_that_is_gone_before_the_request_is_replaced_at_once(clock):
     method, grid = federation(clock, {}, reassign=1)
     gone = drawn(method)[0]
-    method.roster.has = lambda partition: partition != gone
+    goes(method, gone)
     report = method.run_round(1, grid)
     assert (report.clients, report.dropped, report.spares) == (3, 0, 1)
     assert gone not in [client for _, client, _ in grid.asked]
@@ -182,7 +182,7 @@ def test_a_resumed_round_waits_for_the_clients_that_it_had_drawn(clock):
     method, grid = federation(clock, {}, wait_s=20, min_clients=3)
     wanted = drawn(method)
     grid.online = [client + 1 for client in range(6) if client != wanted[0]]
-    assert len(method.roster.wait_for(grid, 3, 20, wanted)) == 5
+    assert len(method.nodes.wait_for(grid, 3, 20, wanted)) == 5
     assert clock.now == pytest.approx(20, abs=1)
 
 

@@ -4,7 +4,7 @@ from flwr.clientapp import ClientApp
 
 from fedcross.engines.grid import FIRST_NODE, LocalGrid
 from fedcross.strategies.round import nodes as module
-from fedcross.strategies.round.nodes import Roster
+from fedcross.strategies.round.nodes import Nodes
 
 
 class Growing:
@@ -20,13 +20,13 @@ class Growing:
 
 
 def test_foreign_nodes_that_join_later_get_numbers_of_their_own():
-    grid, roster = Growing([3, 4]), Roster()
-    assert roster.refresh(grid) == [0, 1]
+    grid, nodes = Growing([3, 4]), Nodes()
+    assert nodes.refresh(grid) == [0, 1]
     grid.nodes = [0, 3, 4]
-    assert roster.refresh(grid) == [0, 1, 2]
-    assert [roster.node(i) - FIRST_NODE for i in range(3)] == [3, 4, 0]
+    assert nodes.refresh(grid) == [0, 1, 2]
+    assert [nodes.online[i] - FIRST_NODE for i in range(3)] == [3, 4, 0]
     grid.nodes = [0, 4]
-    assert roster.refresh(grid) == [1, 2]
+    assert nodes.refresh(grid) == [1, 2]
 
 
 class Slow:
@@ -64,42 +64,42 @@ def partition(number):
 
 
 def test_an_answer_that_comes_late_counts_and_nobody_is_asked_twice_meanwhile(slow):
-    roster = Roster()
-    assert roster.refresh(slow) == []
+    nodes = Nodes()
+    assert nodes.refresh(slow) == []
     slow.answer(1, partition(7))
-    assert roster.refresh(slow) == [7]
+    assert nodes.refresh(slow) == [7]
     slow.answer(0, partition(5))
-    assert roster.refresh(slow) == [5, 7]
-    assert (roster.node(5), roster.node(7)) == (11, 12)
+    assert nodes.refresh(slow) == [5, 7]
+    assert (nodes.online[5], nodes.online[7]) == (11, 12)
     assert len(slow.sent) == 2
 
 
 def test_a_node_that_was_lost_is_asked_again_and_gets_no_number_of_our_making(slow):
-    roster = Roster()
-    roster.refresh(slow)
+    nodes = Nodes()
+    nodes.refresh(slow)
     slow.answer(0, Error(5, "the node is gone"))
     slow.answer(1, Error(8, "its process died"))
-    assert roster.refresh(slow) == []
-    roster.refresh(slow)
+    assert nodes.refresh(slow) == []
+    nodes.refresh(slow)
     assert len(slow.sent) == 4
 
 
 def test_a_query_that_is_never_answered_is_put_again(slow, monkeypatch):
     monkeypatch.setattr(module, "QUERY_OPEN_S", -1.0)
-    roster = Roster()
-    roster.refresh(slow)
-    roster.refresh(slow)
+    nodes = Nodes()
+    nodes.refresh(slow)
+    nodes.refresh(slow)
     assert len(slow.sent) == 4
 
 
 def test_a_federation_that_stays_is_not_sorted_again_and_one_that_changes_is():
-    grid, roster = LocalGrid(ClientApp(), 5, {}), Roster()
-    first = roster.refresh(grid)
+    grid, nodes = LocalGrid(ClientApp(), 5, {}), Nodes()
+    first = nodes.refresh(grid)
     first.clear()  # the caller's copy
-    assert roster.refresh(grid) == [0, 1, 2, 3, 4]
+    assert nodes.refresh(grid) == [0, 1, 2, 3, 4]
     grid.get_node_ids = lambda: [FIRST_NODE + i for i in (0, 2, 4)]
-    assert roster.refresh(grid) == [0, 2, 4]
-    assert not roster.has(1)
+    assert nodes.refresh(grid) == [0, 2, 4]
+    assert 1 not in nodes.online
     del grid.get_node_ids
-    assert roster.refresh(grid) == [0, 1, 2, 3, 4]
-    assert roster.has(1)
+    assert nodes.refresh(grid) == [0, 1, 2, 3, 4]
+    assert 1 in nodes.online

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from fedcross.core.errors import UploadError
-from fedcross.strategies.wire.records import decode, encode, nbytes, spec_of
+from fedcross.strategies.wire.protocol import Payload
+from fedcross.strategies.wire.records import decode, encode, encode_like, is_packed, spec_of
 
 MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7, dtype=np.int64)}
 
@@ -48,7 +49,13 @@ def test_any_finite_array_survives(array):
 
 
 def test_bytes_are_those_of_the_values():
-    assert nbytes(spec_of(MODEL)) == 6 * 4 + 8
+    assert Payload(0, 0, MODEL, {"again": MODEL}).nbytes == 2 * (6 * 4 + 8)
+
+
+def test_a_record_is_packed_like_another():
+    for packed in (False, True):
+        other = encode(MODEL, packed)
+        assert is_packed(encode_like(other, MODEL)) is packed
 
 
 def reason(record, spec=None):
