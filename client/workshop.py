@@ -48,7 +48,8 @@ class Workshop:
         self.objective: Objective = method.Objective(config.method)
         self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         self._warned = False
-        if config.privacy.enabled and any(buffer.is_floating_point() for buffer in self.net.buffers.values()):
+        kept = {name: buffer for name, buffer in self.net.buffers.items() if name not in self.net.frozen}
+        if config.privacy.enabled and any(buffer.is_floating_point() for buffer in kept.values()):
             raise ConfigError(
                 f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch norm). "
                 "Choose a model that has none."

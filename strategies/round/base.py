@@ -59,6 +59,8 @@ class Method(Contract[P]):
         self.durable: dict[int, int] | None = None
         self.spec: Spec = {}
         self.parameter_names: tuple[str, ...] = ()
+        #: Further names in a ``state_dict`` -> names of arrays, for networks with tied weights.
+        self.tied: Mapping[str, str] = {}
         self._available: list[int] = []
         #: Slot -> the model its client gets in this exchange: views, kept while defence or compression need it.
         self._sent: dict[int, Arrays] = {}
@@ -272,6 +274,8 @@ class Method(Contract[P]):
         accepted = {str(client): visit for client, visit in self.accepted.items()}
         requests = {str(client): count for client, count in self.requests.items()}
         own = {"_accepted": accepted, "_requests": requests, "_model": self.spec, "_parameters": self.parameter_names}
+        if self.tied:
+            own["_tied"] = dict(self.tied)
         return State({**state.arrays, **self._compressor.state()}, {**state.values, **own})
 
     def resume(self, state: State) -> None:
@@ -279,6 +283,7 @@ class Method(Contract[P]):
         values = dict(state.values)
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
         self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})
+        self.tied = values.pop("_tied", self.tied)
         for known in ("_model", "_parameters"):  # for readers that have no network; `begin` has set both
             values.pop(known, None)
         self.restore(State(self._compressor.restore(state.arrays), values))
