@@ -94,9 +94,8 @@ class Subject:
 
     def network(self, arrays: Arrays) -> nn.Module:
         """Return the configured network, as the method wraps it, with weights `arrays`, in evaluation mode."""
-        import torch
-
         from fedcross.strategies.round.registry import method_class
+        from fedcross.tasks.models.weights import load_arrays
 
         part = {name: value for name, value in self.config["model"].items() if name != "module"}
         model: nn.Module = create(str(self.config["model"].get("module", part["name"])), part, self.task, self.seed)
@@ -106,7 +105,7 @@ class Subject:
         if set(arrays) > set(model.state_dict()):  # a final model, with what only its evaluation needs
             model = kind.evaluation_network(model, params)
         try:
-            model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+            load_arrays(model, arrays)
         except RuntimeError as error:
             raise DataError(
                 f"{self.folder}: the kept weights do not fit model {part['name']}. Was the configuration edited?"

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from fedcross.strategies.parts.objective import Tensors
 from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.models.dropout import dropout_names
+from fedcross.tasks.models.weights import check_weights, tied
 
 
 class ModuleNet:
@@ -34,24 +35,38 @@ class ModuleNet:
 
     Attributes
     ----------
+    names : list of str
+        Those of the state_dict; of tied weights the first one.
     params, buffers : Tensors
         The live parameters (leaves that require gradients) and persistent buffers, in state_dict order of each kind.
+        Frozen parameters (``requires_grad=False``) are among the buffers: received, used and sent, never changed.
+    frozen : frozenset of str
+        Names of the frozen parameters.
     dropout : list of str
         Names of the states of its dropout layers among the module's buffers; empty without dropout.
     flat, gradient : Tensor, shape (p,)
         All parameters and all gradients.
+
+    Raises
+    ------
+    ConfigError
+        If the weights cannot be trained (:func:`tasks.models.weights.check_weights`).
     """
 
     def __init__(self, module: nn.Module, device: torch.device, precision: str = "float32") -> None:
+        check_weights(module)
         self.module = module.to(device).train()
         self._still = copy.deepcopy(self.module).eval()
         self.device = device
         self._narrow = precision == "bfloat16"
         self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
-        self.names = list(module.state_dict())
+        self._again = tied(self.module)
+        self.names = [name for name in module.state_dict() if name not in self._again]
         self.dropout = dropout_names(self.module)
-        self.params: Tensors = dict(self.module.named_parameters())
-        self.buffers: Tensors = {n: b for n, b in self.module.named_buffers() if n in set(self.names)}
+        self.params: Tensors = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        still = {n: p for n, p in self.module.named_parameters() if not p.requires_grad}
+        self.frozen = frozenset(still)
+        self.buffers: Tensors = {n: b for n, b in self.module.named_buffers() if n in set(self.names)} | still
         total = sum(p.numel() for p in self.params.values())
         like = next(iter(self.params.values()))
         self.flat = torch.empty(total, dtype=like.dtype, device=device)
@@ -121,9 +136,7 @@ class ModuleNet:
             return module(*inputs)  # type: ignore[no-any-return]
         module = (self.module if train else self._still).get_submodule(part)
         prefix = f"{part}." if part else ""
-        values = {
-            name.removeprefix(prefix): value
-            for name, value in (*params.items(), *buffers.items())
-            if name.startswith(prefix)
-        }
+        given = {**params, **buffers}
+        given |= {name: given[first] for name, first in self._again.items()}
+        values = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
         return functional_call(module, values, inputs)  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ which forked workers share: all clients of a round would add the same noise.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 
 import numpy as np
 from flwr.supercore.differential_privacy import clip_inputs_inplace
@@ -17,11 +18,17 @@ from fedcross.core.randomness import stream
 from fedcross.strategies.pool.layout import Arrays
 
 
-def protect(settings: Privacy, received: Arrays, trained: Arrays, generator: np.random.Generator) -> Arrays:
+def protect(
+    settings: Privacy,
+    received: Arrays,
+    trained: Arrays,
+    generator: np.random.Generator,
+    frozen: Collection[str] = (),
+) -> Arrays:
     """Return what is uploaded for `trained`: ``received + u min(1, clip / |u|) + N(0, (noise clip)^2)``.
 
-    ``u = trained - received`` over all float entries together. Integer entries are returned as they were received, and
-    an update that is not finite counts as none: neither may tell anything.
+    ``u = trained - received`` over all float entries together. Integer and `frozen` entries are returned as they were
+    received, and an update that is not finite counts as none: neither may tell anything.
 
     Parameters
     ----------
@@ -31,8 +38,10 @@ def protect(settings: Privacy, received: Arrays, trained: Arrays, generator: np.
         The model as the server knows it, and as this client would send it.
     generator : numpy.random.Generator
         Draws the noise, entry by entry in the order of `trained`.
+    frozen : collection of str
+        Names of parameters that are not trained.
     """
-    floats = [name for name, array in trained.items() if array.dtype.kind == "f"]
+    floats = [name for name, array in trained.items() if array.dtype.kind == "f" and name not in frozen]
     updates = [np.subtract(trained[name], received[name], dtype=np.float64) for name in floats]
     if not all(np.isfinite(update).all() for update in updates):
         updates = [np.zeros_like(update) for update in updates]

@@ -181,7 +181,8 @@ def leave(shop: Workshop, arrived: Arrived, trained: Trained) -> RecordDict:
     arrays, examples = shop.net.arrays(trained.params, trained.buffers), len(visit.y)
     if config.privacy.enabled:  # nothing exact leaves: no loss, no number of examples
         source = noise_source(config.privacy, config.seed, visit.round, visit.client, visit.exchange)
-        arrays, examples, metrics = protect(config.privacy, arrived.received, arrays, source), 1, {}
+        arrays = protect(config.privacy, arrived.received, arrays, source, shop.net.frozen)
+        examples, metrics = 1, {}
     if visit.client in shop.malicious:
         arrays = _poisoned(shop, visit, arrays)
     kept, scales = outcome.state, None

@@ -49,7 +49,8 @@ class Workshop:
         #: Client -> its prepared inputs and labels, of as many clients as there is room for (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
         self._warned = False
-        if config.privacy.enabled and any(buffer.is_floating_point() for buffer in self.net.buffers.values()):
+        kept = {name: buffer for name, buffer in self.net.buffers.items() if name not in self.net.frozen}
+        if config.privacy.enabled and any(buffer.is_floating_point() for buffer in kept.values()):
             raise ConfigError(
                 f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch norm). "
                 "Choose a model that has none."

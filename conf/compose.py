@@ -39,7 +39,13 @@ def by_name(name: str | int, table: Mapping[str | int, Any], otherwise: Any) -> 
     return table.get(name, otherwise)
 
 
+def last_name(path: str | None, otherwise: str) -> str:
+    """Return the last part of an import path: ``${last_name:${method.strategy},FedAdam}``; `otherwise` without one."""
+    return re.split(r"[.:]", path)[-1] if path else otherwise
+
+
 OmegaConf.register_new_resolver("by_name", by_name, replace=True)
+OmegaConf.register_new_resolver("last_name", last_name, replace=True)
 
 
 def plugin_folders() -> list[Path]:

@@ -31,7 +31,10 @@ LOOPBACK = "127.0.0.1"
 FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
 LogSink = Callable[[str], None]
 
-_START_SECONDS = 60.0
+# Limits that only a part that hangs should reach: a loaded machine has been seen to need a minute for a start, and a
+# process that ends is noticed at once.
+_START_SECONDS = 300.0
+_FINAL_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 _STREAM_BEGINS = "Starting logstream"
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
@@ -238,7 +241,7 @@ def _follow(family: Family, run: subprocess.Popen[bytes], sink: LogSink) -> int 
             time.sleep(_POLL_SECONDS)
 
 
-def run_status(client: ControlHttpClient, run_id: int, seconds: float = 30.0) -> tuple[str, str]:
+def run_status(client: ControlHttpClient, run_id: int, seconds: float = _FINAL_SECONDS) -> tuple[str, str]:
     """Return the status of a run and its details; waits up to `seconds` for a status that is final."""
     from flwr.proto.control_pb2 import ListRunsRequest
 

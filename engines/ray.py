@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 CAPABILITIES = Capabilities(simulates=True)
 #: Beginnings of the names of variables that clients read.
 OURS = ("FEDCROSS_", "OMP_NUM_THREADS")
+#: How long Ray waits for its own node to start. Its default is less than a loaded machine may take.
+START = "RAY_raylet_start_wait_time_s"
+START_SECONDS = 300
 
 
 class Params(Settings):
@@ -149,12 +152,14 @@ def federation_config(clients: int, params: Params) -> str:
 
 
 def ray_environment(params: Params, scratch: str) -> dict[str, str]:
-    """Return the variables that Ray reads: no usage report, and where the cluster is.
+    """Return the variables that Ray reads: no usage report, patience at the start, and where the cluster is.
+
+    A value of :data:`START` in this process's environment stays.
 
     A cluster of our own has its session files in `scratch`. The workers of one that is joined were started by somebody
     else and know nothing of this process's variables: those that clients read travel with the job.
     """
-    result = {"RAY_USAGE_STATS_ENABLED": "0"}
+    result = {"RAY_USAGE_STATS_ENABLED": "0", START: os.environ.get(START, str(START_SECONDS))}
     if params.address is None:
         return {**result, "RAY_TMPDIR": scratch}
     ours = {name: value for name, value in os.environ.items() if name.startswith(OURS)}

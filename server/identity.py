@@ -54,7 +54,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
 #: Settings that came later, with the value that says what runs from before did: left out where they have it, so that
 #: such a run is still found and continued.
 LATER: dict[str, dict[str, Any]] = {
-    "method": {"independent_start": False, "unit": False, "ramp": None},
+    "method": {"independent_start": False, "unit": False, "ramp": None, "strategy": None, "arguments": {}},
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
 }
 

@@ -7,7 +7,7 @@ import platform
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Task
 from fedcross.tasks.models import create
+from fedcross.tasks.models.weights import arrays_of, every_name, tied, trainable
 from fedcross.tasks.scoring import Score
 
 
@@ -75,8 +76,8 @@ class Session:
         self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
         self.method.durable = {}
         self._accepted: deque[dict[int, int]] = deque(maxlen=config.checkpoint.keep)
-        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
-        self.method.begin(arrays, {name for name, _ in model.named_parameters()})
+        self.method.begin(arrays_of(model), trainable(model))
+        self.method.tied = tied(self.evaluator.model)
         if state is None and self.method.independent_models:
             self.method.start_from(independent(config, data.task, self.method.independent_models))
         if state is not None:
@@ -149,7 +150,7 @@ class Session:
             },
             self._last_score,
         )
-        write_model(self.folder / "model.safetensors", self.method.evaluation_arrays())
+        write_model(self.folder / "model.safetensors", self.method.evaluation_arrays(), self.method.tied)
         accounting.write_atomically(self.folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
         return result
 
@@ -171,7 +172,7 @@ def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:
     for i in range(count):
         seed = key(config.seed, "independent start", i)
         network = kind.network(create(config.modules["model"], config.model, task, seed), config.method, seed)
-        yield {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
+        yield arrays_of(network)
 
 
 def logs_replies(config: RunConfig, grid: Grid) -> bool:
@@ -205,8 +206,10 @@ def federation_of(config: RunConfig, run: str, network: bool = False) -> Federat
     )
 
 
-def write_model(path: Path, arrays: Arrays) -> None:
-    """Write the global model so that ``safetensors`` and plain torch can load it."""
+def write_model(path: Path, arrays: Arrays, again: Mapping[str, str] | None = None) -> None:
+    """Write the global model so that ``safetensors`` and plain torch can load it; `again`: further names of arrays."""
     import numpy as np
 
-    accounting.write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+    accounting.write_atomically(
+        path, save({n: np.ascontiguousarray(a) for n, a in every_name(arrays, again or {}).items()})
+    )

@@ -1,76 +1,83 @@
-"""Flower's own strategies as methods: they aggregate, everything else is done here."""
+"""Flower strategies as methods: they configure and aggregate, everything else is done here."""
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import strategy as flower
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM, KEY_NORM_BIT
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedcross.core.errors import nearest
+from fedcross.core.errors import ConfigError, FedcrossError, FederationError
 from fedcross.core.settings import Settings
+from fedcross.strategies.flower.foreign import (
+    OPTIMISERS,
+    Drawn,
+    build,
+    by_node,
+    chain,
+    is_private,
+    surroundings,
+)
+from fedcross.strategies.flower.memory import plain, recall, remember
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.objective import Objective, Prepared, Visit, flatten
+from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Arrays, encode
 
-#: Arguments of Flower's strategies that say how clients are found and messages are read; that is done here.
-OURS = {
-    "fraction_train",
-    "fraction_evaluate",
-    "min_train_nodes",
-    "min_evaluate_nodes",
-    "min_available_nodes",
-    "weighted_by_key",
-    "arrayrecord_key",
-    "configrecord_key",
-    "train_metrics_aggr_fn",
-    "evaluate_metrics_aggr_fn",
-    "selection_rule",
-}
-#: Strategies with an optimiser on the server, and what they remember between rounds.
-OPTIMISERS = (flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
-MOMENTS = ("m_t", "v_t")
-VELOCITY = "momentum_vector"
 MU = "proximal-mu"  # Flower's own name for it in the configuration that clients get
-NODE = 1
+LOSS = "train-loss"
 
 
 class FlwrParams(Settings):
-    """Which strategy, and its arguments."""
+    """Which strategy, and its arguments.
 
-    name: Literal[
-        "FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian", "FedTrimmedAvg", "Krum",
-        "MultiKrum", "Bulyan",
-    ]  # fmt: skip
-    options: dict[str, int | float] = Field(default_factory=dict)
+    Parameters
+    ----------
+    name : str
+        A strategy of ``flwr.serverapp.strategy`` by its short name; with `strategy` only what results call it.
+    strategy : str or None
+        Any subclass of ``flwr.serverapp.strategy.Strategy``: ``package.module.Class`` or ``package.module:Class``.
+    arguments : dict
+        Of its constructor. One that is a strategy itself is given as a path or name, or as
+        ``{strategy: PATH, arguments: {...}}``.
+    options : dict
+        Older name of `arguments`.
+    """
+
+    name: str = "FedAdam"
+    strategy: str | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Where the strategy is."""
+        return self.strategy or self.name
+
+    def build(self, clients: int) -> Any:
+        """Return a new strategy for rounds of `clients` clients; ValueError if the settings do not fit it."""
+        return build(self.path, {**self.options, **self.arguments}, clients)
 
     @model_validator(mode="after")
-    def _flower_takes_them(self) -> FlwrParams:
-        kind = getattr(flower, self.name)
-        known = [name for name in inspect.signature(kind).parameters if name not in OURS]
-        for option in self.options:
-            if option not in known:
-                raise ValueError(f"{self.name} has no option {option!r}. {nearest(option, known)}")
-        try:
-            build(self)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"Flower's {self.name} refuses these options: {error}") from error
+    def _can_be_built(self) -> FlwrParams:
+        self.build(clients=1)
         return self
 
 
-class Proximal(Objective[FlwrParams]):
-    """Cross-entropy, and ``mu/2 |w - G|^2`` over the parameters if the server says so."""
+class FlowerClient(Objective[FlwrParams]):
+    """Cross-entropy, and what Flower's strategies ask of a client in its configuration.
+
+    ``proximal-mu`` adds ``mu/2 |w - G|^2`` over the parameters. ``clipping_norm`` shortens the update of the parameters
+    to that length and reports whether it was longer, as Flower's ``fixedclipping_mod`` and ``adaptiveclipping_mod``.
+    """
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return mu and the received parameters."""
@@ -84,116 +91,172 @@ class Proximal(Objective[FlwrParams]):
         """Return ``mu (w - G)``."""
         return prepared["mu"] * (flat - prepared["start"]) if prepared else None
 
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
+        """Clip the update in place, if the server says so."""
+        if (limit := visit.config.get(KEY_CLIPPING_NORM)) is None:
+            return Outcome()
+        with torch.no_grad():
+            start = flatten(visit.params)
+            update = trained.flat - start
+            length = float(update.double().norm())
+            if length > float(limit):
+                trained.flat.copy_(start + update * (float(limit) / length))
+        return Outcome(metrics={KEY_NORM_BIT: float(length > float(limit))})
+
 
 class Flwr(SingleModel[FlwrParams]):
-    """A strategy of Flower 1.41, chosen by ``method.name``, with its own arguments in ``method.options``.
+    """Any strategy of Flower's Message API: a short name in ``method.name``, or an import path in ``method.strategy``.
 
-    ``FedAvg``, ``FedProx`` (Li et al. 2020; ``proximal_mu``), ``FedAvgM`` (Hsu et al. 2019; ``server_learning_rate``,
-    ``server_momentum``), ``FedAdam``, ``FedYogi``, ``FedAdagrad`` (Reddi et al. 2021; ``eta``, ``tau``, and for the
-    first two ``beta_1``, ``beta_2``; ``eta_l`` is ignored by Flower), ``FedMedian``, ``FedTrimmedAvg`` (Yin et al.
-    2018; ``beta``), ``Krum``, ``MultiKrum`` (Blanchard et al. 2017; ``num_malicious_nodes``, and the second
-    ``num_nodes_to_select``), ``Bulyan`` (El Mhamdi et al. 2018; ``num_malicious_nodes``). Equations and defaults are
-    Flower's.
+    Short names are those of ``flwr.serverapp.strategy`` 1.41: ``FedAvg``, ``FedProx`` (Li et al. 2020;
+    ``proximal_mu``), ``FedAvgM`` (Hsu et al. 2019; ``server_learning_rate``, ``server_momentum``), ``FedAdam``,
+    ``FedYogi``, ``FedAdagrad`` (Reddi et al. 2021; ``eta``, ``tau``, and for the first two ``beta_1``, ``beta_2``;
+    ``eta_l`` is ignored by Flower), ``QFedAvg`` (Li et al. 2020; ``q``, ``client_learning_rate``), ``FedMedian``,
+    ``FedTrimmedAvg`` (Yin et al. 2018; ``beta``), ``Krum``, ``MultiKrum`` (Blanchard et al. 2017;
+    ``num_malicious_nodes``, and the second ``num_nodes_to_select``), ``Bulyan`` (El Mhamdi et al. 2018;
+    ``num_malicious_nodes``), and the four wrappers for central differential privacy,
+    ``DifferentialPrivacyServerSideFixedClipping`` and so on, around another ``strategy``. Equations and defaults are
+    theirs; arguments are given in ``method.arguments``.
 
-    Clients are sampled, uploads guarded and bytes counted as for every other method; the accepted uploads are handed to
-    Flower's ``aggregate_train`` as messages with number of examples and model, and what it returns is the new global
-    model. ``proximal_mu`` travels in the message as Flower sends it and adds ``mu (w - G)`` to the client's gradient.
+    Clients are sampled, uploads guarded and bytes counted as for every other method. A round is the strategy's
+    ``configure_train``, to which the drawn clients are all there are (node id: partition id + 1), and its
+    ``aggregate_train`` with the accepted uploads as replies. What it puts into a message's arrays and configuration
+    reaches the client; if it makes no message for a client, that client rests. ``proximal-mu`` and ``clipping_norm`` in
+    the configuration are obeyed. Replies hold the records ``arrays`` and ``metrics`` (``num-examples``, ``train-loss``,
+    also as ``train_loss``, the mean over the visit). ``configure_evaluate`` and ``start`` are not called.
 
-    State: the global model, and momenta (``m_t``, ``v_t``, ``momentum_vector``) where the strategy has some; clients
-    keep none. Wire: one model down, one up.
+    State: the global model, and those attributes of the strategy, and of those inside it, that are numbers, texts or
+    arrays, or lists and dicts of them; anything else begins anew when a run is resumed. Clients keep none. Wire: one
+    model down, one up.
 
     Deviations from Flower: integer entries (batch counters) never reach the strategy. Flower would make them float64,
     and in Krum's distances a counter outweighs all weights; they are averaged by examples and stay integers. Strategies
     with an optimiser get parameters only, and batch-normalisation statistics are averaged by examples: a step of Adam
-    can make a running variance negative. Dtypes stay those of the model. If Flower declines to aggregate (Bulyan with
-    fewer than 4 f + 3 uploads), the model stays and ``flower_skipped`` is 1 in the metrics.
+    can make a running variance negative. For the same reason differential privacy is refused with such statistics.
+    Dtypes stay those of the model. What a strategy draws from the global generators (noise, say) is keyed by the run's
+    seed and the round: a run can be repeated, and its noise hides nothing from who knows the seed. If a strategy
+    declines to aggregate (Bulyan with fewer than 4 f + 3 uploads), the model stays and ``flower_skipped`` is 1 in the
+    metrics.
     """
 
-    Objective = Proximal
+    Objective = FlowerClient
 
     def setup(self, arrays: Arrays) -> None:
-        """Keep the model and create Flower's strategy."""
+        """Keep the model and create the strategy."""
         super().setup(arrays)
-        self.strategy: Any = build(self.params)
-        optimiser = isinstance(self.strategy, OPTIMISERS)
+        self._create()
         floats = [name for name, array in arrays.items() if array.dtype.kind == "f"]
-        self.handed = [name for name in floats if not optimiser or name in self.parameter_names]
+        private = is_private(self.strategy)
+        if private and (others := [name for name in floats if name not in self.parameter_names]):
+            raise ConfigError(
+                f"method.strategy={self.params.path}: {others[0]} is no trained parameter (batch norm, or frozen), and "
+                "noise could make it useless. Choose a model that has only trained ones."
+            )
+        only_parameters = private or any(isinstance(one, OPTIMISERS) for one in chain(self.strategy))
+        self.handed = [name for name in floats if not only_parameters or name in self.parameter_names]
+
+    def _create(self) -> None:
+        try:
+            self.strategy: Any = self.params.build(self.federation.clients_per_round)
+        except ValueError as error:
+            raise ConfigError(f"method: {error}") from error
+        self._fresh = plain(self.strategy)
+        self._configured: Round | None = None
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send the global model, and the proximal weight where there is one."""
-        payloads = super().dispatch(current)
-        if mu := float(getattr(self.strategy, "proximal_mu", 0.0)):
-            for payload in payloads:
-                payload.config = {MU: mu}
-        return payloads
+        """Send what the strategy's messages for the drawn clients say."""
+        messages = self._configure(current)
+        return [
+            Payload(client, slot, self._given(messages[client + 1]), config=_config(messages[client + 1]))
+            for slot, client in enumerate(current.clients)
+            if client + 1 in messages
+        ]
+
+    def _configure(self, current: Round) -> dict[int, Message]:
+        """Let the strategy configure the round; return its messages by node."""
+        nodes = [client + 1 for client in current.clients]
+        sent = encode({name: self.model[name] for name in self.handed})
+        with self._told(), surroundings(current.seed, current.number, "flower configure"):
+            made = self.strategy.configure_train(current.number, sent, ConfigRecord(), Drawn(nodes))
+            messages = by_node(made, nodes)
+        self._configured = current
+        return messages
+
+    def _given(self, message: Message) -> Arrays:
+        """Return the model that `message` brings to its client."""
+        for record in message.content.array_records.values():
+            return {**self.model, **self._decoded(record)}
+        return self.model
+
+    def _decoded(self, record: ArrayRecord) -> Arrays:
+        """Return the strategy's arrays in the dtypes of the model, if they are those that it was handed."""
+        arrays = {str(name): np.asarray(array.numpy()) for name, array in record.items()}
+        if {n: a.shape for n, a in arrays.items()} != {n: self.model[n].shape for n in self.handed}:
+            raise FederationError(
+                f"method.strategy={self.params.path}: it gives arrays of other names or shapes than it got."
+            )
+        return {name: arrays[name].astype(self.model[name].dtype) for name in self.handed}
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Let Flower's strategy make the new global model."""
+        """Let the strategy make the new global model."""
         if not uploads:
             return {}
-        self._set_current()
-        with quiet():
-            arrays, _ = self.strategy.aggregate_train(current.number, [self._message(u) for u in uploads])
+        if self._configured != current:
+            self._configure(current)
+        replies = self._replies(uploads)
+        with self._told(), surroundings(current.seed, current.number, "flower aggregate"):
+            arrays, metrics = self.strategy.aggregate_train(current.number, replies)
         if arrays is None:
             return {"flower_skipped": 1.0}
         rest = [n for n in self.model if n not in self.handed]
         kept = weighted_mean(
             [{n: u.arrays[n] for n in rest} for u in uploads], [float(u.num_examples) for u in uploads]
         )
-        made = {n: np.asarray(arrays[n].numpy()).astype(self.model[n].dtype) for n in self.handed}
+        made = self._decoded(arrays)
         self.model = {name: made[name] if name in made else kept[name] for name in self.model}
-        return {}
+        told = {name for reply in replies for name in reply.content.metric_records["metrics"]}
+        own = {name: value for name, value in (metrics or {}).items() if name not in told}
+        return {f"flower_{name}": float(value) for name, value in own.items() if isinstance(value, int | float)}
 
-    def _set_current(self) -> None:
-        """Tell strategies that step from the model sent which one that was; Flower does it in ``configure_train``."""
-        sent = {name: self.model[name] for name in self.handed}
-        if isinstance(self.strategy, flower.FedAvgM):
-            self.strategy.current_arrays = encode(sent)
-        elif isinstance(self.strategy, OPTIMISERS):
-            self.strategy.current_arrays = sent
+    def _replies(self, uploads: list[Upload]) -> list[Message]:
+        """Return `uploads` as the replies that Flower's strategies read; they want the same metrics from everyone."""
+        common = set.intersection(*(set(upload.metrics) for upload in uploads))
+        replies = []
+        for upload in uploads:
+            metrics: dict[str, Any] = {name: value for name, value in upload.metrics.items() if name in common}
+            if LOSS in metrics:
+                metrics["train_loss"] = metrics[LOSS]
+            content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+                "arrays": encode({name: upload.arrays[name] for name in self.handed}),
+                "metrics": MetricRecord({**metrics, "num-examples": upload.num_examples}),
+            }
+            asked = Message(RecordDict(), dst_node_id=upload.client + 1, message_type=MessageType.TRAIN)
+            replies.append(Message(RecordDict(content), reply_to=asked))
+        return replies
 
-    def _message(self, upload: Upload) -> Message:
-        """Return `upload` as the reply that Flower's strategies read."""
-        content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
-            "arrays": encode({name: upload.arrays[name] for name in self.handed}),
-            "metrics": MetricRecord({"num-examples": upload.num_examples}),
-        }
-        return Message(RecordDict(content), dst_node_id=NODE, message_type=MessageType.TRAIN)
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn what a strategy raises into an error that names it."""
+        try:
+            yield
+        except FedcrossError:
+            raise
+        except Exception as error:
+            raise FederationError(
+                f"method.strategy={self.params.path}: {type(error).__name__} in it: {error}"
+            ) from error
 
     def state(self) -> State:
-        """Return the model and the strategy's momenta."""
-        state = super().state()
-        for moment in MOMENTS:
-            for name, array in (getattr(self.strategy, moment, None) or {}).items():
-                state.arrays[f"{moment}.{name}"] = np.asarray(array)
-        for name, array in zip(self.handed, getattr(self.strategy, VELOCITY, None) or ()):
-            state.arrays[f"{VELOCITY}.{name}"] = np.asarray(array)
-        return state
+        """Return the model and what the strategy remembers."""
+        state, own = super().state(), remember(self.strategy, self._fresh, self.handed)
+        return State({**state.arrays, **own.arrays}, {**state.values, **own.values})
 
     def restore(self, state: State) -> None:
-        """Take over model and momenta."""
+        """Take over the model and what the strategy remembers."""
         super().restore(state)
-        self.strategy = build(self.params)
-        for moment in (*MOMENTS, VELOCITY):
-            found = {n: a for n in self.handed if (a := state.arrays.get(f"{moment}.{n}")) is not None}
-            if found:
-                setattr(self.strategy, moment, list(found.values()) if moment == VELOCITY else found)
+        self._create()
+        recall(self.strategy, state, self.handed)
 
 
-def build(params: FlwrParams) -> flower.FedAvg:
-    """Return Flower's strategy for `params`."""
-    with quiet():
-        strategy: flower.FedAvg = getattr(flower, params.name)(**params.options)
-    return strategy
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Flower from logging every aggregation; its warnings stay."""
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def _config(message: Message) -> dict[str, Any]:
+    """Return the configuration that `message` brings to its client."""
+    return {name: value for record in message.content.config_records.values() for name, value in record.items()}

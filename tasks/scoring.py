@@ -39,12 +39,14 @@ def score(
 ) -> Score:
     """Return the score of a model with weights `arrays` on inputs (n, ...) and labels (n,), `batch` at a time.
 
-    `model` is in evaluation mode; its weights are overwritten by `arrays` (every name of the ``state_dict``).
+    `model` is in evaluation mode; its weights are overwritten by `arrays` (every name of the ``state_dict``,
+    of tied weights one).
     """
-    import torch
     from torch.nn import functional
 
-    model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+    from fedcross.tasks.models.weights import load_arrays
+
+    load_arrays(model, arrays)
     scores, truth = predictions(model, inputs, batch).float(), labels.cpu()
     right = hits(scores, truth)
     per_class_hits = np.bincount(truth.numpy(), weights=right, minlength=classes)

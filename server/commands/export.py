@@ -51,7 +51,7 @@ def export(run: Path, number: int | None = None, model: int | None = None, out: 
     path = out or run / f"model-round-{number:06d}{suffix}.safetensors"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(path, arrays)
+        write_model(path, arrays, method.tied)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error}). Choose another --out.") from error
     return path
@@ -62,13 +62,13 @@ def network(run: Path, data_root: str | None = None) -> nn.Module:
 
     Needs the run's data set, which says what goes in and out of the network; `data_root` names where it lies.
     """
-    import torch
     from omegaconf import OmegaConf
     from safetensors.numpy import load_file
 
     from fedcross.conf.schema import load
     from fedcross.strategies.round.registry import method_class
     from fedcross.tasks.models import create
+    from fedcross.tasks.models.weights import load_arrays
 
     path = run / ".hydra" / "overrides.yaml"
     try:
@@ -85,7 +85,7 @@ def network(run: Path, data_root: str | None = None) -> nn.Module:
     else:
         _, state, identity = _checkpoint(run, None)
         arrays = _rebuilt(state, identity).evaluation_arrays()
-    model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+    load_arrays(model, arrays)
     return model.eval()
 
 

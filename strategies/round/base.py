@@ -60,6 +60,8 @@ class Method(FlowerHooks[P]):
         self.durable: dict[int, int] | None = None
         self.spec: Spec = {}
         self.parameter_names: tuple[str, ...] = ()
+        #: Further names in a ``state_dict`` -> names of arrays, for networks with tied weights.
+        self.tied: Mapping[str, str] = {}
         self._available: list[int] = []
         #: Slot -> the model its client gets in this exchange: views, kept while defence or compression need it.
         self._sent: dict[int, Arrays] = {}
@@ -296,6 +298,8 @@ class Method(FlowerHooks[P]):
         accepted = {str(client): visit for client, visit in self.accepted.items()}
         requests = {str(client): count for client, count in self.requests.items()}
         own = {"_accepted": accepted, "_requests": requests, "_model": self.spec, "_parameters": self.parameter_names}
+        if self.tied:
+            own["_tied"] = dict(self.tied)
         coded = {} if self._compressor is None else self._compressor.state()
         return State({**state.arrays, **coded}, {**state.values, **own})
 
@@ -304,6 +308,7 @@ class Method(FlowerHooks[P]):
         values = dict(state.values)
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
         self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})
+        self.tied = values.pop("_tied", self.tied)
         for known in ("_model", "_parameters"):  # for readers that have no network; `begin` has set both
             values.pop(known, None)
         arrays = state.arrays if self._compressor is None else self._compressor.restore(state.arrays)

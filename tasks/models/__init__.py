@@ -38,16 +38,18 @@ def create(name: str, settings: Settings | Mapping[str, Any], task: Task, seed: 
     Returns
     -------
     Split
-        Module with ``features``, ``classifier`` and ``embedding``, in training mode, float32.
+        Module with ``features``, ``classifier`` and ``embedding``, in training mode, float32 or float64.
 
     Raises
     ------
     ConfigError
-        If there is no such model, a setting is wrong, or the model does not fit the task's inputs.
+        If there is no such model, a setting is wrong, the model does not fit the task's inputs, or its weights cannot
+        be trained here (:func:`tasks.models.weights.check_weights`).
     """
     import torch
 
     from fedcross.tasks.models.dropout import seed_dropout
+    from fedcross.tasks.models.weights import check_weights
 
     module = find("fedcross.tasks.models", name, "model")
     if not hasattr(module, "build"):
@@ -64,5 +66,6 @@ def create(name: str, settings: Settings | Mapping[str, Any], task: Task, seed: 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key(seed, "model"))
         model = cast("Split", module.build(params, task))
+    check_weights(model)
     seed_dropout(model, key(seed, "dropout"))
     return model

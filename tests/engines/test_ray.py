@@ -32,10 +32,29 @@ def test_federation_config_is_read_by_flower() -> None:
     assert config.init_args_num_gpus == 1
 
 
-def test_what_is_not_set_is_left_to_ray() -> None:
+def test_what_is_not_set_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ray.START, raising=False)
     text = "num-supernodes=5 client-resources-num-cpus=1 client-resources-num-gpus=0.0"
     assert ray.federation_config(5, Params()) == text
-    assert ray.ray_environment(Params(), "/tmp/x") == {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": "/tmp/x"}
+    assert ray.ray_environment(Params(), "/tmp/x") == {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "300",
+        "RAY_TMPDIR": "/tmp/x",
+    }
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_a_start_limit_of_the_user_stays(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "45")
+    assert ray.ray_environment(Params(address=address), "/tmp/x")["RAY_raylet_start_wait_time_s"] == "45"
+
+
+def test_the_limit_is_a_setting_of_the_ray_that_is_installed() -> None:
+    """Ray ignores variables that it does not know; its settings are compiled into the raylet."""
+    import ray as installed
+
+    folder = Path(installed.__file__).parent
+    assert b"raylet_start_wait_time_s" in (folder / "core/src/ray/raylet/raylet").read_bytes()
 
 
 def test_an_existing_cluster_is_joined_and_told_what_clients_read(

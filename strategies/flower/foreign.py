@@ -1,0 +1,227 @@
+"""Flower strategies by import path: found, checked, built around each other, given a round's clients."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.fedopt import FedOpt
+
+from fedcross.core.errors import nearest
+from fedcross.core.randomness import key
+
+#: Arguments of Flower's strategies that say how clients are found and messages are read; that is done here.
+OURS = {
+    "fraction_train",
+    "fraction_evaluate",
+    "min_train_nodes",
+    "min_evaluate_nodes",
+    "min_available_nodes",
+    "weighted_by_key",
+    "arrayrecord_key",
+    "configrecord_key",
+    "train_metrics_aggr_fn",
+    "evaluate_metrics_aggr_fn",
+    "selection_rule",
+    "accountant",
+}
+#: Attributes that decide which clients a strategy draws, and how long it waits for how many: all that it is shown.
+DRAWING = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}
+#: Aggregators of decision trees, not of arrays.
+TREES = (flower.FedXgbBagging, flower.FedXgbCyclic)
+#: Strategies that step from the model sent.
+OPTIMISERS = (flower.FedAvgM, FedOpt)
+HOME = "flwr.serverapp.strategy"
+
+
+def short_names() -> list[str]:
+    """Return the strategies of Flower that need no import path."""
+    kinds = {name: getattr(flower, name) for name in flower.__all__}
+    return [
+        name
+        for name, kind in kinds.items()
+        if issubclass(kind, Strategy) and not inspect.isabstract(kind) and not issubclass(kind, TREES)
+    ]
+
+
+def find(path: str) -> type[Strategy]:
+    """Return the strategy class at `path`: a short name, ``package.module.Class`` or ``package.module:Class``.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be imported, is no ``flwr.serverapp.strategy.Strategy`` that can be made, or cannot be used here.
+    """
+    name = path if "." in path or ":" in path else f"{HOME}.{path}"
+    module_name, _, attribute = name.rpartition(":" if ":" in name else ".")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a module of the user's raises
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{path}: {module_name} cannot be imported ({told}). Is it installed or on PYTHONPATH?"
+        ) from error
+    kind: Any = getattr(module, attribute, None)
+    if fault := _fault(kind, module, attribute):
+        raise ValueError(f"{path}: {fault}")
+    found: type[Strategy] = kind
+    return found
+
+
+def _fault(kind: Any, module: ModuleType, attribute: str) -> str:
+    """Return why `kind`, the `attribute` of `module`, cannot be used; empty if it can."""
+    if kind is None:
+        classes = [n for n, value in vars(module).items() if isinstance(value, type) and issubclass(value, Strategy)]
+        known = short_names() if module is flower else classes
+        return f"{module.__name__} has no {attribute}. {nearest(attribute, known)}"
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        return "not a subclass of flwr.serverapp.strategy.Strategy (Flower's Message API)"
+    if issubclass(kind, TREES):
+        return "aggregates decision trees, not arrays"
+    if hasattr(kind, "run_round"):
+        return "a method of fedcross itself. Choose it with method="
+    if missing := sorted(getattr(kind, "__abstractmethods__", ())):
+        return f"does not define {', '.join(missing)}"
+    return ""
+
+
+def build(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
+    """Return the strategy at `path` with its `arguments`, ready for rounds of `clients` clients.
+
+    An argument that is itself a strategy is given as a path or as ``{strategy: PATH, arguments: {...}}``.
+    ``num_sampled_clients`` is `clients` unless given.
+
+    Raises
+    ------
+    ValueError
+        As :func:`find`; for an unknown or missing argument, with those that there are; or what the strategy refuses.
+    """
+    kind = find(path)
+    parameters = inspect.signature(kind).parameters
+    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    known = [name for name in named if name not in OURS]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    short = kind.__name__
+    for name in arguments:
+        if name in OURS or (name not in known and not takes_any):
+            raise ValueError(
+                f"{short} has no option {name!r}. {nearest(name, known)} Known: {', '.join(known) or 'none'}."
+            )
+    values = {name: _value(named.get(name), name, value, clients) for name, value in arguments.items()}
+    if "num_sampled_clients" in named:
+        values.setdefault("num_sampled_clients", clients)
+    if missing := [n for n, p in named.items() if p.default is p.empty and n not in values]:
+        raise ValueError(f"{short} needs {', '.join(missing)}. Known: {', '.join(known)}.")
+    try:
+        with quiet():
+            strategy = kind(**values)
+    except Exception as error:
+        raise ValueError(f"Flower's {short} refuses these options: {error}") from error
+    for one in chain(strategy):  # also those that a strategy makes for itself
+        for name, value in DRAWING.items():
+            if hasattr(one, name):
+                setattr(one, name, value)
+    return strategy
+
+
+def _value(parameter: inspect.Parameter | None, name: str, value: Any, clients: int) -> Any:
+    """Return an argument's value, built if it is a strategy."""
+    if isinstance(value, Mapping) and "strategy" in value and set(value) <= {"strategy", "arguments"}:
+        return build(str(value["strategy"]), value.get("arguments") or {}, clients)
+    wanted = None if parameter is None else parameter.annotation
+    if isinstance(value, str) and (name == "strategy" or wanted in (Strategy, "Strategy")):
+        return build(value, {}, clients)
+    return value
+
+
+def chain(strategy: Strategy) -> list[Strategy]:
+    """Return `strategy` and the strategies inside it, outermost first."""
+    found = [strategy]
+    for outer in found:
+        found += [inner for inner in vars(outer).values() if isinstance(inner, Strategy) and inner not in found]
+    return found
+
+
+def is_private(strategy: Strategy) -> bool:
+    """Return whether one of Flower's wrappers for differential privacy is in `strategy`."""
+    return any(type(one).__name__.startswith("DifferentialPrivacy") for one in chain(strategy))
+
+
+class Drawn(Grid):
+    """What a strategy sees of the federation when it configures a round: the clients that were drawn, no more."""
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self._nodes = list(nodes)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the drawn clients' node ids."""
+        return list(self._nodes)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("A strategy returns its messages from configure_train; fedcross sends them.")
+
+    set_run = create_message = push_messages = pull_messages = send_and_receive = _refuse
+    run = property(_refuse)
+
+
+# ---- its surroundings ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def surroundings(seed: int, number: int, purpose: str) -> Iterator[None]:
+    """Let a strategy draw from the global generators, keyed by (seed, round), and put them back; its log is quiet.
+
+    Flower samples with ``random`` and takes the noise of differential privacy from numpy's global generator.
+    """
+    drawn = key(seed, purpose, number)
+    before, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - what Flower draws from
+    try:
+        random.seed(drawn)
+        np.random.seed(drawn % 2**32)  # noqa: NPY002
+        with torch.random.fork_rng(devices=[]), quiet():
+            torch.default_generator.manual_seed(drawn)
+            yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(numpys)  # noqa: NPY002
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Flower from logging every aggregation; its warnings stay."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def by_node(messages: Iterable[Message], nodes: Iterable[int]) -> dict[int, Message]:
+    """Return the messages by the node that they are for.
+
+    Raises
+    ------
+    ValueError
+        If a node was not drawn or gets two messages.
+    """
+    allowed, found = set(nodes), dict[int, Message]()
+    for message in messages:
+        node = message.metadata.dst_node_id
+        if node not in allowed or node in found:
+            raise ValueError(f"configure_train made a message for node {node}: one for each drawn node at most")
+        found[node] = message
+    return found
