@@ -41,8 +41,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Libraries that take long to import; whatever is missing is imported by the tests that need it.
-HEAVY = ("numpy", "torch", "torch.func", "flwr.app", "flwr.clientapp", "flwr.serverapp", "hydra", "omegaconf", "pydantic")
-HEAVY += ("scipy.optimize", "scipy.cluster.hierarchy", "sklearn.datasets", "hypothesis", "pytest", "numba", "ray")
+HEAVY = ("numpy", "torch", "torch.func", "flwr.app", "flwr.clientapp", "flwr.serverapp", "hydra", "omegaconf")
+HEAVY += ("pydantic", "scipy.optimize", "scipy.cluster.hierarchy", "sklearn.datasets", "hypothesis", "pytest", "numba")
+HEAVY += ("scipy.stats", "sympy", "torch._dynamo", "torch.onnx")
 #: Tests of a file beside those that are named after it (:func:`tests_of`).
 MORE = {
     "strategies/fedcross.py": ["tests/strategies/test_propellers.py", "tests/strategies/test_start.py"],
@@ -189,9 +190,13 @@ class Seen:
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
         self.now = ""
+        self.known: dict[str, bool] = {}  # code's file name -> whether it is the file (a link's name differs)
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if os.path.realpath(frame.f_code.co_filename) != self.file:
+        name = frame.f_code.co_filename
+        if (ours := self.known.get(name)) is None:
+            ours = self.known[name] = os.path.realpath(name) == self.file
+        if not ours:
             return None
         self.lines[self.now].add(frame.f_lineno)
         return self.trace
@@ -284,11 +289,15 @@ def write(target: Path, source: str, stamp: int) -> None:
 class Run:
     """All mutants of one file."""
 
-    def __init__(self, file: str, shadows: list[Path], only: set[int], lines: set[int]) -> None:
+    def __init__(self, file: str, shadows: list[Path], only: set[int], lines: set[int], everywhere: bool) -> None:
         self.file, self.shadows = file, shadows
         self.source = (ROOT / file).read_text()
         self.mutants = [
-            m for m in mutants(self.source) if (not only or m.number in only) and (not lines or m.line in lines)
+            m
+            for m in mutants(self.source)
+            if (not only or m.number in only)
+            and (not lines or m.line in lines)
+            and (everywhere or only or m.lines is not None)
         ]
         self.tests = tests_of(file)
 
@@ -365,6 +374,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument("--only", default="", help="numbers of mutants, comma-separated")
     parser.add_argument("--lines", default="", help="lines of the file, comma-separated")
+    parser.add_argument("--defaults", action="store_true", help="also what lies outside of functions: defaults, bounds")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, help="append one JSON line per file")
     asked = parser.parse_args()
@@ -382,7 +392,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         shadows = [copy_tree(Path(folder) / str(index)) for index in range(asked.workers)]
         for file in asked.files:
-            result = Run(file, shadows, only, at).execute()
+            result = Run(file, shadows, only, at, asked.defaults).execute()
             text = "{file}: {mutants} mutants, {killed} killed ({late} by time), {seconds} s, unclear {unclear}"
             print(text.format(**result), flush=True)
             for number, line, old, new in result["survivors"]:
