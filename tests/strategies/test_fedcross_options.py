@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.server.session import check_same, describe
-from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.fedcross import FedCross, chosen
+from fedcross.strategies.pool.mixing import Mixing
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.federation import run, same, session
@@ -393,6 +394,41 @@ def test_faults_of_the_configuration(override, words):
     with pytest.raises(ConfigError) as caught:
         load((override,))
     assert words in str(caught.value)
+
+
+def test_one_model_and_one_client_are_enough():
+    assert len(begun(1, k=1).pool) == 1
+
+
+def test_shares_are_checked_in_every_round_that_has_propellers():
+    # Two propellers of .5 leave the own model 0, in round 1 alone.
+    stages = [{"until": 1, "value": "propellers"}, {"value": "cross"}]
+    with pytest.raises(ValueError, match="in round 1, it must be above 0"):
+        begun(3, mode={"schedule": "staged", "stages": stages}, propeller_weighting="each", alpha=0.5)
+
+
+def test_the_pool_begins_with_the_models_of_round_1():
+    stages = [{"until": 1, "value": 2}, {"value": 4}]
+    assert len(begun(2, k={"schedule": "staged", "stages": stages}).pool) == 2
+
+
+@pytest.mark.parametrize(("alpha", "members"), [(1.0, 3), (0.5, 1), (0.5, 0)])
+def test_nothing_is_measured_where_nothing_is_mixed(alpha, members):
+    # Independent training, or one upload: whoever is alike, no model changes, so no Gram matrix is computed for it.
+    method = begun(3, d=2, alpha=alpha, diagnostics_every=0)
+    models = [[1, 0], [1, 1], [-1, 0]][:members]
+    seen = aggregate(method, 1, uploads(*models))
+    assert method.pool.rows.tolist() == models + [[0, 0]] * (3 - members)
+    assert "pool_spread" not in seen
+    assert seen == ({"chosen_most": 0, "chosen_models": 0, "chosen_0": 0, "chosen_1": 0, "chosen_2": 0} if members else {})
+
+
+def test_pools_of_up_to_twenty_models_are_counted_one_by_one():
+    # Slot 0 takes slots 1 and 2, slot 1 takes slot 2: 1 is chosen once, 2 twice, nobody else.
+    rows = [{0: 0.5, 1: 0.25, 2: 0.25}, {1: 0.5, 2: 0.5}, *({i: 1.0} for i in range(2, 21))]
+    wide, narrow = chosen(Mixing(tuple(rows)), [0, 1]), chosen(Mixing(tuple(rows[:20])), [0, 1])
+    assert wide == {"chosen_most": 2, "chosen_models": 2}
+    assert narrow == wide | {f"chosen_{i}": {1: 1, 2: 2}.get(i, 0) for i in range(20)}
 
 
 def test_too_few_models_are_refused_in_a_library_too():
