@@ -112,7 +112,7 @@ def test_close_ends_workers_that_are_busy() -> None:
 
 SCRIPT = """
 import sys
-from tests.engines.toy import app as toy, message
+from tests.support.toy import app as toy, message
 from fedcross.engines.workers import WorkersGrid
 grid = WorkersGrid(toy, 4, {}, 2)
 grid.push_messages([message(0, "sleep"), message(1, "sleep")])
@@ -163,7 +163,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_workers_that_are_not_forked_find_the_app_by_its_name() -> None:
-    with workers(1, fork=False, app_path="tests.engines.toy:app") as grid:
+    with workers(1, fork=False, app_path="tests.support.toy:app") as grid:
         [reply] = grid.send_and_receive([message(2)])
         assert config(reply)["who"] == 2
 

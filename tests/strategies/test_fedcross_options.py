@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.server.identity import check_same, describe
-from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.fedcross import FedCross, chosen
+from fedcross.strategies.pool.mixing import Mixing
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.federation import run, same, session
@@ -162,6 +163,19 @@ def test_lowest_similarity_under_every_measure(similarity, partner_of_0):
     assert method.pool.rows[0].tolist() == ((np.array(MODELS[0]) + MODELS[partner_of_0]) / 2).tolist()
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "paper", "euclidean", "manhattan", "chunked"])
+def test_members_are_compared_by_their_own_rows(similarity):
+    """Slot 0 is lost and keeps (0, 0); slots 1 to 3 hold a = (1, 0), b = (1, 1), c = (-1, 0).
+
+    Least similar: a and b take c, c takes a under every measure (cosines: a b .71, a c -1, b c -.71; distances 1, 2,
+    sqrt 5, so b and c are farther apart there: c takes b). Row 0 counts in nothing. alpha .5 gives midpoints.
+    """
+    method = begun(4, d=2, similarity=similarity, alpha=0.5)
+    aggregate(method, 1, uploads([1, 0], [1, 1], [-1, 0], slots=[1, 2, 3]))
+    last = [0, 0.5] if similarity in ("euclidean", "manhattan") else [0, 0]
+    assert method.pool.rows.tolist() == [[0, 0], [0, 0], [0, 0.5], last]
+
+
 def test_measures_differ_where_they_should():
     # Most similar to a = (1,0) of b = (9,1) and c = (1,.5). cosine: .994, .894 -> b. euclidean: 8.06, .5 -> c.
     # paper: 9/10.06, 1/2.12 -> b.
@@ -231,6 +245,14 @@ def test_the_mean_of_the_uploads_survives_resume_and_an_empty_round():
         assert one.global_model()["w"].tolist() == [3]
 
 
+def test_the_mean_of_the_uploads_leaves_a_lost_slot_out():
+    # Slot 1 of 3 is lost and keeps 0: the mean of the two uploads 2 and 4 is 3, that of the pool would be 2.
+    method = begun(3, global_model="uploads", alpha=1.0)
+    aggregate(method, 1, uploads([2], [4], slots=[0, 2]))
+    assert method.global_model()["w"].tolist() == [3]
+    assert method.pool.mean()["w"].tolist() == [2]
+
+
 # ---- more models than clients ---------------------------------------------------------------------------------------
 
 
@@ -254,6 +276,18 @@ def test_a_lost_slot_stays_due():
     assert slots_of(method, 1, 2) == [0, 1]
     aggregate(method, 1, uploads([1], slots=[0]))
     assert slots_of(method, 2, 2) == [1, 2]
+
+
+def test_the_order_in_which_slots_are_due_survives_a_checkpoint():
+    # K=5, three clients: after round 1 the slots 3 and 4 are due, whatever a new process would begin with.
+    method = begun(3, k=5)
+    slots = slots_of(method, 1, 3)
+    aggregate(method, 1, uploads([1], [1], [1], slots=slots))
+    saved = method.checkpoint()
+    other = begun(3, k=5)
+    other.resume(State(saved.arrays, json.loads(json.dumps(saved.values))))
+    assert other.queue == [3, 4, 0, 1, 2]
+    assert slots_of(other, 2, 3) == [0, 3, 4]
 
 
 def test_waiting_slots_are_not_mixed():
@@ -360,6 +394,43 @@ def test_faults_of_the_configuration(override, words):
     with pytest.raises(ConfigError) as caught:
         load((override,))
     assert words in str(caught.value)
+
+
+def test_one_model_and_one_client_are_enough():
+    assert len(begun(1, k=1).pool) == 1
+
+
+def test_shares_are_checked_in_every_round_that_has_propellers():
+    # Two propellers of .5 leave the own model 0, in round 1 alone.
+    stages = [{"until": 1, "value": "propellers"}, {"value": "cross"}]
+    with pytest.raises(ValueError, match="in round 1, it must be above 0"):
+        begun(3, mode={"schedule": "staged", "stages": stages}, propeller_weighting="each", alpha=0.5)
+
+
+def test_the_pool_begins_with_the_models_of_round_1():
+    stages = [{"until": 1, "value": 2}, {"value": 4}]
+    assert len(begun(2, k={"schedule": "staged", "stages": stages}).pool) == 2
+
+
+@pytest.mark.parametrize(("alpha", "members"), [(1.0, 3), (0.5, 1), (0.5, 0)])
+def test_nothing_is_measured_where_nothing_is_mixed(alpha, members):
+    # Independent training, or one upload: whoever is alike, no model changes, so no Gram matrix is computed for it.
+    method = begun(3, d=2, alpha=alpha, diagnostics_every=0)
+    models = [[1, 0], [1, 1], [-1, 0]][:members]
+    seen = aggregate(method, 1, uploads(*models))
+    assert method.pool.rows.tolist() == models + [[0, 0]] * (3 - members)
+    assert "pool_spread" not in seen
+    assert seen == (
+        {"chosen_most": 0, "chosen_models": 0, "chosen_0": 0, "chosen_1": 0, "chosen_2": 0} if members else {}
+    )
+
+
+def test_pools_of_up_to_twenty_models_are_counted_one_by_one():
+    # Slot 0 takes slots 1 and 2, slot 1 takes slot 2: 1 is chosen once, 2 twice, nobody else.
+    rows = [{0: 0.5, 1: 0.25, 2: 0.25}, {1: 0.5, 2: 0.5}, *({i: 1.0} for i in range(2, 21))]
+    wide, narrow = chosen(Mixing(tuple(rows)), [0, 1]), chosen(Mixing(tuple(rows[:20])), [0, 1])
+    assert wide == {"chosen_most": 2, "chosen_models": 2}
+    assert narrow == wide | {f"chosen_{i}": {1: 1, 2: 2}.get(i, 0) for i in range(20)}
 
 
 def test_too_few_models_are_refused_in_a_library_too():

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.fedntd import FedNTD, NotTrue, not_true, other_labels
-from tests.support.bench import check_batched, check_resume, play, two_layers
+from fedcross.strategies.parts.objective import Batch
+from fedcross.tasks.models._split import Split
+from tests.support.bench import check_batched, check_resume, open_visit, play, two_layers
 from tests.support.federation import run, same
 
 
@@ -65,3 +68,23 @@ def test_resume_and_wire(tmp_path):
     check_resume(tmp_path, "method=fedntd")
     report = run(tmp_path / "wire", "method=fedntd", "rounds=1").method._report
     assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
+
+
+def test_the_teacher_runs_in_evaluation_behaviour():
+    """Batch normalisation of three features that are the logits; batch (0, 0, 0), (2, 4, 6), labels 0, 0, tau 1, beta 1.
+
+    The student normalises by the batch, mean (1, 2, 3) and deviation (1, 2, 3): (-1, -1, -1), (1, 1, 1): it gives the
+    other labels 1 and 2 a half each, and cross-entropy ln 3. The teacher normalises by its running mean 0 and variance
+    1 and keeps the input: a half each for the first example (KL 0); e^4 : e^6 for the second.
+    """
+    norm = torch.nn.BatchNorm1d(3, eps=1e-12, dtype=torch.float64)
+    classifier = torch.nn.Linear(3, 3, bias=False, dtype=torch.float64)
+    torch.nn.init.eye_(classifier.weight)
+    net = ModuleNet(Split(norm, classifier), torch.device("cpu"))
+    visit = open_visit(net, [[0.0, 0.0, 0.0], [2.0, 4.0, 6.0]], [0, 0])
+    objective = NotTrue(FedNTD.Params())
+    prepared = objective.prepare(visit)
+    loss = objective.loss(net, net.params, net.buffers, Batch(visit.x, visit.y), prepared).item()
+    q = np.exp([4, 6]) / np.exp([4, 6]).sum()
+    assert loss == pytest.approx(math.log(3) + (q * np.log(q / 0.5)).sum() / 2, abs=1e-9)
+    assert prepared["buffers"]["features.running_mean"].tolist() == [0, 0, 0]

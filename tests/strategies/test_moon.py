@@ -2,9 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.moon import Contrast, Moon
-from fedcross.tasks.models._split import weights
-from tests.support.bench import check_batched, check_resume, descent, forgetful, play, states, two_layers
+from fedcross.strategies.parts.objective import Batch
+from fedcross.tasks.models._split import Split, weights
+from tests.support.bench import check_batched, check_resume, descent, forgetful, open_visit, play, states, two_layers
 from tests.support.federation import run, same, session
 
 F0, V0 = np.array([[1.0, 0.5], [0.2, 1.0]]), np.array([[0.5, -0.3], [0.1, 0.4]])
@@ -108,3 +110,31 @@ def test_clients_batch():
     names = {"features.0.weight": (6, 4), "features.0.bias": (6,), "classifier.weight": (3, 6), "classifier.bias": (3,)}
     previous = {name: generator.normal(size=shape) for name, shape in names.items()}
     check_batched(Contrast(Moon.Params(mu=3.0)), [{}, {"state": previous}])
+
+
+def test_both_teachers_run_in_evaluation_behaviour():
+    """Batch normalisation of two features, then a linear classifier; batch (1, 2), (3, 0), labels 0, 1, tau .5, mu 2.
+
+    The model in training normalises by the batch: mean (2, 1), variance (1, 1), so z = (-1, 1), (1, -1), up to eps.
+    G normalises by its own running mean (1, -1) and variance (4, 1/4): (0, 6), (1, 2). P has mean (0, 2), variance
+    (1, 4): (1, 0), (3, -1). Cosines of z with G: 1/sqrt 2, -1/sqrt 10; with P: -1/sqrt 2, 4/sqrt 20. Logits are z.
+    """
+    norm = torch.nn.BatchNorm1d(2, eps=1e-12, dtype=torch.float64)
+    norm.running_mean.copy_(torch.tensor([1.0, -1.0]))
+    norm.running_var.copy_(torch.tensor([4.0, 0.25]))
+    classifier = torch.nn.Linear(2, 2, bias=False, dtype=torch.float64)
+    torch.nn.init.eye_(classifier.weight)
+    net = ModuleNet(Split(norm, classifier), torch.device("cpu"))
+    kept = {name: array.copy() for name, array in net.read().items()}
+    kept["features.running_mean"] = np.array([0.0, 2.0])
+    kept["features.running_var"] = np.array([1.0, 4.0])
+    visit = open_visit(net, [[1.0, 2.0], [3.0, 0.0]], [0, 1], state=kept)
+    contrast = Contrast(Moon.Params(mu=2.0, tau=0.5, projection=False))
+    prepared = contrast.prepare(visit)
+    batch = Batch(visit.x, visit.y)
+    loss = contrast.loss(net, net.params, net.buffers, batch, prepared).item()
+    entropy = np.log1p(np.exp(2))  # -log e^-1 / (e^-1 + e), the same for both examples
+    gaps = [(-1 / 2**0.5 - 1 / 2**0.5) / 0.5, (4 / 20**0.5 + 1 / 10**0.5) / 0.5]
+    assert loss == pytest.approx(entropy + 2 * np.log1p(np.exp(gaps)).mean(), abs=1e-9)
+    for part, mean in (("global", [1, -1]), ("previous", [0, 2])):
+        assert prepared[part][1]["features.running_mean"].tolist() == mean

@@ -129,6 +129,20 @@ def test_the_mean_survives_a_growing_federation():
     assert method.control()["w"] == 1
 
 
+def test_the_number_of_clients_survives_a_checkpoint():
+    """sum c_i = 3 over the three clients that were there: c = 1, also where one alone is there after the resume."""
+    method = Scaffold(clients_per_round=1)
+    method.begin({"w": np.zeros(1, np.float32)}, {"w"})
+    method.total = {"w": np.full(1, 3.0, np.float32)}
+    method.sample(1, [0, 1, 2])
+    other = Scaffold(clients_per_round=1)
+    other.begin({"w": np.zeros(1, np.float32)}, {"w"})
+    other.resume(method.checkpoint())
+    assert other.control()["w"] == 1
+    other.sample(2, [0])
+    assert other.control()["w"] == 1
+
+
 def test_a_lost_client_keeps_its_variate(tmp_path):
     """All six are drawn; the work of client 2 is lost in round 2, after it had saved its new state."""
     whole = run(tmp_path / "a", "method=scaffold", "clients_per_round=6", "rounds=1")

@@ -33,6 +33,7 @@ def test_parameters_come_first_then_buffers_and_integers_lie_apart():
     assert integers.tolist() == [7]
     assert (layout.size, layout.parameter_size, layout.integer_size) == (6, 4, 1)
     assert layout.dtype == np.float32
+    assert [entry.is_parameter for entry in layout.entries] == [True, False, False, True]
     assert layout.columns("parameters") == slice(0, 4)
     assert layout.columns("state") == slice(0, 6)
 

@@ -105,11 +105,30 @@ def test_padding_puts_the_own_model_first():
     index, weight = matrix.padded()
     assert index.tolist() == [[0, 1, 2], [2, 0, 2]]
     assert weight.tolist() == [[0.5, 0.25, 0.25], [0.5, 0.5, 0]]
-    index, weight = mixing.uniform(3, range(3)).padded()
-    assert (index.shape, weight.shape) == ((1, 3), (1, 3))
+    index, weight = mixing.Mixing(({2: 0.125, 1: 0.375, 0: 0.5}, {1: 1.0}, {2: 1.0})).padded()  # by slot, not by weight
+    assert (index.tolist(), weight.tolist()) == ([[0, 1, 2]], [[0.5, 0.375, 0.125]])
+    for m in (2, 3):  # all targets become the same model: one row for all of them
+        index, weight = mixing.uniform(3, range(m)).padded()
+        assert (index.tolist(), weight.tolist()) == ([list(range(m))], [[1 / m] * m])
+    index, weight = mixing.Mixing(({0: 1.0}, {1: 1.0}, {0: 0.25, 2: 0.75})).padded()  # a single target
+    assert (index.tolist(), weight.tolist()) == ([[2, 0]], [[0.75, 0.25]])
 
 
-@pytest.mark.parametrize("row", [{}, {0: 0.5}, {0: 1.5, 1: -0.5}, {0: 0.5, 2: 0.5}, {-1: 1.0}, {0: float("nan")}])
+def test_every_member_needs_a_row():
+    with pytest.raises(ValueError, match="zip"):
+        mixing.cross(3, [0, 1], [1], 0.5)
+
+
+def test_shares_of_propellers_by_hand():
+    """Two propellers, alpha .9: equal leaves it to 1/(P + 1); each gets .1, so 1 - 2 * .1 = .8 stay; alpha keeps .9."""
+    assert mixing.propeller_share("equal", 0.9, 2) is None
+    assert mixing.propeller_share("each", 0.9, 2) == pytest.approx(0.8)
+    assert mixing.propeller_share("alpha", 0.9, 2) == 0.9
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {0: 0.5}, {0: 1.0, 1: 0.0}, {0: 1.5, 1: -0.5}, {0: 0.5, 2: 0.5}, {-1: 1.0}, {0: float("nan")}]
+)
 def test_a_row_that_is_not_stochastic_is_refused(row):
     with pytest.raises(ValueError, match="row 0 of a mixing matrix"):
         mixing.Mixing((row, {1: 1.0}))

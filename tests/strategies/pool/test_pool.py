@@ -1,5 +1,8 @@
 """The pool: rows, mean, Gram matrix, mixing in place, resizing, storage."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from fedcross.core.errors import StorageError
 from fedcross.strategies.pool import blocks, mixing
 from fedcross.strategies.pool.layout import Layout
-from fedcross.strategies.pool.pool import Pool, Storage, diagnostics
+from fedcross.strategies.pool.pool import Pool, Storage, diagnostics, memory_bytes
 from fedcross.strategies.pool.selection import Question, find_selection
 
 BN = {"w": np.array([1.0, 2.0], np.float32), "var": np.array([4.0], np.float32), "count": np.array(10)}
@@ -45,6 +48,9 @@ def tiny_blocks(monkeypatch):
 def test_fill_write_and_model():
     pool = bn_pool(3)
     assert len(pool) == 3
+    pool.rows[...], pool.integers[...] = 0, 0
+    pool.fill(BN)
+    assert (pool.rows.tolist(), pool.integers.tolist()) == ([[1, 2, 4]] * 3, [[10]] * 3)
     pool.write(1, {"w": np.array([5, 6], np.float32), "var": np.array([7], np.float32), "count": np.array(8)})
     assert pool.rows.tolist() == [[1, 2, 4], [5, 6, 7], [1, 2, 4]]
     assert pool.integers.tolist() == [[10], [8], [10]]
@@ -68,6 +74,8 @@ def test_mean_is_uniform_and_truncates_integers():
     assert pool.mean(out, members=[1]) is out
     assert out["w"].tolist() == [5, 6]
     assert out["count"] == -7
+    pool.integers[...] = 2**53 + 1  # no float64
+    assert pool.mean()["count"] == 2**53 + 1
     with pytest.raises(ValueError, match="at least one slot"):
         pool.mean(members=[])
 
@@ -172,6 +180,24 @@ def test_counters_and_buffers_are_mixed_and_counters_truncated():
         pool.integers[...] = count
         pool.mix(mixing.cross(2, [0, 1], [1, 0], 0.9))
         assert pool.integers[:, 0].tolist() == [count, count]
+
+
+def test_equal_counters_stay_where_floats_fall_short():
+    """In float64 a third of 7 three times is 7 - 9e-16, and .7, .15 and .15 of 100000002 are 1.5e-8 too few."""
+    for matrix, count in ((mixing.uniform(3, range(3)), 7), (mixing.propellers(3, range(3), [1, 2], 0.7), 100000002)):
+        assert (matrix.dense() @ np.full(3, float(count)) < count).any()
+        pool = bn_pool(3)
+        pool.integers[...] = count
+        pool.mix(matrix)
+        assert pool.integers[:, 0].tolist() == [count] * 3
+
+
+def test_a_counter_that_falls_short_by_more_than_rounding_is_truncated():
+    """1 - 1.5e-9 is not 1 up to 1e-9."""
+    pool = bn_pool(2)
+    pool.integers[:, 0] = [1, 0]
+    pool.mix(mixing.Mixing(({0: 1 - 1.5e-9, 1: 1.5e-9}, {1: 1.0})))
+    assert pool.integers[:, 0].tolist() == [0, 0]
 
 
 def test_slots_that_take_no_part_stay_to_the_bit(tiny_blocks):
@@ -319,24 +345,59 @@ def test_state_is_the_pool_itself_and_comes_back():
 
 
 def test_a_large_pool_lies_in_a_file_without_a_name(tmp_path):
-    pool = Pool(Layout.of(BN, ["w"]), 2, Storage(mmap_share=0, folder=tmp_path / "new"))
-    assert not list((tmp_path / "new").iterdir())
+    pool = Pool(Layout.of(BN, ["w"]), 2, Storage(mmap_share=0, folder=tmp_path / "new" / "place"))
+    assert not list((tmp_path / "new" / "place").iterdir())
     pool.fill(BN)
     pool.rows[1] = [3, 4, 8]
     pool.mix(mixing.cross(2, [0, 1], [1, 0], 0.5))
     assert pool.rows.tolist() == [[2, 3, 6], [2, 3, 6]]
     pool.resize(3)
     assert pool.rows[2].tolist() == [2, 3, 6]
+    assert mapped(pool)
+
+
+def mapped(pool):
+    """Return whether the rows lie in a file."""
     base = pool.rows
-    while base.base is not None and not isinstance(base, np.memmap):
+    while isinstance(base, np.ndarray) and base.base is not None and not isinstance(base, np.memmap):
         base = base.base
-    assert isinstance(base, np.memmap)
+    return isinstance(base, np.memmap)
+
+
+@pytest.mark.parametrize(("memory", "in_file"), [(48, False), (47, True)])
+def test_a_pool_of_up_to_its_share_of_memory_lies_in_memory(memory, in_file, monkeypatch):
+    """Two models of three float32 are 24 bytes, half of 48."""
+    monkeypatch.setattr("fedcross.strategies.pool.pool.memory_bytes", lambda: memory)
+    assert mapped(Pool(Layout.of(BN), 2, Storage(mmap_share=0.5))) == in_file
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("max\n", 4096_000), ("1000\n", 1000), ("9999999\n", 4096_000), (None, 4096_000)]
+)
+def test_the_memory_is_the_machines_or_the_containers(limit, expected, monkeypatch, tmp_path):
+    """1000 pages of 4096 bytes, and what the container's control group allows, where there is one."""
+    place = tmp_path / "memory.max"
+    if limit is not None:
+        place.write_text(limit)
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    monkeypatch.setattr("fedcross.strategies.pool.pool.Path", lambda name: place)
+    assert memory_bytes() == expected
+
+
+def test_a_full_disk_is_an_error_when_the_pool_is_made(tmp_path, monkeypatch):
+    def full(descriptor, offset, length):
+        assert (offset, length) == (0, 24)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        Pool(Layout.of(BN), 2, Storage(mmap_share=0, folder=tmp_path))
 
 
 def test_a_folder_that_cannot_hold_the_pool_is_an_error(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(StorageError, match="no room for a pool of 2 models, 24 bytes"):
+    with pytest.raises(StorageError, match=f"no room for a pool of 2 models, 24 bytes, in {blocked}: "):
         Pool(Layout.of(BN), 2, Storage(mmap_share=0, folder=blocked))
 
 
@@ -351,5 +412,12 @@ def test_diagnostics_by_hand():
     assert diagnostics(gram) == {"pool_similarity_mean": 0.0, "pool_spread": 1.0}
     after = diagnostics(gram, mixing.cross(2, [0, 1], [1, 0], 0.5))
     assert after == pytest.approx({"pool_similarity_mean": 1.0, "pool_spread": 0.0})
+    # alpha = .75: (.75, .25) and (.25, .75), cosine .375 / .625; squares .625, of the mean .5: spread sqrt(.125 / .5).
+    shifted = diagnostics(gram, mixing.Mixing(({0: 0.75, 1: 0.25}, {0: 0.25, 1: 0.75})))
+    assert shifted == pytest.approx({"pool_similarity_mean": 0.6, "pool_spread": 0.5})
+    # Rows (1, 0), (0, 2), squares 1 and 4. The first becomes (.5, 1), the second stays: cosine 2 / sqrt(1.25 * 4).
+    one_sided = diagnostics(np.diag([1.0, 4.0]), mixing.Mixing(({0: 0.5, 1: 0.5}, {1: 1.0})))
+    assert one_sided["pool_similarity_mean"] == pytest.approx(2 / 5**0.5)
+    assert diagnostics(np.array([[1, 1 + 1e-9], [1 + 1e-9, 1]]))["pool_spread"] == 0  # rounding: the mean seems longer
     assert diagnostics(np.array([[2.0]])) == {"pool_similarity_mean": 1.0, "pool_spread": 0.0}
     assert diagnostics(np.zeros((2, 2))) == {"pool_similarity_mean": 0.0, "pool_spread": 0.0}

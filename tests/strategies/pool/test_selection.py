@@ -45,6 +45,13 @@ def test_highest_and_lowest_by_hand():
     assert choose("lowest_similarity", 4, similarity=SIMILARITY) == [1, 0, 1, 1]  # ties of 1 and 2: the lowest slot
 
 
+def test_opposite_models_are_the_least_similar():
+    """Signs count: -.9 is less similar than .1 and -.2."""
+    similarity = np.array([[1, -0.9, 0.1], [-0.9, 1, -0.2], [0.1, -0.2, 1]])
+    assert choose("lowest_similarity", 3, similarity=similarity) == [1, 0, 1]
+    assert choose("highest_similarity", 3, similarity=similarity) == [2, 2, 0]
+
+
 @pytest.mark.parametrize("name", ["highest_similarity", "lowest_similarity", "least_similar_derangement"])
 def test_nan_never_wins(name):
     """Model 2 is not comparable with anybody: nobody takes it, and it keeps its own model."""
@@ -93,6 +100,18 @@ def test_least_similar_derangement_leaves_an_unavoidable_unknown_pair_unmixed():
     partners = choose("least_similar_derangement", 3, similarity=similarity)
     assert partners[0] == 0
     assert all(np.isfinite(similarity[i, j]) for i, j in enumerate(partners))
+
+
+@pytest.mark.parametrize(("all_known", "others"), [(100, -100), (1, -1), (0, 0)])
+@pytest.mark.parametrize("known", [[1, 2, 0], [2, 0, 1]])
+def test_an_unknown_pair_costs_more_than_all_known_ones_together(known, all_known, others):
+    """Three models have two derangements. One is known and has the largest total there can be, 3 `all_known`; the other
+    has two pairs of the least value and one unknown pair. The known one is chosen all the same."""
+    similarity = np.full((3, 3), float(others))
+    for i, j in enumerate(known):
+        similarity[i, j] = all_known
+    similarity[0, known[known[0]]] = NAN
+    assert choose("least_similar_derangement", 3, similarity=similarity) == known
 
 
 def test_random_is_a_derangement_keyed_by_seed_and_round():

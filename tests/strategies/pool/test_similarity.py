@@ -85,6 +85,18 @@ def test_chunked_walks_the_state_dict_with_buffers_and_counters():
     assert find_similarity("chunked")(pool, [0, 1], "parameters")[0, 1] == pytest.approx(1)
 
 
+def test_a_counter_of_several_values_is_one_entry():
+    """The weight is 0 and adds nothing; counters (3, 4) and (4, 3): 24 / 25. The only pair counts twice: 1.92."""
+    pool = pool_of([{"w": [0], "count": [3, 4]}, {"w": [0], "count": [4, 3]}])
+    assert find_similarity("chunked")(pool, [0, 1], "state")[0, 1] == pytest.approx(1.92)
+
+
+def test_equal_models_are_at_distance_0_whatever_rounding_says():
+    """1 + 1 - 2 (1 + 1e-9) is below 0: the product came out too large, the models are the same."""
+    gram = np.array([[1, 1 + 1e-9], [1 + 1e-9, 1]])
+    assert FROM_GRAM["euclidean"](gram).tolist() == [[0, 0], [0, 0]]
+
+
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_many_blocks_against_float64(name, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)

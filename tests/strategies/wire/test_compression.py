@@ -120,6 +120,19 @@ def test_slots_have_streams_of_their_own_and_equal_models_are_coded_once() -> No
     }
 
 
+def test_a_model_is_coded_anew_in_the_next_exchange() -> None:
+    """Scale 1; .25 rounds to 0 and waits. Asked again in the same exchange the client gets the same bytes; in the next
+    one .25 + .25 = .5, which goes to the even 0, and then .75, which is 1."""
+    compressor = Compressor(Compression(down="int8"), {"w": np.zeros(2, np.float32)})
+    model = {"w": f32(127, 0.25)}
+    coded = [compressor.down(Payload(0, 0, model))[0].arrays["w"].tolist() for _ in range(2)]  # before any exchange
+    for _ in range(2):
+        compressor.begin_exchange()
+        coded.append(compressor.down(Payload(0, 0, model))[0].arrays["w"].tolist())
+    assert coded == [[127, 0], [127, 0], [127, 0], [127, 1]]
+    assert compressor.residuals[0]["w"].tolist() == [0, -0.25]
+
+
 def test_exact_is_the_default_and_touches_nothing() -> None:
     compressor = Compressor(Compression(), {"w": f32(1)})
     payload = Payload(0, 0, {"w": f32(1)})

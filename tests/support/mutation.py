@@ -1,0 +1,409 @@
+"""Mutation testing: change one operator of a file at a time and see whether the tests of that file notice.
+
+    python -m tests.support.mutation strategies/fedcross.py strategies/pool/mixing.py
+    python -m tests.support.mutation --list strategies/fedcross.py           # which mutants there are
+    python -m tests.support.mutation --only 93,94 strategies/fedcross.py     # some of them, by their numbers
+
+A mutant is one change of one place (:func:`changes`): a comparison, an arithmetic or logical operator, a number plus or
+minus one, a truth value, a condition negated, a `return` of None, a call whose result nobody uses left out. Strings,
+annotations and decorators stay, as do message texts.
+
+How a mutant costs about a second: the tree is copied once per worker, the parent imports torch, Flower and the other
+libraries (nothing of this project) and forks for every mutant. The child finds the mutated file *on disk*, so processes
+that a test starts see it too. It runs only those tests that execute the changed line, found by one traced run of the
+unchanged file; a line that runs at import, or of which no test is seen to run it (it runs in another process), gets all
+tests of the file. The fastest tests come first, and the first failure ends the run.
+
+Killed: a test fails, nothing can be imported, or the tests need ten times as long as without the mutant. Survived: all
+tests pass. docs/mutation.md holds the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Libraries that take long to import; whatever is missing is imported by the tests that need it.
+HEAVY = ("numpy", "torch", "torch.func", "flwr.app", "flwr.clientapp", "flwr.serverapp", "hydra", "omegaconf")
+HEAVY += ("pydantic", "scipy.optimize", "scipy.cluster.hierarchy", "sklearn.datasets", "hypothesis", "pytest", "numba")
+HEAVY += ("scipy.stats", "sympy", "torch._dynamo", "torch.onnx")
+#: Tests of a file beside those that are named after it (:func:`tests_of`).
+MORE = {
+    "strategies/fedcross.py": ["tests/strategies/test_propellers.py", "tests/strategies/test_start.py"],
+    "strategies/pool/blocks.py": ["tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py"],
+    "strategies/pool/kernels.py": ["tests/strategies/pool/test_pool.py"],
+    "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py", "tests/strategies/pool/test_mixing.py"],
+    "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
+    "strategies/round/base.py": ["tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py"],
+    "client/trainer.py": ["tests/client/batched/test_trainer.py"],
+    "client/flat_model.py": ["tests/client/test_trainer.py", "tests/strategies/test_scaffold.py"],
+    "engines/workers.py": ["tests/engines/test_grid.py"],
+}
+SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,), ast.And: (ast.Or,), ast.Or: (ast.And,),
+    ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,), ast.FloorDiv: (ast.Div,),
+    ast.Mod: (ast.FloorDiv,), ast.Pow: (ast.Mult,), ast.MatMult: (ast.Mult,), ast.BitAnd: (ast.BitOr,),
+    ast.BitOr: (ast.BitAnd,), ast.BitXor: (ast.BitAnd,), ast.LShift: (ast.RShift,), ast.RShift: (ast.LShift,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: `old` became `new`; `lines` are those whose execution can show it, None for all of the file."""
+
+    number: int
+    line: int
+    old: str
+    new: str
+    source: str
+    lines: frozenset[int] | None
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """Return every changed form of `node` itself, its children as they are."""
+
+    def changed(**fields: Any) -> ast.AST:
+        other = copy.copy(node)
+        for name, value in fields.items():
+            setattr(other, name, value)
+        return other
+
+    match node:
+        case ast.Compare(ops=ops):
+            for place, op in enumerate(ops):
+                for swap in SWAPS[type(op)]:
+                    yield changed(ops=[*ops[:place], swap(), *ops[place + 1 :]])
+        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op):
+            for swap in SWAPS[type(op)]:
+                yield changed(op=swap())
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield operand
+        case ast.Constant(value=bool() as value):
+            yield changed(value=not value)
+        case ast.Constant(value=int() | float() as value):
+            yield changed(value=value + 1)
+            yield changed(value=value - 1)
+        case ast.Return(value=value) if value is not None and not _is_none(value):
+            yield changed(value=ast.Constant(None))
+        case ast.Expr(value=ast.Call()):
+            yield ast.Pass()
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def mutants(source: str) -> list[Mutant]:
+    """Return all mutants of a file's `source`."""
+    raw = source.encode()
+    starts = [0]
+    for line in raw.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found: list[Mutant] = []
+    for node, lines in _places(ast.parse(source)):
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        old = raw[begin:end].decode()
+        for other in _forms(node):
+            new = ast.unparse(ast.fix_missing_locations(other))
+            text = f"({new})" if isinstance(other, ast.expr) else new
+            mutated = (raw[:begin] + text.encode() + raw[end:]).decode()
+            found.append(Mutant(len(found), node.lineno, " ".join(old.split()), new, mutated, lines))
+    return found
+
+
+def _forms(node: ast.AST) -> Iterator[ast.AST]:
+    yield from changes(node)
+    if getattr(node, "condition", False) and not isinstance(node, ast.Compare) and not _negated(node):
+        yield ast.UnaryOp(ast.Not(), node)
+
+
+def _negated(node: ast.AST) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+
+
+def _places(tree: ast.Module) -> Iterator[tuple[Any, frozenset[int] | None]]:
+    """Return every node that may be changed, and the lines that show it (None outside of functions)."""
+
+    def walk(node: ast.AST, lines: frozenset[int] | None, inside: bool) -> Iterator[tuple[Any, frozenset[int] | None]]:
+        if isinstance(node, ast.JoinedStr | ast.Raise | ast.Import | ast.ImportFrom):
+            return  # message texts; an f-string's parts have no true places before Python 3.12
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.stmt) and inside:
+            last = node.body[0].lineno - 1 if getattr(node, "body", None) else node.end_lineno
+            lines = frozenset(range(node.lineno, (last or node.lineno) + 1)) | {node.lineno}
+        for tested in _conditions(node):
+            tested.condition = True  # type: ignore[attr-defined]
+        if isinstance(node, ast.stmt | ast.expr):
+            yield node, lines if inside else None
+        for field, value in ast.iter_fields(node):
+            if field in ("annotation", "returns", "decorator_list", "type_params", "bases"):
+                continue
+            within = inside or (field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from walk(child, lines, within)
+
+    yield from walk(tree, None, False)
+
+
+def _conditions(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.If | ast.While | ast.IfExp):
+        return [node.test]
+    return node.ifs if isinstance(node, ast.comprehension) else []
+
+
+def tests_of(file: str) -> list[str]:
+    """Return the test files of a product file: those named after it, and :data:`MORE`."""
+    path = Path(file)
+    near = ROOT / "tests" / path.parent
+    named = sorted({*near.glob(f"test_{path.stem}.py"), *near.glob(f"test_{path.stem}_*.py")})
+    return list(dict.fromkeys([*(str(one.relative_to(ROOT)) for one in named), *MORE.get(file, [])]))
+
+
+class Seen:
+    """A pytest plugin: which lines of `file` each test runs, how long it takes and whether it passes."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[str, set[int]] = defaultdict(set)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: set[str] = set()
+        self.now = ""
+        self.known: dict[str, bool] = {}  # code's file name -> whether it is the file (a link's name differs)
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if (ours := self.known.get(name)) is None:
+            ours = self.known[name] = os.path.realpath(name) == self.file
+        if not ours:
+            return None
+        self.lines[self.now].add(frame.f_lineno)
+        return self.trace
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self.now = item.nodeid
+        sys.settrace(self.trace)
+        import threading
+
+        threading.settrace(self.trace)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.failed:
+            self.failed.add(report.nodeid)
+        if report.skipped:
+            self.seconds.pop(report.nodeid)
+        if report.when == "teardown":
+            sys.settrace(None)
+
+
+def in_child(shadow: Path, tests: list[str], limit: float, plugin: Seen | None = None) -> tuple[int, bool]:
+    """Run `tests` with pytest in a fork of this process; return its exit status and whether time ran out."""
+    child = os.fork()
+    if child == 0:
+        _child(shadow, tests, plugin)
+    until = time.monotonic() + limit
+    late = False
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        if late := time.monotonic() > until:
+            os.killpg(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            break
+        time.sleep(0.02)
+    try:
+        os.killpg(child, signal.SIGKILL)  # what its tests left behind
+    except ProcessLookupError:
+        pass
+    return os.waitstatus_to_exitcode(status), late
+
+
+def _child(shadow: Path, tests: list[str], plugin: Seen | None) -> None:
+    os.setsid()
+    log = os.open(shadow / ".log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(shadow)
+    sys.path[:] = [str(shadow), *(one for one in sys.path if one not in ("", str(ROOT)))]
+    os.environ["PYTHONPATH"] = str(shadow)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "fedcross")]:
+        del sys.modules[name]
+    code = 3
+    try:
+        import hypothesis
+        import pytest
+
+        hypothesis.settings.register_profile("mutation", deadline=None, derandomize=True, database=None)
+        hypothesis.settings.load_profile("mutation")
+        flags = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={shadow / '.tmp'}"]
+        code = int(pytest.main([*flags, *([] if plugin else ["-x"]), *tests], [plugin] if plugin else []))
+        if plugin:
+            record = {"lines": {k: sorted(v) for k, v in plugin.lines.items()}, "seconds": plugin.seconds}
+            (shadow / ".seen.json").write_text(json.dumps({**record, "failed": sorted(plugin.failed)}))
+    finally:
+        os._exit(code)
+
+
+def copy_tree(place: Path) -> Path:
+    """Copy what git tracks, and what it does not ignore, to `place`."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        source, target = ROOT / name, place / name
+        if name and (source.is_symlink() or source.is_file()):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    return place
+
+
+def write(target: Path, source: str, stamp: int) -> None:
+    """Write a mutant with a time of its own, so that no compiled file passes for it."""
+    target.write_text(source)
+    os.utime(target, (stamp, stamp))
+
+
+class Run:
+    """All mutants of one file."""
+
+    def __init__(self, file: str, shadows: list[Path], only: set[int], lines: set[int], everywhere: bool) -> None:
+        self.file, self.shadows = file, shadows
+        self.source = (ROOT / file).read_text()
+        self.mutants = [
+            m
+            for m in mutants(self.source)
+            if (not only or m.number in only)
+            and (not lines or m.line in lines)
+            and (everywhere or only or m.lines is not None)
+        ]
+        self.tests = tests_of(file)
+
+    def baseline(self) -> None:
+        """Trace the unchanged file."""
+        shadow = self.shadows[0]
+        seen = Seen(os.path.realpath(shadow / self.file))
+        code, late = in_child(shadow, self.tests, 900, seen)
+        if code not in (0, 1) or late:
+            sys.exit(f"{self.file}: the tests {self.tests} do not run: {(shadow / '.log').read_text()[-3000:]}")
+        record = json.loads((shadow / ".seen.json").read_text())
+        for nodeid in record["failed"]:
+            print(f"  left out, fails without a mutant: {nodeid}", flush=True)
+        kept = {k: v for k, v in record["seconds"].items() if k not in record["failed"]}
+        self.order = sorted(kept, key=kept.__getitem__)
+        self.seconds = kept
+        self.lines = {k: set(v) for k, v in record["lines"].items()}
+
+    def choose(self, mutant: Mutant) -> list[str]:
+        """Return the tests for a mutant, the fastest first."""
+        if mutant.lines is None:
+            return self.order
+        return [one for one in self.order if self.lines.get(one, set()) & mutant.lines] or self.order
+
+    def worker(self, index: int) -> None:
+        """Try every mutant whose turn is this worker's."""
+        shadow = self.shadows[index]
+        target = shadow / self.file
+        with (shadow / ".result").open("w") as out:
+            for mutant in self.mutants[index :: len(self.shadows)]:
+                tests = self.choose(mutant)
+                write(target, mutant.source, 1_000_000_000 + 2 * mutant.number)
+                code, late = in_child(shadow, tests, 30 + 10 * sum(self.seconds[one] for one in tests))
+                out.write(json.dumps([mutant.number, "late" if late else code]) + "\n")
+                out.flush()
+        write(target, self.source, 999_999_999)
+
+    def execute(self) -> dict[str, Any]:
+        """Try all mutants and return the counts and the survivors."""
+        started = time.monotonic()
+        self.baseline()
+        pids = []
+        for index in range(len(self.shadows)):
+            if not (pid := os.fork()):
+                try:
+                    self.worker(index)
+                finally:
+                    os._exit(0)
+            pids.append(pid)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        lines = [line for shadow in self.shadows for line in (shadow / ".result").read_text().splitlines()]
+        codes = dict(json.loads(line) for line in lines)
+        alive = [m for m in self.mutants if codes[m.number] == 0]
+        odd = [m.number for m in self.mutants if codes[m.number] in (3, 4, 5) and not self._imports(m)]
+        return {
+            "file": self.file,
+            "mutants": len(self.mutants),
+            "killed": len(self.mutants) - len(alive),
+            "late": sum(code == "late" for code in codes.values()),
+            "unclear": odd,
+            "seconds": round(time.monotonic() - started),
+            "survivors": [(m.number, m.line, m.old, m.new) for m in alive],
+        }
+
+    def _imports(self, mutant: Mutant) -> bool:
+        """Return whether pytest's odd exit status has an innocent cause: a module that cannot be imported."""
+        return mutant.lines is None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    parser.add_argument("--only", default="", help="numbers of mutants, comma-separated")
+    parser.add_argument("--lines", default="", help="lines of the file, comma-separated")
+    parser.add_argument("--defaults", action="store_true", help="also what lies outside of functions: defaults, bounds")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="append one JSON line per file")
+    asked = parser.parse_args()
+    only, at = ({int(one) for one in text.split(",") if one} for text in (asked.only, asked.lines))
+    if asked.list:
+        for file in asked.files:
+            for m in mutants((ROOT / file).read_text()):
+                print(f"{file}:{m.line} #{m.number}  {m.old}  ->  {m.new}")
+        return
+    for name in HEAVY:
+        try:
+            import_module(name)
+        except ImportError:
+            pass
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        shadows = [copy_tree(Path(folder) / str(index)) for index in range(asked.workers)]
+        for file in asked.files:
+            result = Run(file, shadows, only, at, asked.defaults).execute()
+            text = "{file}: {mutants} mutants, {killed} killed ({late} by time), {seconds} s, unclear {unclear}"
+            print(text.format(**result), flush=True)
+            for number, line, old, new in result["survivors"]:
+                print(f"  {file}:{line} #{number}  {old}  ->  {new}", flush=True)
+            if asked.out:
+                with asked.out.open("a") as out:
+                    out.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
