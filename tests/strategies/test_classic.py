@@ -77,7 +77,9 @@ def test_a_round_by_hand():
     v = [ins.config["client"] + 1 for _, ins in asked]
     assert strategy.method.pool.rows[:, 0].tolist() == [0.75 * v[i] + 0.25 * v[(i + 1) % 3] for i in range(3)]
     assert parameters_to_ndarrays(parameters)[0].tolist() == [2]
-    assert set(metrics) == {"pool_similarity_mean", "pool_spread"}
+    assert set(metrics) == {"pool_similarity_mean", "pool_spread", "chosen_most", "chosen_models"} | {
+        f"chosen_{slot}" for slot in range(3)
+    }
     # the second round sends each client a row of its own
     again = strategy.configure_fit(2, parameters, clients)
     sent = [float(parameters_to_ndarrays(ins.parameters)[0][0]) for _, ins in again]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import json
 import os
@@ -234,10 +235,8 @@ def in_child(shadow: Path, tests: list[str], limit: float, plugin: Seen | None =
             _, status = os.waitpid(child, 0)
             break
         time.sleep(0.02)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what its tests left behind
-    except ProcessLookupError:
-        pass
     return os.waitstatus_to_exitcode(status), late
 
 
@@ -388,10 +387,8 @@ def main() -> None:
                 print(f"{file}:{m.line} #{m.number}  {m.old}  ->  {m.new}")
         return
     for name in HEAVY:
-        try:
+        with contextlib.suppress(ImportError):
             import_module(name)
-        except ImportError:
-            pass
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         shadows = [copy_tree(Path(folder) / str(index)) for index in range(asked.workers)]
         for file in asked.files:
