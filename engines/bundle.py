@@ -34,7 +34,7 @@ overrides = ""
 
 
 def make(target: Path, root: Path | None = None) -> Path:
-    """Copy the package, laid out as in a checkout, into the new folder `target` with a ``pyproject.toml``; return it.
+    """Copy the package, laid out as in a wheel, into the new folder `target` with a ``pyproject.toml``; return it.
 
     Parameters
     ----------
@@ -53,8 +53,7 @@ def make(target: Path, root: Path | None = None) -> Path:
         folder = room(name, root)
         if not (folder / "__init__.py").is_file():
             raise FederationError(f"{folder}: this part of fedcross is missing. Install fedcross again.")
-        shutil.copytree(folder, target / name, ignore=_unwanted)
-    (target / "fedcross").mkdir()
+        shutil.copytree(folder, target / "fedcross" / name, ignore=_unwanted)
     shutil.copy(root / "fedcross" / "__init__.py", target / "fedcross")
     try:
         number = version("fedcross")

@@ -13,13 +13,16 @@ Flower's app bundle their folders lie beside this one, in an installed wheel ins
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import os.path
 
-_HERE = Path(__file__).resolve().parent
-if (_HERE / "core").is_symlink() or not (_HERE / "core").is_dir():
-    __path__.insert(0, str(_HERE.parent))
+# First of all: Flower imports parts of an app in two threads, and a thread that finds this module half made looks for
+# its subpackages in the path as it is.
+_core = os.path.join(__path__[0], "core")  # noqa: PTH118
+if os.path.islink(_core) or not os.path.isdir(_core):  # noqa: PTH112, PTH114
+    __path__.insert(0, os.path.dirname(os.path.abspath(__path__[0])))  # noqa: PTH100, PTH120
+
+from importlib import import_module  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from fedcross.server.api import Run as Run

@@ -50,23 +50,23 @@ def house(tmp_path: Path) -> Path:
     return root
 
 
-WANTED = {f"{package}/__init__.py" for package in ("fedcross", *ROOMS)} | {
+#: The files of the house above, below its root; where they lie in a bundle is another matter.
+ROOM_FILES = {f"{package}/__init__.py" for package in ROOMS} | {
     "server/app.py",
     "client/app.py",
     "conf/config.yaml",
     "conf/method/fedcross.yaml",
-    "pyproject.toml",
-    ".info/CONTENT",
 }
+REST = {"fedcross/__init__.py", "pyproject.toml", ".info/CONTENT"}
 
 
-def test_bundle_holds_the_packages_and_nothing_else(house: Path, tmp_path: Path) -> None:
+def test_bundle_is_laid_out_as_a_wheel_and_holds_nothing_else(house: Path, tmp_path: Path) -> None:
     app = bundle.make(tmp_path / "app", house)
-    assert contents(app) == WANTED
+    assert contents(app) == {f"fedcross/{name}" for name in ROOM_FILES} | REST
 
 
 def test_flwr_run_from_a_checkout_takes_nothing_else_along(house: Path) -> None:
-    assert contents(house) == WANTED | {"LICENSE"}
+    assert contents(house) == ROOM_FILES | REST | {"LICENSE"}
 
 
 def test_flower_accepts_the_bundle_and_finds_both_apps(house: Path, tmp_path: Path) -> None:
