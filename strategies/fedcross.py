@@ -140,7 +140,8 @@ class FedCross(Method[FedCrossParams]):
     Deviations and choices where the paper is silent:
 
     - In-order selection counts slots and rounds from 0 (the paper's 1-based Eq. 2 is off by one).
-    - A slot whose client was lost keeps its model and takes no part in that round's mixing.
+    - A slot whose client was lost keeps its model and takes no part in that round's mixing. It counts in the global
+      mean, which is better with it than without (measured, docs/methods-fedcross.md).
     - With fewer clients than models (``k``, or too few connected) the least recently trained slots are trained and mix
       among themselves; the others wait.
     - The pool grows and shrinks so that its mean stays (:meth:`strategies.pool.pool.Pool.resize`), when a schedule says
