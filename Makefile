@@ -10,6 +10,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: demo test unit reliability compose check bench docs clean lock
 .DEFAULT_GOAL := help
