@@ -123,7 +123,7 @@ class Method(FlowerHooks[P]):
         return self.sample(number, self._available)
 
     def _open(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> Exchange:
-        """Prepare this exchange, with the uploads that the log already holds, for :meth:`run_round` or Flower's loop."""
+        """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
         self._started = time.perf_counter()
         self._round = current
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
@@ -149,7 +149,7 @@ class Method(FlowerHooks[P]):
         return Exchange(current, grid, rules, payloads, inbox, ask, self._spares(current, payloads), stalest, over)
 
     def _close(self, exchange: Exchange) -> None:
-        """Record the costs of `exchange` and aggregate its uploads, for :meth:`run_round` or Flower's loop."""
+        """Record the costs of `exchange` and aggregate its uploads; used by both ways to drive a round."""
         report, counts = self._report, exchange.counts
         report.clients += counts["requests"]
         report.spares += counts["spares"]
