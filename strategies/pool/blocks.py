@@ -150,7 +150,7 @@ def _sum_over_blocks(
 
 
 def _scratch(pool: torch.Tensor, rows: int, blocks: list[slice]) -> torch.Tensor:
-    """Return a buffer for `rows` rows of the widest of `blocks`; one for all blocks, as many small ones fragment the heap."""
+    """Return a buffer for `rows` rows of the widest of `blocks`, shared by all blocks."""
     return pool.new_empty(rows * (blocks[0].stop - blocks[0].start))
 
 

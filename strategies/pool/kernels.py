@@ -94,7 +94,7 @@ def _copy(source: NDArray[Any], to: NDArray[Any]) -> None:
 
 @compiled()
 def _towards(row: NDArray[Any], other: NDArray[Any], share: Any, rest: Any) -> None:
-    """Interpolate from `row` to `other` by `share`, starting at the nearer end, so equal values and share 1 are exact."""
+    """Interpolate from `row` to `other` by `share`, from the nearer end, so equal values and share 1 are exact."""
     if share < rest:
         for c in range(len(row)):
             row[c] += share * (other[c] - row[c])

@@ -82,8 +82,8 @@ def find_selection(name: str) -> Selection:
 def in_order(question: Question) -> Partners:
     """``co(i) = (i + (r mod (m - 1)) + 1) mod m`` with r = round - 1.
 
-    This is a permutation, so the pool's mean stays the same; over m - 1 rounds every ordered pair occurs once. Read with
-    1-based indices, the paper's Eq. 2 is off by one; this follows the public code, whose r starts at 0.
+    A permutation, so the pool's mean stays the same; over m - 1 rounds every ordered pair occurs once. The paper's
+    Eq. 2 is off by one if its indices start at 1; this follows the public code, whose r starts at 0.
     """
     m = question.m
     return (np.arange(m) + (question.round_number - 1) % (m - 1) + 1) % m

@@ -19,7 +19,7 @@ from fedcross.strategies.pool.pool import Pool
 
 Matrix: TypeAlias = NDArray[np.float64]
 Part: TypeAlias = Literal["parameters", "state"]
-"""Values that are compared: the trained ones, or float buffers as well; ``chunked`` over the state also uses counters."""
+"""Values to compare: the trained ones, or float buffers as well; ``chunked`` over the state also uses counters."""
 
 
 def cosine(gram: Matrix) -> Matrix:

@@ -147,7 +147,7 @@ def difference(new: Mapping[str, Array], old: Mapping[str, Array], residual: Arr
 
 
 def remainder(wanted: Arrays, decoded: Arrays) -> Arrays:
-    """Return ``wanted - decoded``; zero where it is not finite, so that a NaN does not stay in the residual for ever."""
+    """Return ``wanted - decoded``; zero where it is not finite, so that a NaN does not stay in the residual."""
     left = {name: wanted[name] - decoded[name] for name in wanted}
     return {name: np.where(np.isfinite(array), array, np.float32(0)) for name, array in left.items()}
 

@@ -44,7 +44,7 @@ class Round:
 
 @dataclass
 class Payload:
-    """The data sent to one client: model, extras, scalars. `slot` is the method's own index (a row of the pool, say)."""
+    """The data sent to one client: model, extras, scalars. `slot` is the method's index (a row of the pool, say)."""
 
     client: int
     slot: int

@@ -91,7 +91,7 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
 
 
 def views(record: ArrayRecord) -> Arrays:
-    """Return read-only views into the bytes of `record`, which comes from the client's own server and declares its content.
+    """Return read-only views into the bytes of `record`, which the client's own server sent.
 
     Raises
     ------
