@@ -1,4 +1,4 @@
-"""Composition: Hydra overrides in, one plain dictionary out. The same call serves command line, server and clients."""
+"""Composes Hydra overrides into one plain dictionary; command line, server and clients all use the same function."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parent
 #: Packages to which a plug-in folder adds modules.
 PLUGIN_PACKAGES = ("strategies", "tasks", "tasks.models", "tasks.partition")
-#: Settings that choose nothing: they are put into a composition afterwards, so that one serves the command line, the
-#: record of the run and both of Flower's apps, which get absolute paths.
+#: Settings that only name folders. They are added to a composition afterwards, so that the command line, the record of
+#: the run and both of Flower's apps (which get absolute paths) share one composition.
 PLACES = ("output", "resume", "data_root")
-#: Compositions that are kept: a sweep checks many jobs before it starts.
+#: Number of compositions that are cached, because a sweep checks many jobs before it starts.
 MOST_COMPOSED = 32
-#: Overrides without places and without Hydra's own, and the environment -> Hydra's object, and Hydra's own overrides.
+#: Cache. Key: overrides, without folders and Hydra's own settings, and the environment. Value: Hydra's object, and the
+#: overrides of Hydra's own settings.
 _composed: dict[tuple[tuple[str, ...], tuple[str, str]], tuple[DictConfig, tuple[str, ...]]] = {}
 
 
@@ -58,7 +59,7 @@ def plugin_folders() -> list[Path]:
 
 
 def _shadows(folders: Sequence[Path]) -> list[str]:
-    """Return a fault for every file of the plug-in folders that has the place of a file of ours or of one another."""
+    """Return an error for every plug-in file with the same name as one of fedcross or of another plug-in folder."""
     homes = {package: room(package.split(".")[0]).joinpath(*package.split(".")[1:]) for package in PLUGIN_PACKAGES}
     places = [(home, package.replace(".", "/"), "*.py") for package, home in homes.items()]
     places += [(group, f"conf/{group.name}", "*.yaml") for group in CONF.iterdir() if group.is_dir()]
@@ -88,7 +89,7 @@ def activate_plugins() -> list[str]:
 
 
 def join(overrides: Sequence[str]) -> str:
-    """Return `overrides` as the one string that travels in Flower's run config."""
+    """Return `overrides` as one string for Flower's run config."""
     return shlex.join(overrides)
 
 
@@ -98,7 +99,7 @@ def split(text: str) -> list[str]:
 
 
 def environment() -> tuple[str, str]:
-    """Return the variables that decide, beside the overrides, what a configuration is."""
+    """Return the environment variables that a configuration depends on, beside the overrides."""
     return os.environ.get(PLUGIN_VARIABLE, ""), os.environ.get("FEDCROSS_DATA", "")
 
 
@@ -152,7 +153,7 @@ def whole(overrides: Sequence[str]) -> DictConfig:
 
 
 def run_folder(overrides: Sequence[str]) -> Path:
-    """Return where a run goes that names no ``output``: ``hydra.run.dir``."""
+    """Return the folder of a run without ``output``: ``hydra.run.dir``."""
     from omegaconf.errors import OmegaConfBaseException
 
     try:
@@ -162,12 +163,12 @@ def run_folder(overrides: Sequence[str]) -> Path:
 
 
 def is_hydras(override: str) -> bool:
-    """Return whether `override` sets something of Hydra itself, which a run neither records nor hands on."""
+    """Return whether `override` sets one of Hydra's own settings, which a run neither records nor passes to Flower."""
     return override.startswith(("hydra.", "hydra/", "+hydra", "++hydra", "~hydra"))
 
 
 def _apart(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the overrides that choose something, and the values of :data:`PLACES` that the others give."""
+    """Split `overrides`: return those that do not set :data:`PLACES`, and the values of PLACES that the others set."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -175,7 +176,7 @@ def _apart(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
     for override in overrides:
         name = override.partition("=")[0]
         if name in PLACES:
-            with contextlib.suppress(HydraException):  # Hydra will say what is wrong with it
+            with contextlib.suppress(HydraException):  # Hydra itself will report what is wrong
                 (parsed,) = OverridesParser.create().parse_overrides([override])
                 if not parsed.is_sweep_override():
                     places[name] = parsed.value()
@@ -199,7 +200,7 @@ def _remember(key: tuple[tuple[str, ...], tuple[str, str]], config: DictConfig, 
 
 
 def _composition(overrides: tuple[str, ...]) -> DictConfig:
-    """Return what Hydra composes for `overrides`: the one place where it does, but for its own sweeps."""
+    """Return Hydra's composition of `overrides`; apart from Hydra's own sweeps, only this function composes."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -219,7 +220,7 @@ def _composition(overrides: tuple[str, ...]) -> DictConfig:
 
 
 def hydra_part(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what Hydra itself would do with `overrides`: its ``mode``, the sweep's ``params`` and its ``dir``.
+    """Return Hydra's own settings for `overrides`: its ``mode``, the sweep's ``params`` and its ``dir``.
 
     Raises
     ------

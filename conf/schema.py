@@ -1,4 +1,4 @@
-"""The typed configuration of a run, checked whole before anything starts."""
+"""The typed configuration of a run; all of it is checked before anything starts."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ PACKAGES = {
 }
 
 
-#: Settings of the server alone: they never reach a client's configuration.
+#: Settings of the server only; a client's configuration does not contain them.
 SERVER_ONLY = frozenset({"output", "resume", "logger", "checkpoint", "snapshots"})
 
 
 class Train(Settings):
     """The client's optimiser: SGD with momentum. Units: `lr` per step, `epochs` passes, `batch` examples.
 
-    A step's gradient, the method's correction included, is brought to the Euclidean norm `clip` at most.
-    With `examples` a visit uses at most so many of the client's own, drawn anew for every round.
-    `precision` is that of the network's arithmetic; weights and optimiser are float32 in any case.
+    The gradient of a step, including the method's correction, is scaled down to a Euclidean norm of at most `clip`.
+    With `examples` a client trains on at most this many of its examples per visit, drawn anew each round.
+    `precision` is the precision of the network's arithmetic; weights and optimiser are float32 in any case.
     """
 
     lr: float = Field(gt=0)
@@ -56,7 +56,7 @@ class Train(Settings):
 
 
 class CheckpointSettings(Settings):
-    """Which rounds stay on disk, and whether accepted replies do before the round is over (:mod:`server.reply_log`)."""
+    """Which checkpoints are kept, and whether each accepted reply is stored at once (:mod:`server.reply_log`)."""
 
     every: int = Field(1, ge=1)
     keep: int = Field(2, ge=1)
@@ -65,16 +65,16 @@ class CheckpointSettings(Settings):
 
 
 class SnapshotSettings(Settings):
-    """Rounds whose uploads and global model are kept for the analyses."""
+    """Rounds whose uploads and global model are stored for the analyses."""
 
     rounds: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
 
 class Attack(Settings):
-    """What malicious clients do to their uploads, in an experiment (:mod:`client.attack`).
+    """Attack of malicious clients on their uploads, for experiments (:mod:`client.attack`).
 
-    `clients` of the federation are malicious, the same ones throughout, in every round in which they are drawn.
-    `factor` is in multiples of the honest update; null is the kind's own.
+    `clients` is the number of malicious clients. They are the same throughout the run and attack in every round in
+    which they are drawn. `factor` is in multiples of the honest update; null is the default of the attack.
     """
 
     name: Literal["none", "sign_flip", "scaling", "stealth", "noise", "not_finite"] = "none"
@@ -98,14 +98,14 @@ class Privacy(Settings):
 
 
 class Logger(Settings):
-    """Where scalars go beside ``metrics.jsonl``."""
+    """Logger that gets the scalars in addition to ``metrics.jsonl``."""
 
     model_config = ConfigDict(extra="allow")
     name: str
 
 
 class RunConfig(Settings):
-    """Everything that decides a run."""
+    """The whole configuration of a run."""
 
     seed: int = Field(ge=0)
     rounds: int = Field(ge=1)
@@ -139,7 +139,7 @@ class RunConfig(Settings):
         return find(PACKAGES[group], self.modules[group], group)
 
     def load_data(self) -> FederatedData:
-        """Return the task's data and who owns what of it; loaded once per process."""
+        """Return the task's data and its partition over clients; loaded once per process."""
         from fedcross.tasks.data import load as load_parts
 
         return load_parts(self.module("task"), self.task, self.module("partition"), self.partition, self.seed)
@@ -163,7 +163,7 @@ def _load(overrides: tuple[str, ...], variables: tuple[str, str]) -> RunConfig:
     return config
 
 
-#: What this process has composed and checked.
+#: Configurations that this process has composed and checked.
 _checked: set[tuple[tuple[str, ...], tuple[str, str]]] = set()
 
 
@@ -178,8 +178,8 @@ def load_text(text: str) -> RunConfig:
 def load_for_client(text: str) -> RunConfig:
     """Return the configuration of the run in `text` as a client of it needs it: without :data:`SERVER_ONLY`.
 
-    Flower hands both halves the same text. The server's folders mean nothing on a device, nor does a logger that only
-    the server has. In the process that started the run nothing is composed again.
+    Flower gives the same text to ServerApp and ClientApp. The server's folders do not exist on a device, and its logger
+    may not be installed there. In the process that started the run nothing is composed again.
     """
     given = tuple(split(text))
     if (given, environment()) in _checked:
@@ -264,7 +264,7 @@ def _cross_faults(config: RunConfig) -> list[str]:
 
 
 def _privacy_faults(config: RunConfig) -> list[str]:
-    """Return what would leave a client beside its noised model."""
+    """Return errors for settings that would make a client send unprotected values beside its noised model."""
     from fedcross.strategies.round.base import Method
     from fedcross.strategies.round.registry import method_class
 

@@ -1,1 +1,1 @@
-"""What everybody may know: errors, settings, randomness, keys. It knows nobody."""
+"""Basics that every other package may import: errors, settings, randomness, keys. It imports no other package."""

@@ -1,4 +1,4 @@
-"""Every error a user can cause or meet, as one tree.
+"""The errors that fedcross raises, as one class tree.
 
 ::
 
@@ -7,7 +7,7 @@
     ├── DataError          a data set or a client's folder is missing, damaged or empty, exit code 2
     ├── StorageError       an output folder or checkpoint cannot be read or written, exit code 2
     ├── ProtocolError      a message is not what the protocol says
-    │   └── UploadError    an upload the guard rejects; carries a short `reason` for the counters
+    │   └── UploadError    an upload that the guard rejects; has a short `reason` for the counters
     └── FederationError    not enough clients, an engine that does not start, exit code 1
 
 Each message says what was wrong, the value seen and what to do.

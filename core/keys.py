@@ -5,7 +5,7 @@ where a gateway asks for them, the devices' client certificates. Leaf certificat
 again with the same CA rotates them without touching the devices. Besides, every SuperNode has a key pair of its own
 (EC P-384, OpenSSH format, as ``ssh-keygen -t ecdsa -b 384`` makes it) that the SuperLink knows by registration.
 
-Nothing here knows Flower; both the ``superlink`` engine and the compose federation call these functions.
+This module does not use Flower; both the ``superlink`` engine and the compose federation call these functions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KeyPair:
 
 
 def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
-    """Make ``ca.crt`` and ``ca.key`` in `folder`; the key belongs on a machine that serves nothing.
+    """Make ``ca.crt`` and ``ca.key`` in `folder`; keep the key on a machine that runs no server.
 
     Raises
     ------
@@ -100,12 +100,12 @@ def make_client(authority: KeyPair, folder: Path, name: str, days: int = MAX_LEA
 
 
 def make_node_key(folder: Path, name: str) -> KeyPair:
-    """Make the key pair with which a SuperNode proves who it is: ``NAME-node.key`` and ``NAME-node.pub``.
+    """Make the key pair with which a SuperNode authenticates itself: ``NAME-node.key`` and ``NAME-node.pub``.
 
     Raises
     ------
     StorageError
-        If the key exists: a node that loses its key is another node to the SuperLink.
+        If the key exists already: with a new key the SuperLink would treat the node as another one.
     """
     check_name(name)
     private_folder(folder)

@@ -1,4 +1,4 @@
-"""Where fedcross lies on this machine: a checkout, an installed wheel or Flower's copy of an app."""
+"""Paths of the fedcross package on this machine: in a checkout, an installed wheel or Flower's copy of an app."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-#: Folders, separated like ``PATH``, with a user's own ``strategies/``, ``tasks/`` and ``conf/``.
+#: Environment variable: folders, separated as in ``PATH``, with a user's ``strategies/``, ``tasks/`` and ``conf/``.
 PLUGIN_VARIABLE = "FEDCROSS_PATH"
 
 

@@ -1,4 +1,4 @@
-"""Files that hold secrets: how they are written, and what is refused.
+"""Reads and writes files that hold secrets, and refuses unsafe ones.
 
 Keys are readable by their owner only (0600, in folders 0700). A key that others can read is treated as lost: the
 functions here refuse to use it and say what to do, instead of repairing it silently.
@@ -64,12 +64,12 @@ def _check_mode(path: Path, wanted: str) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a secret: mode 0600 from the first byte on, whole or not at all, replacing what was there."""
+    """Write a secret atomically, with mode 0600 from the first byte on; an existing file is replaced."""
     _write(path, content, 0o600)
 
 
 def write_public(path: Path, content: bytes) -> None:
-    """Write what everybody may read (a certificate, a public key), whole or not at all."""
+    """Write a file that everybody may read (a certificate, a public key), atomically."""
     _write(path, content, 0o644)
 
 

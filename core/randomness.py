@@ -23,7 +23,7 @@ def key(seed: int, purpose: str, *indices: int) -> int:
     seed : int
         The run's seed, 0 or more.
     purpose : str
-        What the draw is for, for example ``"sample"`` or ``"shuffle"``.
+        Purpose of the draw, for example ``"sample"`` or ``"shuffle"``.
     *indices : int
         Counters such as the round and the client, 0 or more each.
     """

@@ -1,7 +1,7 @@
-"""Typed settings: the frozen base class of every parameter group, and lookup of parts by name.
+"""Typed settings: the frozen base class of every group of settings, and lookup of modules by name.
 
-A part of the house that configuration can choose (a task, a model, a method) is a module with the same name as its
-YAML file. The module holds a ``Params`` class derived from :class:`Settings`; nothing is registered anywhere.
+Every task, model and method that a configuration can choose is a module with the same name as its YAML file. The module
+holds a ``Params`` class derived from :class:`Settings`; there is no registry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedcross.core.plugins import extra_folders
 
 
 class Settings(BaseModel):
-    """Frozen, typed parameters; unknown names and values out of range are faults."""
+    """Frozen, typed settings; unknown names and values out of range are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -7,8 +7,8 @@ Four names are enough for a notebook or a script, besides the methods themselves
 - :func:`load` opens the folder of an earlier run,
 - :class:`Run` is a finished run: metrics, result, model, folder.
 
-The rooms of the house (``fedcross.strategies``, ``fedcross.client``, ...) are subpackages. In a checkout and in
-Flower's app bundle their folders lie beside this one, in an installed wheel inside it.
+The folders ``strategies``, ``client`` and so on are subpackages (``fedcross.strategies``, ``fedcross.client``, ...). In
+a checkout and in Flower's app bundle they lie beside this folder, in an installed wheel inside it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for, so that ``import fedcross`` itself costs nothing."""
+    """Import a public name at its first use, so that ``import fedcross`` itself stays fast."""
     if name not in _MODULES:
         raise AttributeError(f"module 'fedcross' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

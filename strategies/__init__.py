@@ -1,4 +1,4 @@
-"""One file per method, both halves of its protocol side by side.
+"""The methods, one file each; a file holds both the server's and the client's part of its method.
 
 Folders named in ``FEDCROSS_PATH`` add methods of their own: ``FOLDER/strategies/NAME.py``.
 """

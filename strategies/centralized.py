@@ -1,4 +1,4 @@
-"""Centralized: one model trained on everybody's data; the upper reference, what federation could reach at best."""
+"""Centralized: one model trained on all clients' data together; an upper bound for federated methods."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Pooled(Objective[Settings]):
 class Centralized(SingleModel[Settings]):
     """One model trained on the union of all clients' data, a reference rather than a federated method.
 
-    A round is one visit to one client process, which draws the share K / N of all examples afresh without replacement
-    and trains on them for the usual epochs: on average as many steps as the K drawn clients of any other method take
-    together. With K = N it is an ordinary run over the whole set. Optimiser and learning rate are those of the clients,
-    and momentum starts anew each round.
+    Each round one client process draws the share K / N of all examples anew, without replacement, and trains on them
+    for the usual epochs: on average as many steps as the K drawn clients of any other method take together. With K = N
+    it is ordinary training on the whole set. Optimiser and learning rate are those of the clients, and momentum starts
+    at zero each round.
 
     It needs a process that holds all data, so it runs in simulation only.
 
-    State: the global model. Wire: one model down and one up per round, which stands for nothing.
+    State: the global model. Wire: one model down and one up per round, which says nothing about a federated method.
     """
 
-    #: There is one process and nobody to compare it with.
+    #: There is only one upload, so the defence has nothing to compare it with.
     defended = False
     interchangeable = False
 
@@ -42,13 +42,13 @@ class Centralized(SingleModel[Settings]):
         self._share = 1.0
 
     def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
-        """Return the first client of the usual draw, who does the work of all drawn ones."""
+        """Return the first client of the usual draw, which does the work of all drawn clients."""
         drawn = super().sample(number, available)
         self._share = len(drawn) / len(available)
         return drawn[:1]
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send the model to that client, and how much of all data it is to draw."""
+        """Send the model to that client, and the share of all data that it must draw."""
         payloads = super().dispatch(current)
         for payload in payloads:
             payload.config = {"pooled-share": self._share}

@@ -1,5 +1,5 @@
-"""FedCross for Flower's classic API: ``configure_fit`` routes one middleware model to each client, ``aggregate_fit``
-cross-aggregates. Routing and aggregation are the native class's own.
+"""FedCross for Flower's classic API: ``configure_fit`` sends one middleware model to each client, ``aggregate_fit``
+cross-aggregates. Both call the native class :class:`~strategies.fedcross.FedCross`.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ PARTITION = "partition-id"
 class ClassicFedCross(FedAvg):
     """A classic strategy around a native :class:`~strategies.fedcross.FedCross`; the same seed gives the same model.
 
-    Clients are drawn and ordered by partition id, which a client tells in ``get_properties`` as ``partition-id``;
-    clients that do not are numbered by their sorted client ids. Evaluation, fit configuration and aggregation of
-    metrics are those of the base class. A round waits for clients as long as the method's federation says.
+    Clients are drawn and ordered by partition id, which a client reports in ``get_properties`` as ``partition-id``. If
+    no client reports one, they are numbered in the order of their client ids. Evaluation, fit configuration and
+    aggregation of metrics are those of the base class. A round waits for clients as long as the method's federation
+    settings say.
 
     Parameters
     ----------
     method : FedCross
-        Holds the pool and says how many clients a round has.
+        Holds the pool and defines the number of clients per round.
     names : sequence of str, optional
         Names of the arrays in a client's list, in the order of the ``state_dict``; None numbers them.
     parameters : collection of str, optional
-        Which of `names` are trained; None is every float array. Batch-normalisation statistics are not.
+        Those of `names` that are trained; None is every float array. Batch-normalisation statistics are not trained.
     **options
-        Of Flower's classic ``FedAvg``: ``initial_parameters``, ``evaluate_fn``, ``on_fit_config_fn``,
-        ``fraction_evaluate`` (0 unless given), ``accept_failures`` and so on. What it says about how many clients to
-        fit is not used.
+        Options of Flower's classic ``FedAvg``: ``initial_parameters``, ``evaluate_fn``, ``on_fit_config_fn``,
+        ``fraction_evaluate`` (0 unless given), ``accept_failures`` and so on. Its options for the number of clients to
+        fit are not used.
     """
 
     def __init__(
@@ -80,11 +81,10 @@ class ClassicFedCross(FedAvg):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Return a client and its own middleware model for every slot that goes out this round.
+        """Return a client and its middleware model for every slot that is sent out this round.
 
-        `parameters`, the global model, is the initial model in the first call and not used later. Each client's
-        config holds ``server-round``, ``client`` (the partition id) and ``slot`` beside what ``on_fit_config_fn``
-        gives.
+        `parameters` is the initial model in the first call and not used later. Each client's config holds
+        ``server-round``, ``client`` (the partition id) and ``slot``, beside the entries from ``on_fit_config_fn``.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class ClassicFedCross(FedAvg):
         return {self._partitions[cid]: proxy for cid, proxy in proxies.items() if cid in self._partitions}
 
     def _number(self, proxies: Mapping[str, ClientProxy]) -> None:
-        """Learn the partition ids of clients that are new; who tells none is left out if others do, and asked again."""
+        """Ask new clients for their partition ids; if some report one, leave out the others and ask again later."""
         new = sorted(set(proxies) - set(self._partitions), key=lambda cid: (len(cid), cid))  # numbers by their value
         named = {cid: number for cid in new if (number := _partition(proxies[cid])) is not None}
         self._some_name_theirs = self._some_name_theirs or bool(named)
@@ -147,7 +147,7 @@ class ClassicFedCross(FedAvg):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Validate the results, cross-aggregate, and return the global model with the pool's metrics.
 
-        A result that is not exactly right counts as lost: its slot keeps its model.
+        An invalid result counts as lost: its slot keeps its model.
         """
         if failures and not self.accept_failures:
             return None, {}
@@ -167,7 +167,7 @@ class ClassicFedCross(FedAvg):
 
 
 def _partition(proxy: ClientProxy) -> int | None:
-    """Return the partition id that a client tells; None if it tells none."""
+    """Return the partition id that a client reports; None if it reports none."""
     try:
         answer = proxy.get_properties(GetPropertiesIns({}), QUERY_WAIT_S, None)
     except Exception as error:  # noqa: BLE001 - a client's fault, of whatever kind, is not the server's

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class CluSampParams(Settings):
-    """How clients are compared, weighted and remembered."""
+    """Distance between clients, weights of the draws, and memory for the clients' last updates."""
 
     distance: Literal["arccos", "L1", "L2"] = "arccos"
     weighting: Literal["uniform", "examples"] = Field("uniform", description="weight of one draw in the mean")
@@ -51,13 +51,13 @@ class CluSamp(SingleModel[CluSampParams]):
     2. Ward's hierarchical clustering of the rows of rho, which describe a client by its distances to all (as the
        official code; Ward's criterion needs points of a Euclidean space, which angles are not).
     3. Client i has mass ``K n_i``, an urn holds ``M = sum_j n_j``. The tree is cut into its largest subtrees of mass M
-       at most, which gives K groups or more. The K heaviest open one urn each; the others are poured into the room
-       that is left, urn after urn.
+       at most, which gives K groups or more. The K heaviest groups open one urn each; the others fill the remaining
+       room, urn after urn.
     4. One client is drawn from each urn in proportion to its mass in it, so client i is drawn ``K n_i / M`` times in
        expectation.
 
-    The new global model is ``(1/K) sum over the draws``. A client that is drawn twice is asked once and its upload
-    counts twice; a round then has fewer than K requests, and ``distinct_clients`` in the metrics says how many.
+    The new global model is ``(1/K) sum over the draws``. A client that is drawn twice gets one request, and its upload
+    counts twice; a round then has fewer than K requests, and the metric ``distinct_clients`` is their number.
 
     State: the global model, and for each client seen the last update and number of examples; clients keep none.
     Wire: one model down, one up.
@@ -65,7 +65,7 @@ class CluSamp(SingleModel[CluSampParams]):
     Memory: N x p numbers, p the parameters. `memory=auto` keeps them in float32 if all N rows fit into
     `memory_mb`, else in float16 (rows scaled to a largest entry of 1, the scale kept aside), else as count sketches
     (Charikar, Chen and Farach-Colton 2002) of `sketch` numbers: a random signed projection that keeps inner products
-    in expectation, with relative error about ``1 / sqrt(sketch)``; L1 distances it does not keep.
+    in expectation, with relative error about ``1 / sqrt(sketch)``, but not L1 distances.
 
     Deviations: the paper knows all n_i beforehand; here they are learned from uploads, and a client not seen yet counts
     as the mean of those seen. A client with ``K n_i >= M`` fits into no urn: it gets urns of its own while it fills
@@ -74,7 +74,7 @@ class CluSamp(SingleModel[CluSampParams]):
     over the draws that arrived. `weighting=examples` weights by n_k once more, as the FedCross lab's code does.
     """
 
-    #: Who takes part is the method.
+    #: The method is the choice of clients, so no other client may replace a drawn one.
     interchangeable = False
 
     def setup(self, arrays: Arrays) -> None:
@@ -122,7 +122,7 @@ class CluSamp(SingleModel[CluSampParams]):
         return matrix
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Remember the updates, then average the draws."""
+        """Store the updates, then average the models over the draws."""
         for upload in uploads:
             update = [
                 np.asarray(upload.arrays[n], np.float32).ravel() - self.model[n].ravel() for n in self.parameter_names
@@ -138,7 +138,7 @@ class CluSamp(SingleModel[CluSampParams]):
         return [float(self.times[u.client] * (u.num_examples if examples else 1)) for u in uploads]
 
     def _compress(self, update: Matrix) -> tuple[Matrix, float]:
-        """Return what is kept of `update` (p,), and the factor that brings it back to scale."""
+        """Return the stored form of `update` (p,), and the factor that restores its scale."""
         if self.kind == "sketch":
             if self._projection is None:
                 draws = stream(self.federation.seed, "clusamp sketch")
@@ -172,7 +172,7 @@ class CluSamp(SingleModel[CluSampParams]):
 
 
 def choose_memory(params: CluSampParams, clients: int, width: int) -> str:
-    """Return how the updates of `clients` clients with `width` parameters are kept."""
+    """Return the form in which the updates of `clients` clients with `width` parameters are stored."""
     if params.memory != "auto":
         return params.memory
     room = params.memory_mb * MIB

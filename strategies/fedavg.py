@@ -1,4 +1,4 @@
-"""FedAvg: one global model, the mean of what the clients trained, weighted by their examples."""
+"""FedAvg: one global model, the mean of the clients' trained models, weighted by their numbers of examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedcross.strategies.wire.protocol import Upload
 
 
 class FedAvgParams(Settings):
-    """``weighting``: by ``examples`` (n_k, the paper) or ``uniform``."""
+    """``weighting`` of the uploads in the mean: by number of ``examples`` (n_k, the paper) or ``uniform``."""
 
     weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
 

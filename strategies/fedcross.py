@@ -1,4 +1,4 @@
-"""FedCross: K middleware models, each trained by another client each round, then cross-aggregated."""
+"""FedCross: each round K clients train K middleware models, one each; the server then cross-aggregates the models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedcross.strategies.wire.protocol import Payload, Round, Upload
 
 
 def _whole(schedule: Schedule) -> Schedule:
-    """Check that a schedule runs between whole numbers from 1 on."""
+    """Check that a schedule has whole numbers, 1 or more, as its ends."""
     wrong = [value for value in schedule.values() if value < 1 or value != int(value)]
     if wrong:
         raise ValueError(f"must be a whole number of models, 1 or more, not {wrong[0]:g}")
@@ -35,43 +35,45 @@ Alpha: TypeAlias = Annotated[Schedule, AfterValidator(within(0.5, 1.0))]
 Count: TypeAlias = Annotated[Schedule, AfterValidator(_whole)]
 Gram: TypeAlias = NDArray[np.float64]
 
-#: Largest pool whose models are counted one by one in the metrics.
+#: Up to this pool size the metrics have a count for each model (``chosen_0``, ``chosen_1``, ...).
 COUNTED = 20
 
 
 class FedCrossParams(Settings):
-    """Settings of FedCross; numbers marked *schedule* may change by the round (:mod:`strategies.parts.schedule`).
+    """Settings of FedCross; those marked *schedule* may change from round to round (:mod:`strategies.parts.schedule`).
 
     Parameters
     ----------
     alpha : schedule
-        Share that a model keeps of itself, 0.5 to 1; 1 is independent training.
+        Weight of a model's own upload in its new value, 0.5 to 1; with 1 the models train independently.
     selection : str
-        Who collaborates with whom (:mod:`strategies.pool.selection`).
+        Rule that picks each model's collaborator (:mod:`strategies.pool.selection`).
     similarity, part : str
-        What alike means for the selections that ask (:mod:`strategies.pool.similarity`), and over which values: the
-        trained ``parameters`` or the whole ``state``, with the buffers.
+        Similarity measure, for the selections that use one (:mod:`strategies.pool.similarity`), and the values that it
+        compares: the trained ``parameters``, or the whole ``state``, which includes the buffers.
     mode : choice per round
-        ``cross``: one collaborator, from the selection. ``propellers``: several, always in order.
+        ``cross``: each model mixes with one collaborator, which `selection` picks. ``propellers``: each model mixes
+        with several, always in order.
     propellers : int
-        P, 1 or more; at most one less than the models that take part are used.
+        P, the number of propeller models, 1 or more. With m models in a round's mixing at most m - 1 are used.
     propeller_weighting : str
-        ``equal``: 1/(P + 1) for all. ``each``: 1 - alpha for each propeller, 1 - P(1 - alpha) for the own model, which
-        must be above 0. ``alpha``: alpha for the own model, (1 - alpha)/P for each propeller.
+        ``equal``: every model weighs 1/(P + 1). ``each``: each propeller weighs 1 - alpha and the own model
+        1 - P(1 - alpha), which must be above 0. ``alpha``: the own model weighs alpha, each propeller (1 - alpha)/P.
     first_stage : int
         B: in rounds 1 to B every model becomes the uniform mean of the round's uploads.
     global_model : str
         ``mixed``: mean of the pool (the paper). ``uploads``: mean of the round's uploads, unmixed (the public code).
     k : schedule, optional
-        Models in the pool, at least ``clients_per_round``, which it is if unset. Ramps are rounded.
+        Number of models in the pool, at least ``clients_per_round``; unset, it is ``clients_per_round``. The values of
+        a ramp are rounded to whole numbers.
     diagnostics_every : int
-        Rounds between measurements of ``pool_similarity_mean`` and ``pool_spread`` where no Gram matrix is at hand from
-        the selection; 0 for never.
+        Rounds between measurements of ``pool_similarity_mean`` and ``pool_spread``; 0 for never. In rounds where the
+        selection computes the pool's Gram matrix anyway, both are always measured.
     independent_start : bool
-        Whether the K models start from K random networks of their own (keyed by seed and slot) instead of copies of
-        one. The paper writes w_0^1 ... w_0^K and does not say which; the public code copies.
+        Whether the K models start as K different random networks (seeded by run seed and slot) instead of K copies of
+        one. The paper writes w_0^1 ... w_0^K and does not say which it means; the public code copies one.
     storage : Storage
-        When the pool is a memory-mapped file.
+        When the pool is kept in a memory-mapped file, and where that file lies.
     """
 
     alpha: Alpha = Constant(value=0.99)
@@ -92,7 +94,7 @@ class FedCrossParams(Settings):
 
     @model_validator(mode="after")
     def _own_share(self) -> Self:
-        """Check that propellers that get 1 - alpha each leave the own model something."""
+        """Check that the own model's weight stays above 0 when each propeller weighs 1 - alpha."""
         if self.propeller_weighting != "each":
             return self
         for number in range(1, max(self.mode.settled(), self.alpha.settled()) + 1):
@@ -105,7 +107,7 @@ class FedCrossParams(Settings):
         return self
 
     def remarks(self) -> list[str]:
-        """Return what is allowed but unusual."""
+        """Return warnings about settings that are allowed but unusual."""
         found = []
         if set(self.alpha.values()) == {1.0}:
             found.append("method.alpha=1: no model takes anything from another, this is independent training.")
@@ -114,7 +116,7 @@ class FedCrossParams(Settings):
         return found
 
     def faults(self, clients_per_round: int) -> list[str]:
-        """Return what does not fit the number of clients drawn each round."""
+        """Return errors where the settings do not fit the number of clients drawn each round."""
         fewest = min(self.k.values()) if self.k is not None else clients_per_round
         if fewest >= clients_per_round:
             return []
@@ -127,30 +129,30 @@ class FedCrossParams(Settings):
 class FedCross(Method[FedCrossParams]):
     """Hu et al., FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation, ICDE 2024.
 
-    ``w_i = alpha v_i + (1 - alpha) v_co(i)`` for every upload v_i at once, co(i) from the selection. All K models start
-    as copies of one random network (``independent_start``: from K networks). The global model is the uniform mean of
-    the mixed pool; no client ever gets it.
+    The server sets ``w_i = alpha v_i + (1 - alpha) v_co(i)`` for all uploads v_i at once; the selection picks co(i).
+    All K models start as copies of one random network (with ``independent_start`` as K different ones). The global
+    model is the uniform mean of the mixed pool. It is for evaluation and deployment and is never sent to a client.
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Cost beside training: the mixing pass over the pool; one more pass where the selection asks for a similarity. Other
-    selections take the Gram matrix of the diagnostics in the mixing pass itself (one matrix product per block while it
-    is in the cache, see docs/performance.md); ``diagnostics_every`` thins that out.
+    Cost on the server, beside training: mixing takes one pass over the pool, and a selection by similarity one more.
+    With other selections the mixing pass also computes the Gram matrix for the diagnostics (one matrix product per
+    block while the block is in the cache, see docs/performance.md); ``diagnostics_every`` makes that rarer.
 
     Deviations and choices where the paper is silent:
 
     - In-order selection counts slots and rounds from 0 (the paper's 1-based Eq. 2 is off by one).
-    - A slot whose client was lost keeps its model and takes no part in that round's mixing. It counts in the global
-      mean, which is better with it than without (measured, docs/methods-fedcross.md).
-    - With fewer clients than models (``k``, or too few connected) the least recently trained slots are trained and mix
-      among themselves; the others wait.
-    - The pool grows and shrinks so that its mean stays (:meth:`strategies.pool.pool.Pool.resize`), when a schedule says
-      so or a run is resumed with another K.
-    - Propellers, in the paper's first 100 rounds: v1 takes two, the ICDE paper "multiple", neither states weights. P =
-      2 and ``equal`` are this project's reading, for they are to accelerate: in one round the variance of a pool of 10
-      independent models around their mean becomes .978 of what it was in plain FedCross with alpha .99, .978 with
-      ``alpha``, .956 with ``each`` and .259 with ``equal`` (tests/strategies/test_propellers.py).
-    - ``first_stage`` is the public code's; rounds of all schedules still count from the run's first round.
+    - If no upload is accepted for a slot, the slot keeps its model and does not take part in that round's mixing.
+      It counts in the global mean, which is better with it than without (measured, docs/methods-fedcross.md).
+    - With fewer clients than models (because of ``k``, or because too few clients are connected) the server sends out
+      the least recently trained models and mixes these among themselves; the others stay unchanged.
+    - When K changes, by schedule or because a run is resumed with another K, the pool is resized so that its mean stays
+      the same (:meth:`strategies.pool.pool.Pool.resize`).
+    - Propellers, in the paper's first 100 rounds: v1 takes two, the ICDE paper "multiple", neither states weights. This
+      project chose P = 2 and ``equal`` because propellers are meant to accelerate. In one round the variance of a pool
+      of 10 independent models around their mean falls to .978 of what it was in plain FedCross with alpha .99, to .978
+      with ``alpha``, .956 with ``each`` and .259 with ``equal`` (tests/strategies/test_propellers.py).
+    - ``first_stage`` comes from the public code. All schedules still count rounds from the run's first round.
     """
 
     interchangeable = True
@@ -163,7 +165,7 @@ class FedCross(Method[FedCrossParams]):
         self.pool = Pool(Layout.of(arrays, self.parameter_names), self._k(1), self.params.storage)
         self.pool.fill(arrays)
         self._selection = find_selection(self.params.selection)
-        self._columns = self.pool.layout.columns(self.params.part)  # over which models are compared
+        self._columns = self.pool.layout.columns(self.params.part)  # the columns that the similarity compares
         #: Slots from the least to the most recently trained one.
         self.queue = list(range(len(self.pool)))
         #: Mean of the last round's uploads, for ``global_model: uploads``.
@@ -172,7 +174,7 @@ class FedCross(Method[FedCrossParams]):
 
     @property
     def independent_models(self) -> int:
-        """How many models :meth:`start_from` waits for; 0 where all start as copies of the initial one."""
+        """Number of models that :meth:`start_from` needs; 0 where all start as copies of the initial one."""
         return len(self.pool) if self.params.independent_start else 0
 
     def start_from(self, models: Iterable[Arrays]) -> None:
@@ -181,7 +183,7 @@ class FedCross(Method[FedCrossParams]):
         Raises
         ------
         ValueError
-            If there are more or fewer than slots.
+            If the number of models is not the number of slots.
         """
         for slot, arrays in zip(range(len(self.pool)), models, strict=True):
             self.pool.write(slot, arrays)
@@ -193,7 +195,7 @@ class FedCross(Method[FedCrossParams]):
         return self.federation.clients_per_round if k is None else round(k.at(number))
 
     def resize(self, k: int) -> None:
-        """Have K models from now on, in every later round; the mean of the pool stays.
+        """Set the number of models to K for all later rounds; the mean of the pool stays the same.
 
         No more than K clients are then drawn each round.
         """
@@ -208,9 +210,9 @@ class FedCross(Method[FedCrossParams]):
         self.queue = [*range(old, k), *(slot for slot in self.queue if slot < k)]
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send row i of the pool to the i-th drawn client: the draw's order is the shuffle.
+        """Send row i of the pool to the i-th drawn client; the random order of the draw shuffles models and clients.
 
-        With fewer clients than rows, the least recently trained rows go out, in the order of the rows.
+        With fewer clients than rows, the least recently trained rows are sent, in the order of the rows.
         """
         if not self._started:
             raise ConfigError("method.independent_start=true needs the models: call start_from(...) after begin(...).")
@@ -224,12 +226,12 @@ class FedCross(Method[FedCrossParams]):
         return sorted(slots, key=self.queue.index)
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Take the uploads into their rows, choose partners, mix in place."""
+        """Write the uploads into their rows, choose the collaborators, and mix the rows in place."""
         for upload in uploads:
             self.pool.write(upload.slot, upload.arrays)
         members = [upload.slot for upload in uploads]
         trained = set(members)
-        self.queue.sort(key=lambda slot: slot in trained)  # stable: who waited longest stays in front
+        self.queue.sort(key=lambda slot: slot in trained)  # stable: the longest waiting slots stay in front
         if members and self.params.global_model == "uploads":
             self.uploads_mean = self.pool.mean(members=members)
         mixing, gram = self._mixing(current, members)
@@ -241,7 +243,7 @@ class FedCross(Method[FedCrossParams]):
         return chosen(mixing, members) | ({} if gram is None else diagnostics(gram, mixing))
 
     def _mixing(self, current: Round, members: list[int]) -> tuple[Mixing, Gram | None]:
-        """Return this round's mixing, and the Gram matrix of the whole pool if it was needed on the way."""
+        """Return this round's mixing matrix, and the Gram matrix of the whole pool if the selection computed it."""
         k, m, params = len(self.pool.rows), len(members), self.params
         if current.number <= params.first_stage:
             return uniform(k, members), None
@@ -257,7 +259,7 @@ class FedCross(Method[FedCrossParams]):
         return cross(k, members, partners, alpha), gram
 
     def _similarity(self, members: list[int]) -> tuple[Gram, Gram | None]:
-        """Return the members' similarity, and the whole pool's Gram matrix where it comes from that."""
+        """Return the members' similarity matrix, and the whole pool's Gram matrix if the similarity came from it."""
         measure = FROM_GRAM.get(self.params.similarity)
         if measure is None:
             return find_similarity(self.params.similarity)(self.pool, members, self.params.part), None
@@ -269,13 +271,13 @@ class FedCross(Method[FedCrossParams]):
         return self.pool.mean() if self.uploads_mean is None else self.uploads_mean
 
     def state(self) -> State:
-        """Return the pool, the order in which slots are due and, where it is used, the mean of the uploads."""
+        """Return the pool, the queue of slots (least recently trained first) and, if used, the mean of the uploads."""
         arrays = {f"pool.{name}": array for name, array in self.pool.state().items()}
         arrays |= {f"uploads.{name}": array for name, array in (self.uploads_mean or {}).items()}
         return State(arrays, {"queue": self.queue})
 
     def restore(self, state: State) -> None:
-        """Take over the pool; the next round gives it the K that is configured now."""
+        """Load the pool from `state`; the next round resizes it to the K that is configured now."""
         self.pool.restore({name: state.arrays[f"pool.{name}"] for name in ("rows", "integers")})
         self._started = True
         self.queue = [int(slot) for slot in state.values["queue"]]

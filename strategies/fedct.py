@@ -1,4 +1,4 @@
-"""FedCT: models cross-train at the clients that fit them, guided by prototypes of two views, with mixed embeddings."""
+"""FedCT: models train further at matching clients, guided by fused prototypes of two views, with mixed embeddings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FedCTParams(CrossTrainingParams, MoonParams):
     def remarks(self) -> list[str]:
         """Return what is allowed but unusual."""
         if self.broadcast == "random" and self.matching != "assignment":
-            return [f"method.matching={self.matching}: a random broadcast is not matched, this has no effect."]
+            return [f"method.matching={self.matching}: it has no effect with method.broadcast=random."]
         return []
 
 
@@ -60,13 +60,13 @@ class FedctObjective(CrossObjective[FedCTParams]):
         self.keeps = params.base == "moon"
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Return what the phase needs: at home MOON's models, if that is the base loss; at a host the prototypes."""
+        """Return, at home, MOON's models if MOON is the base loss; at a host, the prototypes."""
         if visit.exchange == 0 and self.params.base == "moon":
             return Contrast(self.params).prepare(visit)
         return super().prepare(visit)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Return the prototypes; for MOON keep the model trained at home, over visits as a host too."""
+        """Return the prototypes; with MOON also store the model trained at home (host visits do not replace it)."""
         outcome = super().finish(visit, trained, prepared)
         if self.params.base == "moon":
             kept = Contrast(self.params).finish(visit, trained, prepared).state if visit.exchange == 0 else visit.state
@@ -109,23 +109,24 @@ class FedctObjective(CrossObjective[FedCTParams]):
 class FedCT(CrossTraining[FedCTParams]):
     """Qi et al., Cross-Training with Multi-View Knowledge Fusion for Heterogeneous Federated Learning, 2024.
 
-    Phase I: the base loss at home, then prototypes ``u^k``, the class means of embeddings. Phase II: the server takes
-    ``v_ij = CE(H_i(U_j), Y_j)``, how well model i recognises client j's prototypes, and sends each model where it is
-    smallest (``consistency``) or largest (``inconsistency``) in total, or anywhere (``random``). Phase III: at the host
-    ``CE + kappa APCL + eta MFA`` with ``U_f = fusion U_g + (1 - fusion) U_l``, U_g the mean over clients and U_l the
-    model's own from its last client. Phase IV: the mean of the models, weighted by the examples
-    n_k of their homes or, with ``weight=host``, of their hosts.
+    Phase I: each client trains with the base loss and computes its prototypes ``u^k``, the class means of embeddings.
+    Phase II: the server computes ``v_ij = CE(H_i(U_j), Y_j)``, how well model i recognises client j's prototypes, and
+    sends the models to clients so that the sum is smallest (``consistency``) or largest (``inconsistency``), or at
+    random (``random``). Phase III: the host minimises ``CE + kappa APCL + eta MFA`` with
+    ``U_f = fusion U_g + (1 - fusion) U_l``, U_g the mean over clients and U_l the prototypes that the model had at its
+    last client. Phase IV: the server averages the models, weighted by the examples n_k of their homes or, with
+    ``weight=host``, of their hosts.
 
     State: the global model. Wire: N_e + 1 models down and up; prototypes (classes x embedding) up and down N_e times.
-    The server fuses the prototypes, so that one set travels down instead of two.
+    The server fuses the prototypes, so that it sends one set down instead of two.
 
     Decisions where the paper is silent or ambiguous
         - Taken literally, every model goes to its own argmin: clients can get several models or none, while the text
           speaks of one each. Default: the permutation of least total cost, no model staying; also ``greedy`` (models in
           order, without replacement) and ``literal``.
         - Prototypes are computed in evaluation mode without augmentation, and are constants in the loss.
-        - A class that a client lacks: U_g averages over its holders, v_ij over the classes present, U_f takes the other
-          view; if both lack it, it is left out of the softmax and its examples have no APCL.
+        - If a client lacks a class: U_g averages over the clients that have it, v_ij over the classes present, and U_f
+          takes the other view; if both views lack it, it is left out of the softmax and its examples have no APCL.
         - Eq. 10's mixed label is read as manifold mixup with a fixed share; the permutation is the neighbour in the
           randomly ordered batch (see :func:`strategies.parts.prototypes.partners`).
         - N_e > 1: prototypes are computed anew at each host, then models are matched again; only the client where a
@@ -134,7 +135,7 @@ class FedCT(CrossTraining[FedCTParams]):
           trained in its last phase I are contrasted, the network has MOON's projection head, and embeddings and
           prototypes are those after the head. Phase III is the same for both. A client keeps one model on its disk.
         - Each phase trains for ``train.epochs``; ``train.epochs=5`` gives FedAvg's work with 5 + 5 epochs.
-        - The tables' grids are published, the chosen values are not: defaults from within the grids.
+        - The paper publishes the grids but not the chosen values: the defaults are values from the grids.
     """
 
     Objective = FedctObjective

@@ -95,8 +95,8 @@ class FusedFeatures(nn.Module):
 
     Notes
     -----
-    The frozen extractor E_g is a part (``reference``) only in the network that the server evaluates. A client has it
-    as a copy of the extractor it received, so it neither travels nor is trained.
+    The frozen extractor E_g is a submodule (``reference``) only in the network that the server evaluates. A client
+    copies it from the extractor that it received, so it is neither sent nor trained.
     """
 
     def __init__(self, features: nn.Module, fusion: nn.Module) -> None:
@@ -148,7 +148,7 @@ class FedFusionParams(Settings):
 
     operator: Literal["conv", "multi", "single"] = Field("conv", description="how features are fused")
     weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
-    decay: float = Field(0.9, ge=0, lt=1, description="what lambda keeps of itself in a round; 0 for no average")
+    decay: float = Field(0.9, ge=0, lt=1, description="weight of lambda's old value in its moving average; 0: none")
     inference: Literal["previous", "current"] = Field("previous", description="E_g of the evaluated model")
     momentum: Literal["reset", "keep"] = Field("reset", description="a client's momentum buffer between visits")
     cache_mib: float = Field(1024.0, ge=0, description="most memory of one client's global features, MiB; 0: none")
@@ -194,7 +194,7 @@ class Fusion(Objective[FedFusionParams]):
         return net.call("", params, buffers, x, frozen(net, prepared, x), train=False)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Keep the momentum buffer where asked; tell the size of the cache."""
+        """Store the momentum buffer if so configured; report the size of the cache."""
         cached = prepared["cache"].nbytes / MIB if "cache" in prepared else 0.0
         state = as_arrays({"momentum": cast("Tensor", trained.momentum)}) if self.keeps else None
         return Outcome(state=state, metrics={"cache-mib": cached})
@@ -247,7 +247,7 @@ class FedFusion(SingleModel[FedFusionParams]):
       lives on the server; ``model.safetensors`` holds it as ``features.reference``.
     - The code keeps each client's momentum from visit to visit; the paper is silent: ``momentum``, reset by default, as
       for the methods it is compared with.
-    - The paper caches global features, the code cannot, for its random crops: ``cache_mib``.
+    - The paper caches global features; the code cannot, because of its random crops: ``cache_mib``.
     - Batch normalisation in E_g (the authors' networks have none) uses the received statistics, unchanged.
     """
 

@@ -1,4 +1,4 @@
-"""FedNTD: FedAvg whose clients keep the global model's view of the labels that an example does not have."""
+"""FedNTD: FedAvg with distillation from the global model over the labels that are not an example's true one."""
 
 from __future__ import annotations
 

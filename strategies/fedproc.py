@@ -30,7 +30,7 @@ CHUNK = 500
 
 
 class FedProcParams(Projected):
-    """The projection head, and what the authors' code has otherwise: `unit` and `ramp` (see :class:`FedProc`)."""
+    """The projection head, and two options of the authors' code: `unit` and `ramp` (see :class:`FedProc`)."""
 
     unit: bool = Field(False, description="unit vectors inside the network: classifier and prototypes read them")
     ramp: int | None = Field(None, ge=1, description="R, round from which on cross-entropy stands alone; null: all")
@@ -92,10 +92,11 @@ class FedProc(SingleModel[FedProcParams]):
     layer is as wide as its input (`hidden=null`). On the digits (20 clients, beta .5, 60 rounds, rate .05, three
     seeds) the mean accuracy is 95.0 % by default, 96.5 with `unit`, 95.3 with `unit` and `hidden=null`.
 
-    Deviations: while the server has no prototypes (the first round) the loss is cross-entropy alone. A class that
-    nobody held this round keeps its old prototype, one that nobody ever held is zero (similarity 0). Sums and counts
-    travel in place of class means, so that clients count by their examples. A client whose counts do not add up to its
-    examples has no say in the prototypes. A resumed run with other planned rounds follows the new schedule.
+    Deviations: while the server has no prototypes (the first round) the loss is cross-entropy alone. A class that no
+    participant held this round keeps its old prototype; one that no client ever held is zero (similarity 0). Clients
+    send sums and counts in place of class means, so that the mean weights them by examples. The server ignores the sums
+    of a client whose counts do not add up to its number of examples. A resumed run with another number of planned
+    rounds follows the new schedule.
     """
 
     Objective = Prototypical
@@ -111,7 +112,7 @@ class FedProc(SingleModel[FedProcParams]):
         self.prototypes = np.zeros_like(arrays["classifier.weight"])
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send the global model and the prototypes to everyone."""
+        """Send the global model and the prototypes to every client of the round."""
         payloads = super().dispatch(current)
         for payload in payloads:
             payload.extras = {"prototypes": {"mean": self.prototypes}}
@@ -123,7 +124,7 @@ class FedProc(SingleModel[FedProcParams]):
         return {"prototypes": {"sum": (shape, str(self.prototypes.dtype)), "count": (shape[:1], "int64")}}
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Average the models and take over the prototypes of all classes that someone held."""
+        """Average the models, and update the prototypes of all classes that a participant held."""
         metrics = super().aggregate(current, uploads)
         sums = np.zeros(self.prototypes.shape)
         counts = np.zeros(len(self.prototypes))

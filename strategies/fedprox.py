@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the global model by a proximal term."""
+"""FedProx: FedAvg with a proximal term that keeps the clients' models near the global model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flower strategies as methods: they configure and aggregate, everything else is done here."""
+"""Flower strategies as methods: the strategy configures and aggregates, fedcross does everything else."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ LOSS = "train-loss"
 
 
 class FlwrParams(Settings):
-    """Which strategy, and its arguments.
+    """The strategy and its arguments.
 
     Parameters
     ----------
     name : str
-        A strategy of ``flwr.serverapp.strategy`` by its short name; with `strategy` only what results call it.
+        Short name of a strategy of ``flwr.serverapp.strategy``. If `strategy` is given, only a label for the results.
     strategy : str or None
         Any subclass of ``flwr.serverapp.strategy.Strategy``: ``package.module.Class`` or ``package.module:Class``.
     arguments : dict
-        Of its constructor. One that is a strategy itself is given as a path or name, or as
+        Arguments of its constructor. An argument that is itself a strategy is given as a name or path, or as
         ``{strategy: PATH, arguments: {...}}``.
     options : dict
         Older name of `arguments`.
@@ -59,7 +59,7 @@ class FlwrParams(Settings):
 
     @property
     def path(self) -> str:
-        """Where the strategy is."""
+        """Import path or short name of the strategy."""
         return self.strategy or self.name
 
     def build(self, clients: int) -> Any:
@@ -73,7 +73,7 @@ class FlwrParams(Settings):
 
 
 class FlowerClient(Objective[FlwrParams]):
-    """Cross-entropy, and what Flower's strategies ask of a client in its configuration.
+    """Cross-entropy, with the options that Flower's strategies send to a client in its configuration.
 
     ``proximal-mu`` adds ``mu/2 |w - G|^2`` over the parameters. ``clipping_norm`` shortens the update of the parameters
     to that length and reports whether it was longer, as Flower's ``fixedclipping_mod`` and ``adaptiveclipping_mod``.
@@ -117,23 +117,24 @@ class Flwr(SingleModel[FlwrParams]):
     ``DifferentialPrivacyServerSideFixedClipping`` and so on, around another ``strategy``. Equations and defaults are
     theirs; arguments are given in ``method.arguments``.
 
-    Clients are sampled, uploads guarded and bytes counted as for every other method. A round is the strategy's
-    ``configure_train``, to which the drawn clients are all there are (node id: partition id + 1), and its
-    ``aggregate_train`` with the accepted uploads as replies. What it puts into a message's arrays and configuration
-    reaches the client; if it makes no message for a client, that client rests. ``proximal-mu`` and ``clipping_norm`` in
-    the configuration are obeyed. Replies hold the records ``arrays`` and ``metrics`` (``num-examples``, ``train-loss``,
-    also as ``train_loss``, the mean over the visit). ``configure_evaluate`` and ``start`` are not called.
+    fedcross samples clients, checks uploads and counts bytes as for every other method. A round calls the strategy's
+    ``configure_train``, which sees only the drawn clients (node id: partition id + 1), and its ``aggregate_train`` with
+    the accepted uploads as replies. The client gets the arrays and the configuration that the strategy puts into its
+    message; a client without a message does not train. Clients apply ``proximal-mu`` and ``clipping_norm`` in the
+    configuration. Replies hold the records ``arrays`` and ``metrics`` (``num-examples``, ``train-loss``, also as
+    ``train_loss``, the mean over the visit). ``configure_evaluate`` and ``start`` are not called.
 
-    State: the global model, and those attributes of the strategy, and of those inside it, that are numbers, texts or
-    arrays, or lists and dicts of them; anything else begins anew when a run is resumed. Clients keep none. Wire: one
-    model down, one up.
+    State: the global model, and the attributes of the strategy (and of strategies inside it) that are numbers, strings
+    or arrays, or lists and dicts of these; other attributes start anew when a run is resumed. Clients keep none. Wire:
+    one model down, one up.
 
     Deviations from Flower: integer entries (batch counters) never reach the strategy. Flower would make them float64,
     and in Krum's distances a counter outweighs all weights; they are averaged by examples and stay integers. Strategies
     with an optimiser get parameters only, and batch-normalisation statistics are averaged by examples: a step of Adam
     can make a running variance negative. For the same reason differential privacy is refused with such statistics.
-    Dtypes stay those of the model. What a strategy draws from the global generators (noise, say) is keyed by the run's
-    seed and the round: a run can be repeated, and its noise hides nothing from who knows the seed. If a strategy
+    Dtypes stay those of the model. Random numbers that a strategy draws from the global generators (noise, say) are
+    keyed by the run's seed and the round: a run can be repeated, but the noise protects nothing from those who know the
+    seed. If a strategy
     declines to aggregate (Bulyan with fewer than 4 f + 3 uploads), the model stays and ``flower_skipped`` is 1 in the
     metrics.
     """
@@ -163,7 +164,7 @@ class Flwr(SingleModel[FlwrParams]):
         self._configured: Round | None = None
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send what the strategy's messages for the drawn clients say."""
+        """Send the arrays and configuration of the strategy's messages to the drawn clients."""
         messages = self._configure(current)
         return [
             Payload(client, slot, self._given(messages[client + 1]), config=_config(messages[client + 1]))
@@ -182,7 +183,7 @@ class Flwr(SingleModel[FlwrParams]):
         return messages
 
     def _given(self, message: Message) -> Arrays:
-        """Return the model that `message` brings to its client."""
+        """Return the model in `message`."""
         for record in message.content.array_records.values():
             return {**self.model, **self._decoded(record)}
         return self.model
@@ -197,7 +198,7 @@ class Flwr(SingleModel[FlwrParams]):
         return {name: arrays[name].astype(self.model[name].dtype) for name in self.handed}
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Let the strategy make the new global model."""
+        """Let the strategy compute the new global model."""
         if not uploads:
             return {}
         if self._configured != current:
@@ -235,7 +236,7 @@ class Flwr(SingleModel[FlwrParams]):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn what a strategy raises into an error that names it."""
+        """Turn an exception raised by the strategy into an error that names the strategy."""
         try:
             yield
         except FedcrossError:
@@ -246,17 +247,17 @@ class Flwr(SingleModel[FlwrParams]):
             ) from error
 
     def state(self) -> State:
-        """Return the model and what the strategy remembers."""
+        """Return the model and the strategy's own state."""
         state, own = super().state(), remember(self.strategy, self._fresh, self.handed)
         return State({**state.arrays, **own.arrays}, {**state.values, **own.values})
 
     def restore(self, state: State) -> None:
-        """Take over the model and what the strategy remembers."""
+        """Load the model and the strategy's own state."""
         super().restore(state)
         self._create()
         recall(self.strategy, state, self.handed)
 
 
 def _config(message: Message) -> dict[str, Any]:
-    """Return the configuration that `message` brings to its client."""
+    """Return the configuration in `message`."""
     return {name: value for record in message.content.config_records.values() for name, value in record.items()}

@@ -36,7 +36,7 @@ class Contrast(Objective[MoonParams]):
     keeps = True
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Keep the received model and the one this client trained last; ``met`` is 0 where there is none yet."""
+        """Return the received model and the one this client trained last; ``met`` is 0 if there is none yet."""
         kept = as_tensors(visit.state, like=visit.y)
         params = {name: kept.get(name, received) for name, received in visit.params.items()}
         buffers = {name: kept.get(name, received) for name, received in visit.buffers.items()}
@@ -87,8 +87,8 @@ class Moon(SingleModel[MoonParams]):
     most 100 of 20,000 in FedCross's (100 clients, 10 of them in each of 2,000 rounds).
 
     Deviations: G and P run in evaluation behaviour (their own batch-normalisation statistics). A client without a
-    previous model has no negative, so the term is 0 at its first visit. A client that was not drawn for long keeps its
-    old P, as in the authors' code.
+    previous model has no negative, so the term is 0 at its first visit. A client that was not drawn for many rounds
+    still uses its old P, as in the authors' code.
     """
 
     Objective = Contrast

@@ -1,4 +1,4 @@
-"""PGCT: random exchange, guided by the prototypes that the travelling model had at its last client."""
+"""PGCT: random exchange of models; training at a host uses the prototypes that the model had at its last client."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ class PGCT(CrossTraining[PGCTParams]):
         return self.params.kappa > 0 or self.params.eta > 0
 
     def guidance(self, slot: int) -> dict[str, Arrays]:
-        """Send the prototypes the model had where it was last."""
+        """Send the prototypes that the model had at its last client."""
         found = self.learners[slot].prototypes
         return {} if found is None else {GROUP: found.group()}

@@ -58,8 +58,8 @@ class ScaffoldParams(Settings):
     server_lr : float
         Global step size: ``G += server_lr (mean - G)`` for parameters.
     steps : {"momentum", "plain"}
-        What a client divides its drift by: the effective number of steps under momentum, or their plain number (the
-        paper, which has no momentum). The same without momentum.
+        The number by which a client divides its drift: the effective number of steps under momentum, or the plain
+        number of steps (the paper, which has no momentum). Without momentum the two are equal.
     momentum : float
         The local optimiser's momentum, ``train.momentum``.
     """
@@ -127,8 +127,8 @@ class Scaffold(SingleModel[ScaffoldParams]):
     Deviations: with momentum rho the drift is divided by the effective number of steps
     ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``, for G - w is that many gradients long and c_i would otherwise
     be up to 1 / (1 - rho) times too large (the paper has no momentum). Weight decay is part of what c_i measures, as in
-    all public code. A client that was lost keeps its c_i and the server its sum; one whose disk was lost starts
-    again at zero, and its old share stays in the sum.
+    all public code. If a client fails in a round, its c_i and the server's sum stay unchanged. A client that loses its
+    disk starts again at zero, and its old share stays in the sum.
     """
 
     Objective = Controlled
@@ -140,7 +140,7 @@ class Scaffold(SingleModel[ScaffoldParams]):
         self.population = 0
 
     def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw as every method does, and remember how many clients there are."""
+        """Draw as every method does, and store the largest number of connected clients so far."""
         self.population = max(self.population, len(available))
         return super().sample(number, available)
 
@@ -150,7 +150,7 @@ class Scaffold(SingleModel[ScaffoldParams]):
         return {name: np.divide(array, count, dtype=array.dtype) for name, array in self.total.items()}
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send the global model and c to everyone."""
+        """Send the global model and c to every client of the round."""
         payloads = super().dispatch(current)
         control = self.control()
         for payload in payloads:

@@ -1,4 +1,4 @@
-"""Solo: every client trains alone; the lower reference, what nobody gains from anybody."""
+"""Solo: every client trains alone, without federation; a lower bound for federated methods."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Alone(Objective[Settings]):
 class Solo(SingleModel[Settings]):
     """Local training only, a reference rather than a method: models are never averaged.
 
-    All clients start from the same initial model. A client that is drawn trains its own model further, as long as a
+    All clients start from the same initial model. A drawn client trains its own model further, for as many epochs as a
     FedAvg client would.
 
-    A round's test accuracy and loss are the uniform mean over this round's participants, each with its own model on the
-    central test set, after training; nothing is reported for a round that lost all of them. There is no global model:
+    A round's test accuracy and loss are the uniform mean over this round's participants, each evaluated with its own
+    model on the central test set after training; a round without valid uploads reports none. There is no global model:
     `global_model`, and so ``model.safetensors``, is the initial one.
 
     State: the initial model; every client keeps its model (one model on its disk, from its last accepted visit). Wire:
-    the house's protocol carries one model each way; down only the first one of a client is used, up it is only
-    measured. Training itself needs neither.
+    one model each way, as for other methods. A client uses the received model only at its first visit, and the server
+    only evaluates the uploads; training itself needs neither.
     """
 
-    #: Every client trains its own model, so there is no common size of an update to judge by.
+    #: Every client trains its own model, so the sizes of their updates cannot be compared.
     defended = False
     interchangeable = False
 
@@ -50,7 +50,7 @@ class Solo(SingleModel[Settings]):
         self._seen: list[Arrays] = []
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Hold the participants' models for this round's evaluation; change nothing."""
+        """Keep the participants' models for this round's evaluation; the server state does not change."""
         self._seen = [upload.arrays for upload in uploads]
         return {}
 

@@ -1,4 +1,4 @@
-"""What a task is: examples to learn from, examples to test on, and how raw values become tensors.
+"""The data of a task: training examples, test examples, and the conversion of raw values to tensors.
 
 A task module ``tasks/NAME.py`` has ``Params`` (settings) and ``load(params) -> Task``. A model module
 ``tasks/models/NAME.py`` has ``Params`` and ``build(params, task) -> torch.nn.Module``; the module has two children,
@@ -87,7 +87,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Partition:
-    """Who owns what.
+    """Assignment of a task's examples to clients.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A task and who owns what of it, loaded once per process and shared by all clients in it."""
+"""A task and its partition over clients, loaded once per process and shared by all clients in the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcross.tasks.base import Partition, Task
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A loaded task and who owns what of it."""
+    """A loaded task and its partition over clients."""
 
     task: Task
     partition: Partition
@@ -61,13 +61,14 @@ class FederatedData:
         Parameters
         ----------
         share : float
-            How much of it, in (0, 1]; at least one example.
+            Share to draw, in (0, 1]; at least one example is drawn.
         generator : numpy.random.Generator
-            Draws which; the order is by client.
+            Generator for the draw; the examples are returned in the order of the clients.
         device : torch.device
-            Where to.
+            Device of the result.
         most : int, optional
-            What no client counts for more than (``train.examples``): the share is of that, the draw from everything.
+            Largest number of examples that counts for a client (``train.examples``). The share refers to the sum of
+            these numbers; the draw is from all examples.
 
         Raises
         ------
@@ -109,7 +110,7 @@ _loaded: dict[str, FederatedData] = {}
 def load(
     task: ModuleType, task_settings: Settings, partition: ModuleType, partition_settings: Settings, seed: int
 ) -> FederatedData:
-    """Load a task and partition it; what was loaded last in this process is used again.
+    """Load a task and partition it; a second call with the same arguments reuses the data of the last call.
 
     Parameters
     ----------
@@ -135,5 +136,5 @@ def load(
 
 
 def forget() -> None:
-    """Read the data anew when it is asked for next."""
+    """Discard the loaded data, so that the next :func:`load` reads it anew."""
     _loaded.clear()

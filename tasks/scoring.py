@@ -1,6 +1,6 @@
-"""How good a model is: on labelled examples, anywhere in the house, and over the rounds of a run.
+"""Scores of a model on labelled examples, for server, clients and analyses, and the smoothed accuracy over rounds.
 
-Importing this module loads no torch; who scores a model has it.
+Importing this module does not import torch; the functions that need it import it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sent140: is a tweet positive or negative; a user is an author.
+"""Sent140: classify tweets as positive or negative; a user is the author of tweets.
 
 Source: A. Go et al., "Twitter Sentiment Classification using Distant Supervision" (2009), by user as in LEAF, arXiv
 1812.01097. Layout: LEAF's JSON, either split in ``root/sent140/data/{train,test}/*.json`` or whole in

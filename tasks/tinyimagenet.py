@@ -1,7 +1,7 @@
 """Tiny ImageNet: 100,000 + 10,000 colour pictures of 64x64 pixels, 200 classes.
 
 Source: Stanford CS231n's subset of ImageNet (2015). The published test pictures have no labels, so the validation set
-is the test set, as everybody does.
+is the test set, as is usual.
 Layout: ``root/tiny-imagenet-200/`` with ``wnids.txt``, ``words.txt``, ``train/WNID/images/*.JPEG`` and ``val/`` with
 ``images/*.JPEG`` and ``val_annotations.txt`` (tab-separated: file, WNID, box).
 """

@@ -1,4 +1,4 @@
-"""Flower strategies by import path: found, checked, built around each other, given a round's clients."""
+"""Flower strategies by import path: find and check the class, build it (nested ones too), show it a round's clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 from fedcross.core.errors import nearest
 from fedcross.core.randomness import key
 
-#: Arguments of Flower's strategies that say how clients are found and messages are read; that is done here.
+#: Arguments of Flower's strategies for sampling clients and reading messages; fedcross sets or does these itself.
 OURS = {
     "fraction_train",
     "fraction_evaluate",
@@ -37,17 +37,17 @@ OURS = {
     "selection_rule",
     "accountant",
 }
-#: Attributes that decide which clients a strategy draws, and how long it waits for how many: all that it is shown.
+#: Attributes that decide how many clients a strategy draws and waits for; set so that it takes all drawn clients.
 DRAWING = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}
 #: Aggregators of decision trees, not of arrays.
 TREES = (flower.FedXgbBagging, flower.FedXgbCyclic)
-#: Strategies that step from the model sent.
+#: Strategies whose update starts from the global model that was sent.
 OPTIMISERS = (flower.FedAvgM, FedOpt)
 HOME = "flwr.serverapp.strategy"
 
 
 def short_names() -> list[str]:
-    """Return the strategies of Flower that need no import path."""
+    """Return the names of Flower's strategies that need no import path."""
     kinds = {name: getattr(flower, name) for name in flower.__all__}
     return [
         name
@@ -62,13 +62,13 @@ def find(path: str) -> type[Strategy]:
     Raises
     ------
     ValueError
-        If it cannot be imported, is no ``flwr.serverapp.strategy.Strategy`` that can be made, or cannot be used here.
+        If it cannot be imported, is not a concrete ``flwr.serverapp.strategy.Strategy``, or cannot be used here.
     """
     name = path if "." in path or ":" in path else f"{HOME}.{path}"
     module_name, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a module of the user's raises
+    except Exception as error:  # a user's module may raise anything
         told = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"{path}: {module_name} cannot be imported ({told}). Is it installed or on PYTHONPATH?"
@@ -106,7 +106,8 @@ def build(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
     Raises
     ------
     ValueError
-        As :func:`find`; for an unknown or missing argument, with those that there are; or what the strategy refuses.
+        As :func:`find`; if an argument is unknown or missing (the message lists the known ones); or if the strategy's
+        constructor raises an error.
     """
     kind = find(path)
     parameters = inspect.signature(kind).parameters
@@ -129,7 +130,7 @@ def build(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
             strategy = kind(**values)
     except Exception as error:
         raise ValueError(f"Flower's {short} refuses these options: {error}") from error
-    for one in chain(strategy):  # also those that a strategy makes for itself
+    for one in chain(strategy):  # also strategies that another one creates itself
         for name, value in DRAWING.items():
             if hasattr(one, name):
                 setattr(one, name, value)
@@ -160,7 +161,7 @@ def is_private(strategy: Strategy) -> bool:
 
 
 class Drawn(Grid):
-    """What a strategy sees of the federation when it configures a round: the clients that were drawn, no more."""
+    """The grid that a strategy sees when it configures a round: only the clients that were drawn."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self._nodes = list(nodes)
@@ -181,7 +182,7 @@ class Drawn(Grid):
 
 @contextmanager
 def surroundings(seed: int, number: int, purpose: str) -> Iterator[None]:
-    """Let a strategy draw from the global generators, keyed by (seed, round), and put them back; its log is quiet.
+    """Seed the global random generators from (seed, round, purpose) for a strategy, restore them, and mute its log.
 
     Flower samples with ``random`` and takes the noise of differential privacy from numpy's global generator.
     """
@@ -200,7 +201,7 @@ def surroundings(seed: int, number: int, purpose: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Flower from logging every aggregation; its warnings stay."""
+    """Hide Flower's log message for every aggregation; warnings are still logged."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.WARNING)
@@ -211,7 +212,7 @@ def quiet() -> Iterator[None]:
 
 
 def by_node(messages: Iterable[Message], nodes: Iterable[int]) -> dict[int, Message]:
-    """Return the messages by the node that they are for.
+    """Return the messages by their destination node.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a Flower strategy remembers between rounds, so that a resumed run goes on where it was."""
+"""Saves and restores what a Flower strategy keeps between rounds, so that a resumed run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from fedcross.strategies.round.federation import State
 
 #: Attribute that ``configure_train`` sets anew every round.
 SENT = "current_arrays"
-#: How attributes are kept in a checkpoint of a version that did not say it.
+#: Kind of an attribute in checkpoints of older versions, which did not store the kind.
 KNOWN = {"m_t": "dict", "v_t": "dict", "momentum_vector": "list"}
 
 
 def plain(strategy: Strategy) -> dict[str, Any]:
-    """Return the numbers and texts (and lists and dicts of them) among the attributes, by ``LEVEL.NAME``."""
+    """Return the attributes that are numbers or strings, or lists and dicts of these, by ``LEVEL.NAME``."""
     # Copies: a strategy may append to its lists.
     return {name: copy.deepcopy(value) for name, value in _attributes(strategy) if _is_plain(value)}
 
 
 def remember(strategy: Strategy, fresh: Mapping[str, Any], names: Sequence[str]) -> State:
-    """Return the attributes of `strategy` that are arrays, and plain ones that differ from `fresh`.
+    """Return the attributes of `strategy` that hold arrays, and the plain ones that differ from `fresh`.
 
     Parameters
     ----------
     strategy : Strategy
-        And those inside it.
+        The strategy; those inside it are included.
     fresh : mapping
         :func:`plain` of the strategy when it was built.
     names : sequence of str
-        Of the arrays that the strategy gets: entries of a list of so many arrays are called by them.
+        Names of the arrays that the strategy gets; a list with as many arrays is stored under these names.
     """
     state, kinds = State(), {}
     for name, value in _attributes(strategy):
@@ -50,7 +50,7 @@ def remember(strategy: Strategy, fresh: Mapping[str, Any], names: Sequence[str])
 
 
 def recall(strategy: Strategy, state: State, names: Sequence[str]) -> None:
-    """Give `strategy` the attributes of :func:`remember`, for the same `names`."""
+    """Set the attributes of `strategy` that :func:`remember` returned for the same `names`."""
     levels = chain(strategy)
     for name, kind in {**KNOWN, **state.values.get("kinds", {})}.items():
         start = f"{_label(name)}."
@@ -90,7 +90,7 @@ def _arrays(value: Any, names: Sequence[str]) -> tuple[str, dict[str, Any]] | No
 
 
 def _label(name: str) -> str:
-    """Return what the arrays of an attribute are called in a checkpoint: Flower's as ever, others out of the way."""
+    """Return the prefix of an attribute's arrays in a checkpoint; Flower's own attributes keep their older names."""
     return name if name in KNOWN else f"strategy.{name}"
 
 

@@ -1,4 +1,4 @@
-"""Weighted means of models, the arithmetic that nearly every method shares."""
+"""Weighted mean of models, which nearly every method uses."""
 
 from __future__ import annotations
 

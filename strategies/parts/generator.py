@@ -11,7 +11,7 @@ from fedcross.core.randomness import stream
 from fedcross.strategies.parts.objective import Tensors, as_tensors
 from fedcross.strategies.wire.records import Arrays
 
-#: What Adam changes; the running statistics of the batch normalisation travel with it.
+#: Parameters that Adam updates; the server also sends the running statistics of the batch normalisation.
 TRAINED = ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "latent.weight", "latent.bias")
 STATISTICS = ("norm.mean", "norm.variance")
 EPSILON = 1e-5  # of the batch normalisation, PyTorch's default
@@ -74,7 +74,10 @@ def teacher_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor, shares: Ten
 
 
 def diversity_loss(noise: Tensor, z: Tensor) -> Tensor:
-    """Return ``exp(-mean_{b,c} mse(noise_b, noise_c) * mae(z_b, z_c))``, in (0, 1]; small if unlike noise differs."""
+    """Return ``exp(-mean_{b,c} mse(noise_b, noise_c) * mae(z_b, z_c))``, in (0, 1].
+
+    It is small if different noise gives different embeddings.
+    """
     apart = (noise[:, None] - noise[None]).square().mean(2)
     spread = (z[:, None] - z[None]).abs().mean(2)
     return torch.exp(-(apart * spread).mean())

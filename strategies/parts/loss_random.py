@@ -46,9 +46,9 @@ def uniform(key: Tensor, step: int, purpose: int, shape: tuple[int, ...], dtype:
     step : int
         The step within the visit, from 0.
     purpose : int
-        Tells several draws of one step apart.
+        Number that distinguishes several draws within one step.
     shape : tuple of int
-        Of the result. Leading rows do not depend on how many rows follow.
+        Shape of the result. Leading rows do not depend on how many rows follow.
     dtype : torch.dtype
         Floating point type of the result; the values are multiples of 2^-24 in all of them.
     """

@@ -1,7 +1,7 @@
-"""Which model trains at which client next, from a matrix of costs: minimum-cost assignment, greedy, literal, random.
+"""Assigns each model its next client from a matrix of costs: minimum-cost assignment, greedy, literal, random.
 
-Rows are models, columns are clients; ``costs[i, j]`` is what it costs to train model i at client j. ``stay[i, j]``
-marks the client where model i is now: a model is to move. Where it must stay (other models were lost), it does.
+Rows are models, columns are clients; ``costs[i, j]`` is the cost of training model i at client j. ``stay[i, j]`` marks
+the client that trained model i last. Every model moves to another client wherever that is possible.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ Costs = NDArray[np.float64]
 Stay = NDArray[np.bool_]
 Hosts = NDArray[np.int64]
 
-#: Draws of a random permutation before the one with the fewest models that stay is taken.
+#: Number of random permutations drawn before the one in which the fewest models stay is used.
 TRIES = 1000
 
 
 def assignment(costs: Costs, stay: Stay) -> Hosts:
     """Return the column of each row in the permutation of least total cost.
 
-    A model that stays costs more than all others together, which is an infinite cost wherever a permutation without it
-    exists.
+    A model that stays costs more than all models that move together, so one stays only if no permutation moves all.
 
     Parameters
     ----------
     costs : array (n, n)
         Finite.
     stay : bool array (n, n)
-        Where the models are now.
+        True at the client that trained the model last.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -38,9 +37,9 @@ def assignment(costs: Costs, stay: Stay) -> Hosts:
 
 
 def greedy(costs: Costs, stay: Stay) -> Hosts:
-    """Return the columns that the rows take one after another: each the cheapest that is free.
+    """Return each row's column: row after row takes the cheapest column that is still free.
 
-    A row passes over a column if the last row could then only stay where it is. Of equal costs the lower column wins.
+    A row skips a column if the last row would then have to stay at its client. Of equal costs the lower column wins.
     """
     n = len(costs)
     dear = _penalised(costs, stay)
@@ -107,7 +106,7 @@ def _penalised(costs: Costs, stay: Stay) -> Costs:
 
 
 def _strands_last(row: int, column: int, free: list[int], stay: Stay) -> bool:
-    """Whether `row` taking `column` leaves the last row only the client where it is."""
+    """Return whether the last row would have to stay at its client if `row` took `column`."""
     if len(free) != 2:
         return False
     rest = free[0] if free[1] == column else free[1]

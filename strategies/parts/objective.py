@@ -1,7 +1,7 @@
-"""The client half of a method: what a client minimises, as a pure function.
+"""The client's part of a method: the loss that a client minimises, as a pure function.
 
-An objective sees the model only through :class:`Net` and explicit parameters and buffers, so the same code serves the
-sequential trainer and the batched one (``torch.func.vmap`` over clients).
+An objective uses the model only through :class:`Net`, with explicit parameters and buffers. The same code therefore
+runs in the sequential trainer and in the batched one (``torch.func.vmap`` over clients).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 from fedcross.core.settings import Settings
 from fedcross.strategies.wire.records import Arrays
 
-#: A method's parameters; ``Any`` where code serves every method.
+#: Type of a method's settings; ``Any`` in code for all methods.
 P = TypeVar("P", bound=Settings, default=Any)
 Tensors = dict[str, Tensor]
 Prepared = dict[str, Any]
@@ -27,8 +27,8 @@ Prepared = dict[str, Any]
 class Net(Protocol):
     """A model as functions of its parameters and buffers.
 
-    `train` chooses training or evaluation behaviour of batch normalisation and dropout. In training behaviour the given
-    buffers are updated in place.
+    `train` switches batch normalisation and dropout between training mode and evaluation mode. In training mode the
+    given buffers are updated in place.
     """
 
     def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
@@ -54,13 +54,13 @@ class Batch(NamedTuple):
     Attributes
     ----------
     x, y : Tensor
-        Inputs, augmented where the task says so, and labels.
+        Inputs, augmented if the task is configured so, and labels.
     mask : Tensor or None
-        In the batched trainer which rows are real, float (batch,).
+        In the batched trainer 1 for real rows and 0 for padding, float (batch,).
     rows : Tensor or None
-        Which rows of ``visit.x`` these are, int64 (batch,); None where a caller has no visit.
+        Row numbers of these examples in ``visit.x``, int64 (batch,); None where the caller has no visit.
     step : int
-        Number of the visit's step, from 0: the counter of the counter-based draws that a loss makes
+        Number of the step within the visit, from 0. A loss uses it as the counter of its counter-based random draws
         (:mod:`strategies.parts.loss_random`).
     """
 
@@ -79,20 +79,21 @@ class Batch(NamedTuple):
 
 @dataclass
 class Visit:
-    """All that one client knows while it trains once.
+    """Everything that a client has during one visit: one training of one model at one client.
 
     Attributes
     ----------
     net : Net
         The model's functions.
     params, buffers : Tensors
-        The model as received (copies; training does not change them).
+        The model that training starts from, as :meth:`Objective.start` returned it (copies that training does not
+        change).
     extras : mapping of str to Arrays
-        What the server sent beside the model.
+        Groups of arrays that the server sent beside the model.
     config : mapping
         Scalars that the server sent.
     state : Arrays
-        What this client kept from its last accepted visit; empty the first time.
+        State that this client stored at its last accepted visit; empty at its first visit.
     x, y : Tensor
         The client's prepared data: (n, ...) and int64 (n,).
     client, round, rounds, seed, classes : int
@@ -102,7 +103,7 @@ class Visit:
     momentum : Tensor or None
         Initial momentum buffer, flat (p,); None starts from zero. ``Objective.prepare`` may set it.
     augmented : bool
-        Whether the trainer changes the inputs of every batch: nothing computed from `x` beforehand holds then.
+        Whether the trainer augments the inputs of every batch; values computed from `x` in advance are then invalid.
     exchange : int
         The exchange within the round, from 0.
     """
@@ -128,7 +129,7 @@ class Visit:
 
 @dataclass
 class Trained:
-    """What training left: parameters (flat and by name), buffers, momentum buffer, steps taken, mean loss."""
+    """The result of training: parameters (flat and by name), buffers, momentum buffer, number of steps, mean loss."""
 
     params: Tensors
     buffers: Tensors
@@ -140,7 +141,7 @@ class Trained:
 
 @dataclass
 class Outcome:
-    """What the client sends beside its model, what it keeps, and extra metrics."""
+    """Extra arrays that the client sends beside its model, state that it stores, and extra metrics."""
 
     extras: dict[str, Arrays] = field(default_factory=dict)
     state: Arrays | None = None
@@ -153,34 +154,34 @@ class Objective(Generic[P]):
     Parameters
     ----------
     params : Settings
-        The method's parameters.
+        The method's settings.
     """
 
     #: Whether the batched trainer may run this objective under vmap.
     batchable: bool = True
-    #: Whether ``finish`` returns a state that the client keeps for its next visit.
+    #: Whether ``finish`` returns a state that the client stores for its next visit.
     keeps: bool = False
-    #: Whether a visit draws its examples from all clients' data together, as much as the server's ``pooled-share``
-    #: says. For an upper bound only: it needs a process that holds everybody's data, which only a simulation has.
+    #: Whether a visit draws its examples from all clients' data together; the server's ``pooled-share`` says how large
+    #: a share. Only for an upper bound: it needs a process that holds all data, which only a simulation has.
     pooled: bool = False
 
     def __init__(self, params: P) -> None:
         self.params = params
 
     def start(self, received: Arrays, state: Arrays) -> Arrays:
-        """Return the model that training starts from, and that ``visit.params`` and ``visit.buffers`` then hold.
+        """Return the model that training starts from; ``visit.params`` and ``visit.buffers`` will hold it.
 
         Parameters
         ----------
         received : Arrays
             The model that the server sent.
         state : Arrays
-            What this client kept from its last accepted visit; empty the first time.
+            State that this client stored at its last accepted visit; empty at its first visit.
         """
         return received
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Return the tensors that `loss` and `gradient` need, computed once before training."""
+        """Compute, once before training, the tensors that `loss` and `gradient` need."""
         return {}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
@@ -189,19 +190,19 @@ class Objective(Generic[P]):
         return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
 
     def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
-        """Return what is added to the flat gradient (p,), or None.
+        """Return a term to add to the flat gradient (p,), or None for no term.
 
-        For terms whose gradient is known in closed form (a proximal term, a control variate). `flat` are the current
-        parameters, shape (p,). Added before weight decay and momentum.
+        For terms whose gradient is known in closed form (a proximal term, a control variate). `flat` holds the current
+        parameters, shape (p,). The trainer adds the term before weight decay and momentum.
         """
         return None
 
     def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
-        """Return the trained client's class scores of `x`, evaluation behaviour, shape (batch, classes)."""
+        """Return the trained model's class scores of `x` in evaluation mode, shape (batch, classes)."""
         return net.logits(params, buffers, x, train=False)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Return what goes back beside the model, and what the client keeps (where :attr:`keeps` says so)."""
+        """Return what the client sends beside the model and, if :attr:`keeps` is set, the state that it stores."""
         return Outcome()
 
 
@@ -211,7 +212,7 @@ def flatten(params: Tensors) -> Tensor:
 
 
 def as_tensors(arrays: Arrays, like: Tensor | None = None) -> Tensors:
-    """Return owned tensors of `arrays`, on the device of `like`."""
+    """Return `arrays` as tensors with memory of their own, on the device of `like`."""
     import numpy as np
 
     device = like.device if like is not None else None

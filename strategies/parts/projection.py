@@ -14,9 +14,9 @@ from fedcross.tasks.models._split import Split
 
 
 class Projected(Settings):
-    """Settings of a projection head: `projection` puts one in, ``embedding -> hidden -> width`` with one ReLU.
+    """Settings of a projection head: `projection` adds one, ``embedding -> hidden -> width`` with one ReLU.
 
-    Without it the method contrasts the model's own embeddings, and its network is the one of every other method.
+    Without it the method contrasts the model's own embeddings, and its network is the same as that of other methods.
 
     The codes of MOON's and FedProc's authors (``model.py`` of QinbinLi/MOON and MuXutong/FedProc) make the first layer
     as wide as its input, which is ``hidden=null``. For ResNet-18 (512) that is the default here; LeNet-5 has 84-84-256
@@ -24,7 +24,7 @@ class Projected(Settings):
     """
 
     projection: bool = Field(True, description="put a projection head before the classifier")
-    hidden: int | None = Field(512, ge=1, description="width of the head's hidden layer; null: that of its input")
+    hidden: int | None = Field(512, ge=1, description="width of the head's hidden layer; null: the width of its input")
     width: int = Field(256, ge=1, description="width of the projected embedding, which the classifier reads")
 
 
@@ -39,7 +39,7 @@ class Unit(nn.Module):
 def project(model: nn.Module, params: Projected, unit: bool = False) -> nn.Module:
     """Return `model` with the head of `params` at the end of its features and a new classifier behind it.
 
-    The head belongs to ``features``, so whatever reads embeddings reads projected ones. Weights added to a model with
+    The head is part of ``features``, so "embedding" means the projected one everywhere. Weights added to a model with
     e features and c classes: ``e*hidden + hidden + hidden*width + width``; the classifier becomes ``width*c + c``.
     With `unit` the features end in unit vectors, with or without a head, and the classifier reads these.
     """

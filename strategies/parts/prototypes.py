@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedcross.strategies.parts.objective import Batch, Net, Tensors
 
-#: Logit of a class without a prototype; finite, so that gradients stay so too.
+#: Logit of a class without a prototype; finite, so that gradients stay finite too.
 NEVER = -1e30
 #: Examples at a time when prototypes are computed.
 CHUNK = 1000
@@ -21,7 +21,7 @@ CHUNK = 1000
 def class_means(
     net: Net, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean embedding of each class, in evaluation mode, and which classes there are.
+    """Return the mean embedding of each class, in evaluation mode, and which classes have examples.
 
     Parameters
     ----------
@@ -78,9 +78,9 @@ def attend(features: Tensor, vectors: Tensor, present: Tensor, temperature: floa
 def partners(batch: Batch) -> Tensor:
     """Return the index of each row's partner for mixing, int64 (batch,): the next real row, the first after the last.
 
-    The trainer draws the order of the examples at random each epoch, so neighbours are a uniform random pairing
-    already: mixing needs no random numbers of its own and stays a pure function of the batch. Rows that the batched
-    trainer only pads with are never anyone's partner.
+    The trainer shuffles the examples each epoch, so neighbours already form a uniform random pairing. Mixing therefore
+    needs no random numbers of its own and stays a pure function of the batch. Padding rows of the batched trainer are
+    never a partner.
     """
     n = len(batch.y)
     if batch.mask is None:

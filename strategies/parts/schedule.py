@@ -1,4 +1,4 @@
-"""Settings that change from round to round, as composable configuration entries.
+"""Schedules: settings whose value changes from round to round, as configuration entries that can be nested.
 
 A plain value is a constant schedule::
 
@@ -11,8 +11,8 @@ A plain value is a constant schedule::
         - {value: {schedule: cosine, start: 0.5, end: 0.99, rounds: 50}}
     mixing: {schedule: staged, stages: [{until: 50, value: propellers}, {value: cross}]}
 
-Rounds are counted from 1, as in Flower. Inside a stage they are counted from 1 again. Defaults of settings are
-written out, because pydantic does not read them: ``alpha: Share = Constant(value=0.99)``.
+Rounds are counted from 1, as in Flower. Inside a stage they are counted from 1 again. A settings class must write its
+default as an object, because pydantic does not parse defaults: ``alpha: Share = Constant(value=0.99)``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _plain(value: Any) -> Any:
 
 
 class Constant(Settings):
-    """The same value in every round; written out as that plain number."""
+    """The same value in every round; it is written to a configuration as a plain number."""
 
     schedule: Literal["constant"] = "constant"
     value: float
@@ -74,7 +74,7 @@ class _Ramp(Settings):
     rounds: int = Field(ge=1)
 
     def _share(self, round_number: int) -> float:
-        """Return how much of the way is done, 0 to 1; a ramp of one round is at its end."""
+        """Return the position on the ramp, 0 to 1; a ramp of one round is at its end."""
         if round_number >= self.rounds:
             return 1.0
         return max(0, round_number - 1) / (self.rounds - 1)
@@ -91,8 +91,8 @@ class _Ramp(Settings):
 class Linear(_Ramp):
     """``start + t (end - start)`` with ``t = (round - 1)/(rounds - 1)``.
 
-    FedCross's dynamic alpha goes from 0.5 to 0.99 "for the first 100 FL rounds" (ICDE paper, acceleration of FedCross);
-    the curve is not named there. Linear is this project's reading.
+    FedCross's dynamic alpha goes from 0.5 to 0.99 "for the first 100 FL rounds" (ICDE paper, acceleration of FedCross).
+    The paper does not name the curve; linear is this project's choice.
     """
 
     schedule: Literal["linear"] = "linear"
@@ -104,7 +104,7 @@ class Linear(_Ramp):
 
 
 class Cosine(_Ramp):
-    """As linear, with ``(1 - cos(pi t))/2`` in place of t: slow at both ends."""
+    """As :class:`Linear`, with ``(1 - cos(pi t))/2`` in place of t: slow at both ends."""
 
     schedule: Literal["cosine"] = "cosine"
 
@@ -123,7 +123,7 @@ S = TypeVar("S", bound=_HasUntil)
 
 
 def _ascending(stages: Sequence[S]) -> Sequence[S]:
-    """Check that the stages follow each other; the last one may have no end and goes on in any case."""
+    """Check that the ends of the stages ascend; the last stage needs no end and never ends."""
     ends = [stage.until for stage in stages]
     if any(end is None for end in ends[:-1]):
         raise ValueError(f"every stage but the last needs the round it lasts `until`, not {ends}")
@@ -203,7 +203,7 @@ class Choice(Settings, Generic[T]):
 
     @model_serializer(mode="wrap")
     def _plainest(self, written: SerializerFunctionWrapHandler) -> Any:
-        """Write a single choice as that plain word."""
+        """Write a single choice as a plain word."""
         first = self.stages[0]
         return first.value if len(self.stages) == 1 and first.until is None else written(self)
 

@@ -1,10 +1,10 @@
-"""The two passes over a pool that cost memory bandwidth, done in column blocks that fit a core's cache.
+"""The two passes over a pool that memory bandwidth limits, in column blocks that fit a core's cache.
 
-A pass over a (K, d) buffer touches more bytes than any cache holds, so what counts is how often each byte travels
-from memory. Both passes take a block of all K rows and some columns, do everything with it while it is in the
-cache, and go on: the Gram matrix reads each value once, mixing reads and writes each value once and needs no second
-pool. Blocks and groups of blocks are the same whatever the number of threads, a group is worked on by one thread, and
-the groups' sums are added in the order of the columns: the number of threads never changes a bit of the result.
+A (K, d) buffer is larger than any cache, so the time of a pass depends on how often each byte is read from memory. Both
+passes load a block of all K rows and some columns, finish it while it is in the cache, and continue with the next: the
+Gram matrix reads each value once, mixing reads and writes each value once and needs no second pool. The blocks and
+their groups do not depend on the number of threads, one thread processes one group, and the groups' sums are added in
+the order of the columns. The number of threads therefore never changes a bit of the result.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import torch
 
 KERNEL_BYTES = 2**26
-"""Bytes from which on a pool is worked on by the compiled loops of :mod:`strategies.pool.kernels` instead of torch.
+"""Pools of this many bytes or more use the compiled loops of :mod:`strategies.pool.kernels` instead of torch.
 
-They are about twice as fast (docs/performance.md), and cost a second for their compilation once in a process. Their
-last bits differ from torch's, so the choice depends on nothing but the pool's size.
+The loops are about twice as fast (docs/performance.md); each process compiles them once, in about a second. Their
+results differ from torch's in the last bits, so the choice depends only on the pool's size.
 """
 
 BLOCK_BYTES = 2**22
@@ -36,13 +36,13 @@ Measured at K = 10, d = 34M: 1 MiB 3.3 times the bound of docs/performance.md, 2
 """
 
 GROUP = 4
-"""Blocks that one thread works on before it takes the next group."""
+"""Number of blocks in a group; a thread takes one group at a time."""
 
 
 def column_groups(rows: int, itemsize: int, start: int, stop: int) -> list[list[slice]]:
     """Cut columns ``start:stop`` of a pool into blocks of about BLOCK_BYTES, 256 columns at least; group them by GROUP.
 
-    A group is what a thread takes at once.
+    A thread processes one group at a time.
     """
     width = max(256, BLOCK_BYTES // max(1, rows * itemsize) // 256 * 256)
     blocks = [slice(a, min(a + width, stop)) for a in range(start, stop, width)]
@@ -64,10 +64,10 @@ def over_groups(task: Callable[[int, list[slice]], None], groups: Sequence[list[
 
 @lru_cache(maxsize=4)
 def _workers(_process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads in which torch computes on one thread each; keyed by process, as a fork does not take threads along.
+    """Return a pool of threads in each of which torch uses one thread; one pool per process, as forks lose threads.
 
-    ``torch.set_num_threads`` holds for the calling thread *and* for threads that start to use torch later. So all
-    workers start here, behind a barrier, and then the number of before is set again for everybody else.
+    ``torch.set_num_threads`` applies to the calling thread *and* to threads that first use torch later. Therefore all
+    workers start here, behind a barrier, and then the previous number is restored for all other threads.
     """
     import torch
 
@@ -110,7 +110,7 @@ def _groups_of(rows: NDArray[Any], members: int, columns: slice) -> list[list[sl
 
 
 def _padded(members: int) -> tuple[int, int]:
-    """Return the shape of a Gram matrix that whole tiles of the compiled loop fill."""
+    """Return the shape of a Gram matrix, rounded up to whole tiles of the compiled loop."""
     side = -(-members // 4) * 4
     return side, side
 
@@ -131,7 +131,7 @@ def manhattan(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) ->
 def _sum_over_blocks(
     kernel: Callable[[torch.Tensor], torch.Tensor], rows: NDArray[Any], members: NDArray[np.int64], columns: slice
 ) -> NDArray[np.float64]:
-    """Sum what `kernel` makes of each block (m, c) in float64, in the order of the columns."""
+    """Sum the results of `kernel` for each block (m, c) in float64, in the order of the columns."""
     import torch
 
     pool, chosen = torch.from_numpy(rows), torch.from_numpy(members)
@@ -150,7 +150,7 @@ def _sum_over_blocks(
 
 
 def _scratch(pool: torch.Tensor, rows: int, blocks: list[slice]) -> torch.Tensor:
-    """Return a buffer for `rows` rows of the widest of `blocks`; one for all, as many small ones fragment the heap."""
+    """Return a buffer for `rows` rows of the widest of `blocks`, shared by all blocks."""
     return pool.new_empty(rows * (blocks[0].stop - blocks[0].start))
 
 
@@ -163,7 +163,7 @@ def _gather(block: torch.Tensor, source: torch.Tensor, scratch: torch.Tensor) ->
 
 
 def _accumulate(total: NDArray[np.float64], part: torch.Tensor) -> None:
-    with np.errstate(invalid="ignore"):  # inf - inf of a model that overflowed is a NaN, which never wins
+    with np.errstate(invalid="ignore"):  # inf - inf of an overflowed model gives NaN, which is never selected
         total += part.numpy()
 
 
@@ -198,10 +198,10 @@ def mix(
     weight: NDArray[np.float64],
     gram_columns: slice | None = None,
 ) -> NDArray[np.float64] | None:
-    """Replace ``rows[targets[t]]`` by ``sum_l weight[t, l] * rows[index[t, l]]``, all at once, in place.
+    """Replace ``rows[targets[t]]`` by ``sum_l weight[t, l] * rows[index[t, l]]``, simultaneously and in place.
 
-    The sum is a chain of two-point interpolations, each with the share that its model has of the weights so far.
-    So models that agree in a value keep it exactly, whatever the weights, and a weight of 1 is a copy.
+    The sum is computed as a chain of interpolations between two values; each step weights its model by its share of the
+    weights so far. A value that all models share therefore stays exactly the same, and a weight of 1 copies exactly.
 
     Parameters
     ----------
@@ -213,9 +213,9 @@ def mix(
         Sources and their weights, 0 or more each; every row of `weight` sums to 1 and starts above 0. A single row
         holds for all targets.
     gram_columns : slice, optional
-        Return the Gram matrix (K, K) of the rows as they were over these columns (from 0 on), to the bit what
-        :func:`gram` gives for all rows, taken while each block is in the cache: the pool then travels from memory
-        once instead of twice.
+        If given, return the Gram matrix (K, K) of the rows before mixing over these columns, which must start at 0. It
+        equals :func:`gram` of all rows to the bit. It is computed while each block is in the cache, so the pool is read
+        from memory once instead of twice.
     """
     if rows.nbytes >= KERNEL_BYTES:
         return _compiled_mix(rows, targets, index, weight, gram_columns)

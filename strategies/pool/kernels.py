@@ -1,7 +1,7 @@
 """The two inner loops of :mod:`strategies.pool.blocks` for large pools, compiled with numba.
 
-Importing this module imports numba and the first call compiles, about a second together, so only pools for which that
-is nothing use it. All functions release the GIL, write only what they are handed and never allocate.
+Importing this module imports numba, and the first call compiles: about a second together. Only pools so large that this
+does not matter use it. All functions release the GIL, write only to their arguments and allocate nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def compiled(**flags: Any) -> Callable[[Function], Function]:
     return cast(Callable[[Function], Function], numba.njit(nogil=True, **flags))
 
 
-# Sums may be regrouped, which vector registers need; NaN and infinity keep their meaning.
+# The compiler may reorder sums, so that it can vectorise them; NaN and infinity keep their meaning.
 @compiled(fastmath={"reassoc", "contract"})
 def _products(
     x0: NDArray[Any],
@@ -73,7 +73,7 @@ def add_gram(
     members : int64 array (m,)
     zero : scalar of the rows' dtype
     out : float64 array, (n, n) with n a multiple of 4 and at least m
-        Below the diagonal and beyond row or column m its values mean nothing.
+        Its values below the diagonal and beyond row or column m are undefined.
     """
     last = len(members) - 1
     for a in range(start, stop, GRAM_CHUNK):
@@ -94,7 +94,7 @@ def _copy(source: NDArray[Any], to: NDArray[Any]) -> None:
 
 @compiled()
 def _towards(row: NDArray[Any], other: NDArray[Any], share: Any, rest: Any) -> None:
-    """Move `row` by `share` of the way to `other`, from the nearer end: equal values and a share of 1 are exact."""
+    """Interpolate from `row` to `other` by `share`, from the nearer end, so equal values and share 1 are exact."""
     if share < rest:
         for c in range(len(row)):
             row[c] += share * (other[c] - row[c])

@@ -1,4 +1,4 @@
-"""One model as one row of numbers: which entry of a ``state_dict`` lies where, and views back.
+"""One model as one row of numbers: the position of each entry of a ``state_dict``, and views of a row as a model.
 
 A pool of K models is a (K, d) buffer whose row is laid out as::
 
@@ -28,7 +28,7 @@ Arrays: TypeAlias = dict[str, Array]
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one entry of the ``state_dict`` lies.
+    """Position of one entry of the ``state_dict`` in a row.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a model's values in a row; build it with :meth:`of`.
+    """The order of a model's values in a row; :meth:`of` creates it.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class Layout:
 
     @cached_property
     def spec(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """What an upload must be: name -> (shape, dtype's name), in order, read-only."""
+        """Required names, shapes and dtypes of an upload: name -> (shape, dtype's name), in order, read-only."""
         return MappingProxyType({entry.name: (entry.shape, str(entry.dtype)) for entry in self.entries})
 
     def columns(self, part: str) -> slice:
@@ -140,9 +140,9 @@ class Layout:
         return slice(0, {"parameters": self.parameter_size, "state": self.size}[part])
 
     def views(self, row: Array, integers: NDArray[np.int64]) -> Arrays:
-        """Return the model in a row, without copying, in ``state_dict`` order.
+        """Return the model in a row as views, without copying, in ``state_dict`` order.
 
-        Integer entries of another dtype than int64 are the exception: they are converted copies.
+        Only integer entries of another dtype than int64 are copied, because they must be converted.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class Layout:
         return model
 
     def write(self, arrays: Mapping[str, Array], row: Array, integers: NDArray[np.int64]) -> None:
-        """Copy a model into a row; nothing is written unless all of it fits.
+        """Copy a model into a row; if any entry does not fit, nothing is written.
 
         Raises
         ------

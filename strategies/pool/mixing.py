@@ -1,7 +1,7 @@
-"""Which models become which: sparse row-stochastic (K, K) matrices.
+"""Mixing matrices: sparse row-stochastic (K, K) matrices that say which models are averaged into which.
 
-A mixing matrix M turns the pool V of K models into W = M V. Each builder here gives, for every slot, the slots it is
-made of and their weights; slots that are not `members` of this round keep their model to the bit.
+A mixing matrix M turns the pool V of K models into W = M V. Each function here gives, for every slot, the slots that
+its new model is made of and their weights. Slots that are not `members` of this round keep their model to the bit.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Mixing:
     def padded(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return sources and weights of the targets as two arrays (T, L), padded with weight 0.
 
-        A target's own slot comes first, then the others ascending. Where all targets become the same model there is
-        one row (1, L) for all of them.
+        A target's own slot comes first, then the others ascending. If all targets become the same model, there is a
+        single row (1, L) for all of them.
         """
         rows = [self.rows[i] for i in self.targets]
         if len(rows) > 1 and all(row == rows[0] for row in rows):
@@ -73,7 +73,7 @@ class Mixing:
 
 
 def _with_members(k: int, members: Sequence[int], rows: Sequence[Mapping[int, float]]) -> Mixing:
-    """Place rows written in positions 0..m-1 at the members' slots; every other slot keeps its model."""
+    """Translate rows from positions 0..m-1 to the members' slots; every other slot keeps its model."""
     slots = [int(slot) for slot in members]
     if len(set(slots)) != len(slots):
         raise ValueError(f"members of a mixing must be distinct slots, not {slots}")
@@ -124,7 +124,7 @@ def offsets(m: int, count: int, round_number: int) -> list[int]:
 def propellers(k: int, members: Sequence[int], distances: Sequence[int], own: float | None) -> Mixing:
     """Propeller models, ``w_i = own v_i + (1 - own)/P sum_p v_(i + o_p)``.
 
-    The papers do not state the weights; :func:`propeller_share` gives `own` for each reading.
+    The papers do not state the weights; :func:`propeller_share` gives `own` for each of the possible choices.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def uniform(k: int, members: Sequence[int]) -> Mixing:
 
 
 def routing(k: int, members: Sequence[int], sources: Sequence[int] | NDArray[np.int64]) -> Mixing:
-    """Give member i the model of member ``sources[i]``, exactly (a permutation moves models and changes none)."""
+    """Give member i an exact copy of the model of member ``sources[i]``; a permutation only moves the models."""
     return _with_members(k, members, [{int(source): 1.0} for source in sources])
 
 

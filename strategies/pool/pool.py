@@ -1,8 +1,8 @@
 """K middleware models as one flat (K, d) buffer: similarity, mixing, mean and resizing at memory speed.
 
 Row i of :attr:`Pool.rows` is model i in the order of its :class:`~strategies.pool.layout.Layout`. Uploads are written
-straight into their row, models are read as views of it, and mixing happens in place, so a pool costs K * d values and
-nothing more. See :mod:`strategies.pool.blocks` for the two passes that cost time.
+directly into their row, models are read as views of it, and mixing is in place, so a pool takes the memory of K * d
+values and no more. :mod:`strategies.pool.blocks` has the two passes that take most of the time.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Layout
 from fedcross.strategies.pool.mixing import Mixing
 
-ROUNDING = 1e-9  # a mixed counter this near (relatively) to an integer is that integer
+ROUNDING = 1e-9  # a mixed counter within this relative distance of an integer counts as the integer
 
 
 class Storage(Settings):
-    """Where a pool lies.
+    """Where a pool is stored.
 
     Parameters
     ----------
     mmap_share : float
-        Share of the machine's (or the container's) memory above which the pool is a memory-mapped file; 0 always
-        maps.
+        A pool larger than this share of the machine's (or the container's) memory is kept in a memory-mapped file; with
+        0 every pool is.
     folder : path, optional
-        Folder of that file; None is the system's temporary folder. The file has no name there and is gone with the
-        pool or the process.
+        Folder of that file; None is the system's temporary folder. The file has no name and disappears with the pool or
+        the process.
     """
 
     mmap_share: float = Field(default=0.5, ge=0)
@@ -48,7 +48,7 @@ class Pool:
     Parameters
     ----------
     layout : Layout
-        Of every model.
+        Layout of every model.
     k : int
         Number of models, 1 or more.
     storage : Storage, optional
@@ -160,18 +160,18 @@ class Pool:
     def mix(self, mixing: Mixing) -> None:
         """Replace the pool by ``M @ pool``, in place and in column blocks.
 
-        Rows that keep their model are not touched, and models that agree in a value keep it exactly. Integer
-        entries are mixed in float64 and truncated, as the public code does by loading the mixture into an integer
-        entry; a mixture that is an integer up to rounding is that integer.
+        Rows that keep their model are not written, and a value that all models share stays exactly the same. Integer
+        entries are mixed in float64 and truncated, as the public code does when it loads the mixture into an integer
+        entry; a mixture within rounding error of an integer becomes that integer.
         """
         self._mix(mixing, None)
 
     def mix_with_gram(self, mixing: Mixing, columns: slice | None = None) -> NDArray[np.float64]:
-        """Do :meth:`mix` and return :meth:`gram` of all models as they were before, in the same pass over memory.
+        """Do :meth:`mix` and return :meth:`gram` of all models before mixing, in the same pass over memory.
 
-        For mixings that are known before any similarity, such as in-order selection, whose diagnostics then cost
-        little: hand the Gram matrix and the mixing to :func:`diagnostics`. `columns` are as in :meth:`gram` and start
-        at 0, as those of ``layout.columns(...)`` do.
+        For mixings that do not depend on a similarity, such as in-order selection: their diagnostics then cost little.
+        Give the Gram matrix and the mixing to :func:`diagnostics`. `columns` are as in :meth:`gram` and must start at
+        0, as those of ``layout.columns(...)`` do.
         """
         columns = columns or slice(None)
         gram = self._mix(mixing, columns)
@@ -196,11 +196,11 @@ class Pool:
         self.integers[targets] = np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
 
     def resize(self, k: int) -> None:
-        """Change the number of models so that the mean of the pool stays.
+        """Change the number of models; the mean of the pool stays the same.
 
-        Growing adds copies of the mean. Shrinking keeps the first k models and shifts their parameters by (old mean
-        - their mean). Float buffers get the old mean instead of the shift, which keeps the mean as well: a shifted
-        running variance could become negative. Integer entries of the models that stay are not changed.
+        Growing adds copies of the mean. Shrinking keeps the first k models and adds (old mean - their mean) to their
+        parameters. Their float buffers are set to the old mean instead, because a shifted running variance could become
+        negative. Integer entries of the remaining models do not change.
         """
         old = len(self)
         if k < 1:
@@ -226,7 +226,7 @@ class Pool:
         return {"rows": self.rows, "integers": self.integers}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Take over the models of :meth:`state`; the number of models becomes that of the state.
+        """Load the models of :meth:`state`; the pool then has as many models as the state.
 
         Raises
         ------
@@ -249,7 +249,7 @@ class Pool:
 
 
 def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict[str, float]:
-    """Return how alike the models of a pool are, from their Gram matrix alone.
+    """Return how similar the models of a pool are, computed from their Gram matrix alone.
 
     ``pool_similarity_mean`` is the mean cosine over all pairs (1 if there is one model), ``pool_spread`` the root
     mean square distance of the models to their mean, relative to the mean's norm. The spread is a difference of large
@@ -260,7 +260,7 @@ def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict
     gram : array (m, m)
         From :meth:`Pool.gram`.
     mixing : Mixing, optional
-        Give the numbers for the pool after this mixing; the Gram matrix of M V is ``M G M^T``.
+        If given, the result is for the pool after this mixing; the Gram matrix of M V is ``M G M^T``.
     """
     if mixing is not None:
         matrix = mixing.dense()

@@ -1,7 +1,8 @@
-"""Who collaborates with whom: the partner of each of this round's m valid models.
+"""Selection: it picks the collaborator of each of this round's m valid models.
 
-Every selection answers with m positions (0-based, among the valid models). A model that is its own partner keeps its
-model. Ties go to the lowest position, and NaN never wins: a model that has no comparable other one keeps its model.
+Every selection returns m positions (0-based, among the valid models). A model that is its own collaborator stays
+unchanged. Of equal similarities the lowest position is taken, and NaN is never taken: a model that cannot be compared
+with any other stays unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Partners = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Question:
-    """All that a selection may look at.
+    """The input of a selection.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ class Question:
     seed : int
         The run's seed.
     similarity : float64 array (m, m), optional
-        Larger is more similar; the diagonal is ignored. Given only where the selection needs it.
+        Larger is more similar; the diagonal is ignored. Given only if the selection needs it.
     """
 
     m: int
@@ -42,16 +43,16 @@ class Question:
 
 @dataclass(frozen=True)
 class Selection:
-    """A rule by name.
+    """A selection rule and its name.
 
     Parameters
     ----------
     name : str
         As in the configuration.
     needs_similarity : bool
-        Whether :attr:`Question.similarity` must be given; where not, nothing needs to be computed.
+        Whether :attr:`Question.similarity` must be given.
     rule : callable
-        Answers for two models or more.
+        Returns the collaborators for two models or more.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Selection:
     rule: Callable[[Question], Partners]
 
     def __call__(self, question: Question) -> Partners:
-        """Return the partners (m,); with one model or none everyone keeps its own."""
+        """Return the collaborators (m,); with fewer than two models each is its own."""
         if question.m <= 1:
             return np.arange(question.m)
         return self.rule(question)
@@ -81,22 +82,22 @@ def find_selection(name: str) -> Selection:
 def in_order(question: Question) -> Partners:
     """``co(i) = (i + (r mod (m - 1)) + 1) mod m`` with r = round - 1.
 
-    A permutation, so the pool's mean stays; over m - 1 rounds every ordered pair meets once. The paper's Eq. 2 read
-    with 1-based indices is off by one; this is the reading of the public code, whose r starts at 0.
+    A permutation, so the pool's mean stays the same; over m - 1 rounds every ordered pair occurs once. The paper's
+    Eq. 2 is off by one if its indices start at 1; this follows the public code, whose r starts at 0.
     """
     m = question.m
     return (np.arange(m) + (question.round_number - 1) % (m - 1) + 1) % m
 
 
 def highest_similarity(question: Question) -> Partners:
-    """``co(i) = argmax_(j != i) s_ij``. Not a permutation, so the pool's mean moves."""
+    """``co(i) = argmax_(j != i) s_ij``. Not a permutation in general, so the pool's mean changes."""
     return _best(_similarity(question))
 
 
 def lowest_similarity(question: Question) -> Partners:
-    """``co(i) = argmin_(j != i) s_ij``, the paper's choice. Not a permutation, so the pool's mean moves.
+    """``co(i) = argmin_(j != i) s_ij``, the paper's choice. Not a permutation in general, so the pool's mean changes.
 
-    One poisoned model is everybody's least similar one: validate uploads before this.
+    A poisoned model can be the least similar one to all others, so uploads must be validated before this.
     """
     return _best(-_similarity(question))
 
@@ -111,10 +112,10 @@ def random(question: Question) -> Partners:
 
 
 def least_similar_derangement(question: Question) -> Partners:
-    """Return the derangement of least total similarity (an assignment problem): everyone is chosen once.
+    """Return the derangement of least total similarity (an assignment problem): each model is chosen exactly once.
 
-    This project's hardened form of lowest similarity. The mean of the pool stays and nobody can be chosen twice. A
-    pair that cannot be compared is assigned only if there is no other way, and is then left unmixed.
+    This project's more robust form of lowest similarity: the mean of the pool stays the same and no model is chosen
+    twice. A pair that cannot be compared is assigned only if there is no other way, and is then not mixed.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -1,8 +1,8 @@
-"""How alike two models are: (m, m) float64 matrices in which larger always means more similar.
+"""Similarity of models: (m, m) float64 matrices in which larger always means more similar.
 
 ``cosine``, ``paper`` and ``euclidean`` come from one Gram matrix; ``chunked`` from one Gram matrix per entry, which
-is one pass as well; ``manhattan`` needs every pair. Distances are negated. The diagonal is computed like every other
-pair; the selections ignore it. A model with values that are not finite gets NaN against everybody.
+is one pass over memory as well; ``manhattan`` compares every pair. Distances are negated. The diagonal is computed like
+every other pair, but the selections ignore it. A model with NaN or infinite values has similarity NaN to all others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedcross.strategies.pool.pool import Pool
 
 Matrix: TypeAlias = NDArray[np.float64]
 Part: TypeAlias = Literal["parameters", "state"]
-"""Which float values count: the trained ones, or buffers as well. Counters count in ``chunked`` over the state only."""
+"""Values to compare: the trained ones, or float buffers as well; ``chunked`` over the state also uses counters."""
 
 
 def cosine(gram: Matrix) -> Matrix:
@@ -29,7 +29,7 @@ def cosine(gram: Matrix) -> Matrix:
 
 
 def paper(gram: Matrix) -> Matrix:
-    """``<x, y> / (|x| + |y|)``, FedCross's Eq. 5 to the letter: the *sum* of norms, so it grows with the models."""
+    """``<x, y> / (|x| + |y|)``, literally FedCross's Eq. 5: it has the *sum* of norms, so it grows with the norms."""
     norms = np.sqrt(np.diag(gram))
     return _divide(gram, norms[:, None] + norms[None, :])
 
@@ -56,12 +56,12 @@ def _from_gram(measure: Callable[[Matrix], Matrix]) -> Callable[[Pool, Sequence[
 
 
 def chunked(pool: Pool, members: Sequence[int], part: Part) -> Matrix:
-    """Sum of the cosines of consecutive entries, joined two by two: what the public code computes.
+    """Return the sum of cosines over pairs of consecutive entries, as the public code computes it.
 
-    The entries are walked in ``state_dict`` order and the cosine of entries 1 and 2 joined, 3 and 4 joined, ... is
-    added up. After the walk the code adds the cosine of its last chunk once more: of the last pair, which so counts
-    twice, or of the odd entry alone. A bias counts as much as a convolution. Over ``"state"`` counters are entries
-    too, as in the code; over ``"parameters"`` neither they nor buffers are.
+    In ``state_dict`` order, entries 1 and 2 are concatenated, then 3 and 4, and so on; the cosines of these chunks are
+    added up. Afterwards the code adds the cosine of its last chunk once more: of the last pair, which then counts
+    twice, or of an odd last entry alone. A bias counts as much as a convolution. Over ``"state"`` counters are entries
+    too, as in the code; over ``"parameters"`` neither counters nor buffers are.
     """
     entries = [entry for entry in pool.layout.entries if part == "state" or entry.is_parameter]
     slots = np.asarray(members, np.int64)

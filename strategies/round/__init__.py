@@ -1,1 +1,1 @@
-"""One round, written once: what a method defines, exchanges with clients, checks, settings of the federation."""
+"""One round, the same code for all methods: the method's contract, messages, checks, settings of the federation."""

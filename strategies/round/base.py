@@ -1,8 +1,8 @@
-"""The round, written once: sampling, requests, validation, accounting, state.
+"""One global round, the same code for all methods: sampling, requests, validation, accounting, state.
 
-A method derives from :class:`Method` and defines what :class:`strategies.round.contract.Contract` asks for; what it may
-define otherwise than here stands under "what a method may define". ``Method`` is a Flower ``Strategy``: it can be
-handed to any Flower ServerApp (:mod:`strategies.round.flower_hooks`).
+A method derives from :class:`Method` and defines the abstract methods of :class:`strategies.round.contract.Contract`.
+It may override those under "what a method may define". ``Method`` is a Flower ``Strategy``, so any Flower ServerApp
+can use it (:mod:`strategies.round.flower_hooks`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Method(FlowerHooks[P]):
     Parameters
     ----------
     params : Settings, optional
-        The method's own parameters; instead of it they can be given by name.
+        The method's own settings; the caller can give them by name instead.
     federation : Federation, optional
-        How the method meets its clients; instead of it the fields can be given by name.
+        How the server samples clients and waits for them; the caller can give the fields by name instead.
     **values
         Fields of ``Params`` and of :class:`Federation`.
     """
@@ -52,34 +52,34 @@ class Method(FlowerHooks[P]):
         self.params = params if params is not None else cast(P, self.Params.model_validate(own))
         self.federation = federation if federation is not None else Federation.model_validate(meeting)
         self.nodes = Nodes()
-        #: Client -> how many requests went to it, answered or not.
+        #: Client -> number of requests sent to it, answered or not.
         self.requests: Counter[int] = Counter()
-        #: Client -> its last accepted visit, the one it continues from.
+        #: Client -> number of its last accepted visit; its next visit continues from the state it saved then.
         self.accepted: dict[int, int] = {}
-        #: The same as of the oldest checkpoint that a resume may go back to; clients forget nothing from there on.
+        #: The same at the oldest checkpoint that can be resumed: clients keep their states from that visit on.
         self.durable: dict[int, int] | None = None
         self.spec: Spec = {}
         self.parameter_names: tuple[str, ...] = ()
-        #: Further names in a ``state_dict`` -> names of arrays, for networks with tied weights.
+        #: For networks with tied weights: further name in the ``state_dict`` -> name of the array that it shares.
         self.tied: Mapping[str, str] = {}
         self._available: list[int] = []
-        #: Slot -> the model its client gets in this exchange: views, kept while defence or compression need it.
+        #: Slot -> the model sent to its client in this exchange (views), kept only if defence or compression need it.
         self._sent: dict[int, Arrays] = {}
-        #: Codes and decodes models; None where they travel as they are.
+        #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
-        #: Where accepted replies are kept until the round is in a checkpoint; None for nowhere.
+        #: Keeps accepted replies until a checkpoint covers their round; None to keep none.
         self.log: ReplyLog | None = None
-        #: Told about the accepted uploads of every exchange, before they are aggregated.
+        #: Called with the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
 
     # ---- the round ------------------------------------------------------------------------------------------
 
     def begin(self, arrays: Arrays, parameters: Collection[str] | None = None) -> None:
-        """Start from `arrays`, the initial model; `parameters` names what is trained (all floats if None)."""
+        """Start from the initial model `arrays`; `parameters` names its trained entries (None: all float entries)."""
         self.spec = spec_of(arrays)
         floats = [name for name, a in arrays.items() if a.dtype.kind == "f"]
         self.parameter_names = tuple(n for n in floats if parameters is None or n in parameters)
@@ -89,12 +89,12 @@ class Method(FlowerHooks[P]):
         self.setup(arrays)
 
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Any] | None = None) -> RoundReport:
-        """Do one global round, all its exchanges, and return its report.
+        """Run one global round with all its exchanges, and return its report.
 
         Raises
         ------
         FederationError
-            If fewer than ``min_clients`` are connected in the end.
+            If fewer than ``min_clients`` clients are connected after ``wait_s`` seconds.
         """
         clients = self._begin_round(number, grid)
         for index in range(self.exchanges):
@@ -105,11 +105,11 @@ class Method(FlowerHooks[P]):
 
     @property
     def report(self) -> RoundReport:
-        """What the round that is going on, or the last one, has cost and given so far."""
+        """Costs and metrics of the current round so far, or of the last one between rounds."""
         return self._report
 
     def _begin_round(self, number: int, grid: Grid) -> tuple[int, ...]:
-        """Return the clients of round `number`, once enough are connected; its report is empty from now on."""
+        """Wait until enough clients are connected, start an empty report, and return the clients of round `number`."""
         self._report = RoundReport(number)
         rules = self.federation
         needed = rules.min_clients or rules.clients_per_round
@@ -123,7 +123,7 @@ class Method(FlowerHooks[P]):
         return self.sample(number, self._available)
 
     def _open(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> Exchange:
-        """Return this exchange, with what the log has of it; both drivers of a round begin here."""
+        """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
         self._started = time.perf_counter()
         self._round = current
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
@@ -149,7 +149,7 @@ class Method(FlowerHooks[P]):
         return Exchange(current, grid, rules, payloads, inbox, ask, self._spares(current, payloads), stalest, over)
 
     def _close(self, exchange: Exchange) -> None:
-        """Account for `exchange` and aggregate what it brought; both drivers of a round end here."""
+        """Record the costs of `exchange` and aggregate its uploads; used by both ways to drive a round."""
         report, counts = self._report, exchange.counts
         report.clients += counts["requests"]
         report.spares += counts["spares"]
@@ -173,7 +173,7 @@ class Method(FlowerHooks[P]):
         return [free[i] for i in order]
 
     def _payloads(self, current: Round) -> list[Payload]:
-        """Return what the method sends, as it travels; note what clients will have, where that is needed later."""
+        """Return the method's payloads, compressed if so configured; keep the models as sent if needed later."""
         payloads = self.dispatch(current)
         self._sent = {payload.slot: payload.arrays for payload in payloads} if self._defending else {}
         if self._compressor is None:
@@ -208,11 +208,11 @@ class Method(FlowerHooks[P]):
         return request(payload, current, run, node, model, extras, seconds, scales, packed)
 
     def _visit(self, current: Round) -> int:
-        """Return the number that names a client's state after this exchange; grows with every exchange."""
+        """Return the number under which a client stores its state of this exchange; it grows with every exchange."""
         return (current.number - 1) * self.exchanges + current.exchange + 1
 
     def on_rejected(self, client: int | None, error: UploadError) -> None:
-        """Log a rejected reply; the server overrides nothing here, tests and tools may."""
+        """Log a rejected reply. The server uses this as it is; tests and tools may override it."""
         who = "unknown sender" if client is None else f"client {client}"
         log(WARNING, "fedcross: reply of %s rejected, %s", who, error)
 
@@ -246,7 +246,7 @@ class Method(FlowerHooks[P]):
         return self.federation.defence.enabled and self.defended
 
     def _defend(self, uploads: list[Upload]) -> list[Upload]:
-        """Return what of `uploads` the defence lets through; quarantined ones count as rejected."""
+        """Return the uploads that the defence accepts; those it quarantines count as rejected."""
         if not self._defending:
             self._sent = {}
             return uploads
@@ -262,13 +262,13 @@ class Method(FlowerHooks[P]):
     # ---- what a method may define ------------------------------------------------------------------------------
 
     def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
-        """Return the partitions that take part in round `number`, drawn uniformly without replacement."""
+        """Draw the clients (partition ids) of round `number`, uniformly without replacement."""
         count = min(self.federation.clients_per_round, len(available))
         drawn = stream(self.federation.seed, "sample", number).choice(len(available), size=count, replace=False)
         return tuple(available[i] for i in drawn)
 
     def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
-        """Return the groups of arrays that the client must send beside its model."""
+        """Return names, shapes and dtypes of the groups of arrays that the client must send beside its model."""
         return {}
 
     def upload_model(self, payload: Payload) -> Spec:
@@ -276,24 +276,24 @@ class Method(FlowerHooks[P]):
         return self.spec
 
     def evaluation_models(self) -> list[Arrays]:
-        """Return the models whose mean score on the test set is the method's score of this round.
+        """Return the models to evaluate; their mean score on the test set is the method's score of this round.
 
-        The global model, where there is one; nothing is scored if the list is empty.
+        By default this is the global model. With an empty list nothing is evaluated.
         """
         return [self.evaluation_arrays()]
 
     def evaluation_arrays(self) -> Arrays:
-        """Return what to deploy: weights for :meth:`evaluation_network`."""
+        """Return the weights to deploy, for the network of :meth:`evaluation_network`."""
         return self.global_model()
 
     def stalest(self, slots: Sequence[int]) -> Sequence[int]:
-        """Return `slots`, those whose model has waited longest for training first."""
+        """Return `slots`, ordered so that the least recently trained models come first."""
         return slots
 
     # ---- the whole state --------------------------------------------------------------------------------------
 
     def checkpoint(self) -> State:
-        """Return the method's state with the base's own part."""
+        """Return the method's state together with the state that this base class keeps."""
         state = self.state()
         accepted = {str(client): visit for client, visit in self.accepted.items()}
         requests = {str(client): count for client, count in self.requests.items()}
@@ -309,7 +309,7 @@ class Method(FlowerHooks[P]):
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
         self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})
         self.tied = values.pop("_tied", self.tied)
-        for known in ("_model", "_parameters"):  # for readers that have no network; `begin` has set both
+        for known in ("_model", "_parameters"):  # for tools without a network; `begin` has set both
             values.pop(known, None)
         arrays = state.arrays if self._compressor is None else self._compressor.restore(state.arrays)
         self.restore(State(arrays, values))

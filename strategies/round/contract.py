@@ -1,8 +1,8 @@
-"""What a method defines, in one place: read this file to add one (docs/adding-a-method.md shows it step by step).
+"""What a method must define. Read this file to add a method (docs/adding-a-method.md shows it step by step).
 
-A method says what each sampled client gets (:meth:`Contract.dispatch`), what becomes of the uploads
-(:meth:`Contract.aggregate`), which model stands for it, and what it must keep to continue. What a round asks a method
-beside that (whom to draw, what to expect of an upload, what to evaluate) has a default, beside the round that asks:
+A method defines what the server sends to each sampled client (:meth:`Contract.dispatch`), how it aggregates the uploads
+(:meth:`Contract.aggregate`), which model is the global one, and which state a checkpoint must hold. For everything else
+(how clients are sampled, what an upload must contain, which models are evaluated) there is a default in
 :mod:`strategies.round.base`, under "what a method may define".
 """
 
@@ -24,18 +24,20 @@ from fedcross.strategies.wire.records import Arrays, Spec
 
 
 class Contract(ABC, Generic[P]):
-    """What a method must define (the abstract ones) and declares; :class:`strategies.round.base.Method` does the rest.
+    """The abstract methods that a method defines and the attributes that it may set.
+
+    :class:`strategies.round.base.Method` implements the rest.
 
     Attributes
     ----------
     params : Settings
         The method's own parameters, an instance of its ``Params``.
     federation : Federation
-        How the method meets its clients.
+        How the server samples clients, waits for them and exchanges messages with them.
     spec : mapping of str to (shape, dtype)
-        The model's arrays, in the order of its ``state_dict``; known from :meth:`setup` on.
+        Names, shapes and dtypes of the model's arrays, in the order of its ``state_dict``; set before :meth:`setup`.
     parameter_names : tuple of str
-        Those of them that are trained.
+        Names of the arrays that are trained.
     """
 
     params: P
@@ -43,20 +45,21 @@ class Contract(ABC, Generic[P]):
     spec: Spec
     parameter_names: tuple[str, ...]
 
-    #: The class of ``params``: what a method names in brackets (``SingleModel[FedProxParams]``), or an own one.
+    #: The class of ``params``: the one in brackets behind the base class (``SingleModel[FedProxParams]``), unless the
+    #: method sets its own.
     Params: ClassVar[type[Settings]] = Settings
     Objective: ClassVar[type[Objective]] = Objective
-    #: Settings, by dotted name, that a continued run may have otherwise than before (``method.k``, say).
+    #: Settings, by dotted name, that may change when a run is resumed (``method.k``, say).
     may_change: ClassVar[frozenset[str]] = frozenset()
-    #: Whether the defence makes sense: not where clients do not share one model's fate (references).
+    #: Whether the defence may judge the uploads. False for references whose clients do not train a common model.
     defended: ClassVar[bool] = True
-    #: Whether any client may train any slot, so that a lost one can be handed to another client.
+    #: Whether any client may train any slot, so that another client can take over the slot of a client that failed.
     interchangeable: ClassVar[bool] = False
     #: Exchanges of messages in one global round.
     exchanges: int = 1
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Take ``Params`` from the brackets behind the base class, unless the method has its own."""
+        """Set ``Params`` from the brackets behind the base class, unless the method defines its own."""
         super().__init_subclass__(**keywords)
         if "Params" in cls.__dict__:
             return
@@ -71,7 +74,7 @@ class Contract(ABC, Generic[P]):
 
     @abstractmethod
     def dispatch(self, current: Round) -> list[Payload]:
-        """Return what each of ``current.clients`` gets, one payload per client.
+        """Return what the server sends to each of ``current.clients``, at most one payload per client.
 
         An exchange without payloads is skipped: it is not counted, and :meth:`aggregate` gets an empty list.
         """
@@ -80,7 +83,7 @@ class Contract(ABC, Generic[P]):
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Update the server state from the accepted uploads, ordered by slot; return metrics for the round.
 
-        Called with an empty list when every client was lost: then the state stays as it is.
+        The list is empty when no client returned a valid upload; the state must then stay unchanged.
         """
 
     @abstractmethod
@@ -89,30 +92,30 @@ class Contract(ABC, Generic[P]):
 
     @abstractmethod
     def state(self) -> State:
-        """Return all that :meth:`restore` needs to continue exactly here."""
+        """Return everything that :meth:`restore` needs to continue from exactly this point."""
 
     @abstractmethod
     def restore(self, state: State) -> None:
-        """Take over what :meth:`state` returned; :meth:`begin` has been called before."""
+        """Load what :meth:`state` returned; the caller has called :meth:`begin` before."""
 
     @property
     def independent_models(self) -> int:
-        """How many random initial models :meth:`start_from` must get before the first round; 0 for none."""
+        """Number of random initial models that :meth:`start_from` needs before the first round; 0 for none."""
         return 0
 
     def start_from(self, models: Iterable[Arrays]) -> None:
-        """Take over independently drawn initial models, in the order of the slots; only where they are asked for."""
+        """Load independent random models, one per slot; called only if :meth:`independent_models` is not 0."""
 
     @classmethod
     def build_model(cls, model: nn.Module, params: P) -> nn.Module:
-        """Return the network that this method trains, given the configured `model` (a head added, say)."""
+        """Return the network that this method trains: the configured `model`, perhaps changed (with a head, say)."""
         return model
 
     @classmethod
     def network(cls, model: nn.Module, params: P, seed: int) -> nn.Module:
-        """Return :meth:`build_model`'s network; the weights that it adds to `model` depend on `seed` and nothing else.
+        """Return :meth:`build_model`'s network; the weights that it adds to `model` depend on `seed` alone.
 
-        The CPU's global generator is borrowed for them and put back as it was, as in :func:`tasks.models.create`.
+        PyTorch's global CPU generator is seeded for them and then restored, as in :func:`tasks.models.create`.
         """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(seed, "method model"))
@@ -120,8 +123,8 @@ class Contract(ABC, Generic[P]):
 
     @classmethod
     def evaluation_network(cls, network: nn.Module, params: P) -> nn.Module:
-        """Return the network that :meth:`evaluation_arrays` belongs to, given the one that is trained.
+        """Return the network that fits :meth:`evaluation_arrays`, given the `network` that clients train.
 
-        Only where inference needs more than what travels (FedFusion: the extractor of the round before).
+        They differ only if inference needs arrays that clients do not train (FedFusion: the last round's extractor).
         """
         return network

@@ -1,8 +1,9 @@
-"""Cross-training, written once: models train at home, travel to other clients, train there, and only then are averaged.
+"""Cross-training: within a round models train at their home clients, then at other clients, and are then averaged.
 
-A round has 1 + N_e exchanges. Exchange 0 is FedAvg's: everyone trains the global model on its own data (phase I). In
-exchanges 1 to N_e each model is sent to another client and trains on (phases II and III). At the end of the round the
-models are averaged (phase IV). Which client a model meets is the method's routing; everything else is here.
+A round has 1 + N_e exchanges. Exchange 0 is FedAvg's: each client trains the global model on its own data (phase I); it
+is the *home* of the model that comes out. In exchanges 1 to N_e the server sends each model to another client, its
+*host*, which trains it further (phases II and III). At the end of the round the server averages the models (phase IV).
+The method decides which client is the host of which model; this module holds what all such methods share.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class Prototypes:
 
     @classmethod
     def of(cls, group: Mapping[str, NDArray[Any]]) -> Prototypes:
-        """Return what a group of extras holds."""
+        """Return the prototypes that a group of extra arrays holds."""
         return cls(group["vectors"], group["present"])
 
     def group(self) -> Arrays:
-        """Return the group of extras that carries these prototypes."""
+        """Return these prototypes as a group of extra arrays."""
         return {"vectors": self.vectors, "present": self.present}
 
 
 @dataclass
 class Learner:
-    """One travelling model: its arrays, its weight in the mean, the client where it is, its prototypes there."""
+    """One of the round's models: its arrays, its weight in the mean, its last client, the prototypes from there."""
 
     arrays: Arrays
     weight: float
@@ -63,7 +64,7 @@ class Learner:
 
 
 def average(prototypes: list[Prototypes]) -> Prototypes:
-    """Return the plain mean per class over the clients that hold it (FedCT Eq. 2); classes nobody holds are absent."""
+    """Return each class's unweighted mean over the clients that hold it (FedCT Eq. 2); others count as absent."""
     holders = np.sum([p.present for p in prototypes], axis=0)
     total = np.sum([np.where(p.present[:, None], p.vectors, 0) for p in prototypes], axis=0, dtype=np.float64)
     vectors = (total / np.maximum(holders, 1)[:, None]).astype(prototypes[0].vectors.dtype)
@@ -71,7 +72,7 @@ def average(prototypes: list[Prototypes]) -> Prototypes:
 
 
 def fuse(overall: Prototypes, local: Prototypes, share: float) -> Prototypes:
-    """Return ``share U_g + (1 - share) U_l`` per class; a class that only one of them has is taken from it."""
+    """Return ``share U_g + (1 - share) U_l`` per class; a class that only one of the two has comes from that one."""
     both = (overall.present & local.present)[:, None]
     one = np.where(local.present[:, None], local.vectors, overall.vectors)
     mixed = np.where(both, share * overall.vectors + (1 - share) * local.vectors, one)
@@ -81,11 +82,11 @@ def fuse(overall: Prototypes, local: Prototypes, share: float) -> Prototypes:
 
 
 class CrossTrainingParams(Settings):
-    """Exchanges N_e after phase I, the local epochs of each, and whose examples weigh a model in the mean."""
+    """Number N_e of exchanges after phase I, local epochs of each, and which client's examples weight a model."""
 
-    exchanges: int = Field(1, ge=1, description="N_e, times each model is sent to another client in a round")
+    exchanges: int = Field(1, ge=1, description="N_e, how often each model is sent to another client in a round")
     host_epochs: int | None = Field(None, ge=1, description="local epochs at a host; train.epochs if unset")
-    weight: Literal["home", "host"] = Field("home", description="whose number of examples weighs a model")
+    weight: Literal["home", "host"] = Field("home", description="client whose number of examples weights a model")
 
 
 #: The parameters of one of these methods.
@@ -93,12 +94,12 @@ X = TypeVar("X", bound=CrossTrainingParams, default=CrossTrainingParams)
 
 
 class CrossObjective(Objective[X]):
-    """Cross-entropy, and prototypes of the trained model where the server asks for them."""
+    """Cross-entropy; the client also sends prototypes of the trained model if the server asks for them."""
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Return nothing at home; at a host a mark, and the prototypes that came along.
+        """Return an empty dictionary at home; at a host a marker, and the prototypes if the server sent them.
 
-        ``host`` (); ``vectors`` (classes, embedding) and ``present`` (classes,) if the server sent them.
+        Keys: ``host`` (); ``vectors`` (classes, embedding) and ``present`` (classes,).
         """
         if visit.exchange == 0:
             return {}
@@ -114,15 +115,15 @@ class CrossObjective(Objective[X]):
 
 
 class CrossTraining(SingleModel[X]):
-    """Base of methods that route models between clients; on its own a random route without anything else.
+    """Base of methods that send models from client to client; without overrides the route is random.
 
-    State: the global model, between rounds; within a round the travelling models. Wire per participant: N_e + 1 models
-    down and N_e + 1 up, and prototypes where the method uses them.
+    State: the global model between rounds; within a round also its models. Wire per participant: N_e + 1 models down
+    and N_e + 1 up, and prototypes where the method uses them.
 
     Decisions where the papers are silent: only clients whose phase I upload was accepted take part in the exchanges. A
-    model weighs n_k of its home in the mean; with ``weight=host`` n_k of its last host, which matters at strong skew. A
-    model whose host is lost keeps its last accepted weights, place and prototypes, and counts in the mean. With fewer
-    than two models there is nothing to exchange; with two they swap.
+    model's weight in the mean is n_k of its home; with ``weight=host`` it is n_k of its last host, which matters at
+    strong skew. If a host fails, its model keeps its last accepted weights, client and prototypes, and still counts in
+    the mean. With fewer than two models nothing is exchanged; with two, the models swap clients.
     """
 
     Objective = CrossObjective
@@ -143,25 +144,25 @@ class CrossTraining(SingleModel[X]):
         return False
 
     def route(self, current: Round) -> dict[int, int]:
-        """Return the host of each model, slot -> client: a random permutation in which every model moves."""
+        """Return each model's next host, slot -> client: a random permutation in which every model moves."""
         slots, clients, stay = self.places(current)
         hosts = matching.random(stay, stream(current.seed, "route", current.number, current.exchange))
         return {slot: clients[column] for slot, column in zip(slots, hosts)}
 
     def guidance(self, slot: int) -> dict[str, Arrays]:
-        """Return the extras that travel with model `slot`."""
+        """Return the extra arrays that the server sends with model `slot`."""
         return {}
 
     # ---- the round -------------------------------------------------------------------------------------------
 
     def setup(self, arrays: Arrays) -> None:
-        """Keep the initial model; prototypes need a model that ends in a linear classifier."""
+        """Keep the initial model; check that it ends in a linear classifier if the method uses prototypes."""
         super().setup(arrays)
         if self.uses_prototypes and WEIGHT not in arrays:
             raise ConfigError(f"method {type(self).__name__}: needs a model with {WEIGHT}. Choose one of conf/model.")
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send the global model to everyone first, then each model to its next host."""
+        """Send the global model to all clients in exchange 0, later each model to its next host."""
         if current.exchange == 0:
             self.learners, self.latest = {}, {}
             settings = self._settings(current)
@@ -176,14 +177,14 @@ class CrossTraining(SingleModel[X]):
         ]
 
     def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
-        """Ask for prototypes of the classifier's shape where they are used again."""
+        """Expect prototypes of the classifier's shape if a later exchange uses them."""
         if not payload.config.get(GROUP, False):
             return {}
         shape, dtype = self.spec[WEIGHT]
         return {GROUP: {"vectors": (shape, dtype), "present": (shape[:1], "bool")}}
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Take in the trained models; after the last exchange average them, weighted by the examples of their homes."""
+        """Store the trained models; after the last exchange average them, weighted as ``weight`` says."""
         met: dict[int, list[Prototypes]] = {}
         for upload in uploads:
             found = Prototypes.of(upload.extras[GROUP]) if GROUP in upload.extras else None
@@ -196,7 +197,7 @@ class CrossTraining(SingleModel[X]):
                     learner.weight = upload.num_examples
             if found is not None:
                 met.setdefault(upload.client, []).append(found)
-        # A literal route may bring several models to one host: its prototypes are then the mean of theirs.
+        # With literal matching several models may train at one host: its prototypes are then the mean of theirs.
         self.latest |= {client: one[0] if len(one) == 1 else average(one) for client, one in met.items()}
         if current.exchange + 1 == self.exchanges and self.learners:
             learners = [self.learners[slot] for slot in sorted(self.learners)]
@@ -205,7 +206,10 @@ class CrossTraining(SingleModel[X]):
         return {}
 
     def places(self, current: Round) -> tuple[list[int], list[int], NDArray[np.bool_]]:
-        """Return the models' slots, the clients that take part (of the same number), and where each model is now."""
+        """Return the slots of the models, the participating clients (as many), and each model's present client.
+
+        The last is a bool array (models, clients), True where the model was trained last.
+        """
         slots = sorted(self.learners)
         clients = [current.clients[slot] for slot in slots]
         stay = np.array([[self.learners[slot].client == client for client in clients] for slot in slots], dtype=bool)

@@ -1,14 +1,14 @@
-"""What is done about uploads that are well formed but poisoned: quarantine what is far too large, clip the rest.
+"""Defence against well-formed but poisoned uploads: the server quarantines far too large updates and clips large ones.
 
-The guard has already rejected what is not finite. An upload's *update* is what it changed of the parameters it was
-sent, ``u = upload - dispatched``; buffers and integer entries are neither measured nor changed. With ``M`` the median
-of the exchange's update norms, an upload with ``|u| > quarantine * M`` is treated as lost, and of the others one with
-``|u| > clip * M`` becomes ``dispatched + u * clip * M / |u|``. Directions are not judged: measured on skewed clients, a
-test of directions flags 15 % of the honest ones.
+The guard has already rejected uploads with NaN or infinite values. An upload's *update* is the change of the parameters
+since dispatch, ``u = upload - dispatched``; buffers and integer entries are neither measured nor changed. With ``M``
+the median of the exchange's update norms, the server treats an upload with ``|u| > quarantine * M`` as lost, and
+replaces any other with ``|u| > clip * M`` by ``dispatched + u * clip * M / |u|``. It does not judge the direction of an
+update: measured on skewed clients, a test of directions flags 15 % of the honest ones.
 
-A client states its number of examples itself, and methods that average by it would believe any number. An upload that
-states more than ``weight`` times the median of the exchange counts as that many. FedCross mixes models with equal
-weights and does not use the number at all.
+A client reports its number of examples itself, and methods that weight by this number would believe any value. An
+upload that reports more than ``weight`` times the exchange's median counts as that many. FedCross mixes models with
+equal weights and does not use the number at all.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fedcross.strategies.pool.layout import Array, Arrays
 if TYPE_CHECKING:
     from fedcross.strategies.wire.protocol import Upload
 
-#: Values that are converted to float64 at a time: 512 KiB, so no second model is ever held.
+#: Values converted to float64 at a time (512 KiB), so that no second copy of a model is needed.
 BLOCK = 1 << 16
 
 
 class Defence(Settings):
-    """``enabled`` is the one switch; `quarantine` and `clip` are multiples of the round's median update norm, `weight`
-    one of the median number of examples.
+    """``enabled`` turns the defence on or off; `quarantine` and `clip` are multiples of the exchange's median update
+    norm, `weight` is a multiple of its median number of examples.
     """
 
     enabled: bool = False
@@ -44,18 +44,18 @@ class Defence(Settings):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of one exchange's uploads.
+    """The defence's result for one exchange.
 
     Attributes
     ----------
     uploads : list of Upload
-        Those that stay, in their order, clipped where that was due.
+        The accepted uploads in their order, clipped where necessary.
     quarantined : list of tuple
         (upload, update norm, limit) of the others.
     clipped : int
-        How many of `uploads` were clipped.
+        Number of `uploads` that were clipped.
     lightened : int
-        How many of `uploads` stated so many examples that they count for fewer.
+        Number of `uploads` whose reported number of examples was lowered.
     """
 
     uploads: list[Upload]
@@ -67,23 +67,24 @@ class Judgement:
 def defend(
     settings: Defence, uploads: Sequence[Upload], sent: Sequence[Mapping[str, Array]], parameters: Collection[str]
 ) -> Judgement:
-    """Return what of `uploads` may be aggregated.
+    """Quarantine and clip `uploads`; return those that may be aggregated, and counts.
 
     Parameters
     ----------
     settings : Defence
-        The three multiples; ``enabled`` is the caller's business.
+        The three multiples; the caller checks ``enabled``.
     uploads : sequence of Upload
-        What the guard accepted in one exchange; their arrays are never written to.
+        The uploads that the guard accepted in one exchange; their arrays are never written to.
     sent : sequence of mapping
-        The model that each of them was sent, in the same order.
+        The model that the server sent for each upload, in the same order.
     parameters : collection of str
         Names of the trained entries.
 
     Notes
     -----
-    The median of two is their mean, so with fewer than three uploads nothing stands out. If the median is 0, because
-    most clients sent back what they got, every other upload is quarantined.
+    The median of two norms is their mean, so with two uploads no norm exceeds twice the median, and a `quarantine` of 2
+    or more has no effect. If the median is 0, because most clients returned the model unchanged, every upload with a
+    change is quarantined.
     """
     kept: list[Upload] = []
     quarantined: list[tuple[Upload, float, float]] = []
@@ -101,16 +102,17 @@ def defend(
             clipped += 1
         elif math.isfinite(norm):
             kept.append(upload)
-        else:  # the median itself is infinite: most uploads are absurd, none is believed
+        else:  # the median itself is infinite: most uploads are unusable, so none is accepted
             quarantined.append((upload, norm, settings.quarantine * median))
     kept, lightened = bounded(kept, settings.weight)
     return Judgement(kept, quarantined, clipped, lightened)
 
 
 def bounded(uploads: Sequence[Upload], most: float) -> tuple[list[Upload], int]:
-    """Return `uploads`, none with more examples than `most` times their median, and how many were changed.
+    """Return `uploads` with numbers of examples capped at `most` times their median, and how many were capped.
 
-    The median of two numbers is their mean, which one liar moves, so of two uploads the smaller number is taken.
+    Of an even number of uploads the lower of the two middle values serves as the median, because one false number could
+    raise their mean.
     """
     counts = sorted(upload.num_examples for upload in uploads)
     if not counts:
@@ -135,7 +137,7 @@ def update_norm(upload: Mapping[str, Array], model: Mapping[str, Array], paramet
 def scale_update(
     upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str], factor: float
 ) -> Arrays:
-    """Return ``model + factor * (upload - model)`` for `parameters`, newly allocated, and the other entries as sent."""
+    """Return ``model + factor * (upload - model)`` for `parameters` (new arrays), and the upload's other entries."""
     scaled: Arrays = dict(upload)
     for name in _common(upload, model, parameters):
         new, old = upload[name].reshape(-1), model[name].reshape(-1)
@@ -149,5 +151,5 @@ def scale_update(
 
 
 def _common(upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str]) -> list[str]:
-    """Return the parameters that were both sent and returned: a method may send less than it gets back."""
+    """Return the parameters that are in both models: a method may send fewer arrays than it gets back."""
     return [name for name in parameters if name in upload and name in model]

@@ -1,9 +1,10 @@
-"""One exchange of messages from the first request to the last reply: who is asked, who answered, when it is over.
+"""One exchange of messages from the first request to the last reply: requests, spare clients, repeats, deadline.
 
-A *slot* is what a method hands out (a row of the pool, say); the first valid reply for a slot wins it. A slot whose
-client fails can go to a spare client within the deadline, the slots that waited longest can be asked twice from the
-start, and a client that keeps silent can be asked once more, should its request or its reply have been lost. Every
-request has a nonce of its own, so a reply counts for exactly the request that it answers.
+A *slot* is one model that a method sends out for training (a row of the pool, say). The first valid reply for a slot
+wins the slot. If a client fails, the server can send its slot to a spare client within the deadline (``reassign``). It
+can send the least recently trained slots to two clients from the start (``hedge``). It can repeat, once, a request that
+has had no reply for long, in case the request or the reply was lost (``resend_s``). Every request has its own nonce, so
+the server can match each reply to exactly one request.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from fedcross.strategies.wire.protocol import Payload, Round, Ticket
 if TYPE_CHECKING:
     from fedcross.strategies.round.federation import Federation
 
-#: Flower's codes for a request or a reply that it cannot give out, because its sender did not finish uploading it, say.
+#: Flower's error codes for a request or reply that it cannot deliver, for example after an incomplete upload.
 LOST_ON_THE_WAY = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
-#: Seconds between two questions for replies, at first and at most.
+#: Pause in seconds between two polls for replies: the first one, and the longest one.
 PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
 
 
 @runtime_checkable
 class LocalClients(Protocol):
-    """What a grid declares whose clients are part of this machine; Flower's own grids declare nothing.
+    """Attributes of a grid whose clients run on this machine; Flower's own grids do not have them.
 
     Attributes
     ----------
     blocking : bool
-        Whether ``pull_messages`` itself does the clients' work, so that nobody need wait between two calls, and every
-        request has exactly one reply.
+        Whether ``pull_messages`` itself runs the clients, so that the caller need not pause between two calls, and
+        every request has exactly one reply.
     partitions : dict of int to int
         Node id -> partition id, known without asking the nodes.
     """
@@ -48,14 +49,14 @@ class LocalClients(Protocol):
 
 
 def is_blocking(grid: Grid) -> bool:
-    """Return whether `grid` waits by itself, and each of its clients answers exactly once."""
+    """Return whether ``pull_messages`` of `grid` waits by itself and every request has exactly one reply."""
     return isinstance(grid, LocalClients) and grid.blocking
 
 
 class _Request(NamedTuple):
-    """A request that has been made: for what, how its reply is judged, when.
+    """A request: its payload, the ticket for its reply, and when it was made.
 
-    Its message id is in `metadata` once it is sent. The message itself is not kept: it holds a model.
+    `metadata` holds the message id once the request is sent. The message itself is not kept: it holds a copied model.
     """
 
     payload: Payload
@@ -65,40 +66,40 @@ class _Request(NamedTuple):
 
 
 class Exchange:
-    """One exchange, opened, collected and closed in the same way whoever sends its messages.
+    """One exchange, which either this class or Flower's own loop drives.
 
-    :meth:`carry_out` sends and collects by itself. Flower's own loop does it in between instead: it sends what
-    :meth:`open` returned, waits as long as it likes, and :meth:`hand_in` goes on with what it has collected.
+    :meth:`carry_out` sends the requests and collects the replies itself. Flower's own loop instead sends the messages
+    that :meth:`open` returns, waits as long as it likes, and passes the replies it has collected to :meth:`hand_in`.
 
-    An exchange is over when every slot is won or lost, ``deadline_s`` have passed since it was opened, or
-    ``enough_replies`` are there. Nothing waits for ever, as long as the grid itself answers.
+    An exchange ends when every slot is won or lost, when ``deadline_s`` seconds have passed since it was opened, or
+    when ``enough_replies`` valid replies have arrived. It always ends, as long as the grid itself returns.
 
     Parameters
     ----------
     current : Round
         Which exchange of which round this is.
     grid : Grid
-        Where the clients are.
+        Connection to the clients.
     rules : Federation
-        When it is over, and how many spares may be asked.
+        Deadline, number of replies that suffice, and how often a spare client may be asked.
     payloads : sequence of Payload
-        What is handed out, one payload per slot.
+        What the server sends, one payload per slot.
     inbox : Inbox
-        Judges the replies; slots that are won there already are not asked for.
+        Accepts or rejects the replies; no request is sent for slots that are already won there.
     ask : callable
-        Returns the message for a payload that may take so many seconds, and its ticket; None if the payload's client is
-        not connected.
+        ``(payload, seconds) -> (message, ticket)``, with the seconds that the client may take; None if the payload's
+        client is not connected.
     spares : list of int
-        Clients that may take over a slot, the first one first; emptied as they are asked.
+        Clients that may take over a slot, in the order in which they are asked; each is removed when it is asked.
     stalest : sequence of int
-        All slots, those that waited longest for training first.
+        All slots, the least recently trained first.
     over : bool
-        Whether it had ended before: then nobody is asked any more.
+        Whether the exchange had ended before a restart of the server: then no request is sent.
 
     Attributes
     ----------
     counts : Counter
-        ``requests`` sent, ``spares`` that were asked, array ``bytes`` sent.
+        Numbers of ``requests`` sent, of ``spares`` among them, and of array ``bytes`` sent.
     """
 
     def __init__(
@@ -125,12 +126,15 @@ class Exchange:
         inbox.single = is_blocking(grid)
 
     def carry_out(self) -> None:
-        """Send what the inbox has not got yet, and return when the exchange is over."""
+        """Send a request for every slot that is not won yet, collect replies, and return when the exchange is over."""
         self._sent(self._push(self.open()))
         self._collect()
 
     def open(self) -> list[Message]:
-        """Return the first requests: each slot's, those of hedged slots, and spares' for clients that are gone."""
+        """Return the first requests: one for each slot, a second one for hedged slots.
+
+        A spare client takes the place of a client that is not connected.
+        """
         if self.over:
             return []
         missing = [payload for payload in self.payloads if payload.slot not in self.inbox.won]
@@ -150,10 +154,10 @@ class Exchange:
         return [message for _, message in made]
 
     def hand_in(self, replies: Iterable[Message]) -> None:
-        """Go on with `replies`, all that somebody else has collected for the messages of :meth:`open`.
+        """Continue with `replies`, all that the caller has collected for the messages of :meth:`open`.
 
-        Who has not answered them is not waited for any longer. What is lost goes to spare clients, and is asked for
-        once more, as in :meth:`carry_out`, in what is left of the deadline.
+        Clients that have not replied count as failed. Lost slots go to spare clients and lost requests are repeated, as
+        in :meth:`carry_out`, in the time that is left until the deadline.
         """
         handed_out = [request.metadata.message_id for request in self._first]
         self._sent(handed_out)
@@ -164,7 +168,7 @@ class Exchange:
         self._collect()
 
     def _sent(self, message_ids: Iterable[str]) -> None:
-        """Expect replies to the messages of :meth:`open`, sent under these ids; empty ones could not be sent."""
+        """Expect replies to the messages of :meth:`open`, sent under these ids; an empty id marks one not sent."""
         self._register(self._first, message_ids)
         self._first = []
         working = {*self.inbox.waiting.values(), *self.inbox.won}
@@ -207,7 +211,7 @@ class Exchange:
         return self._register([request for request, _ in made], ids, again=again)
 
     def _next_spare(self, slot: int) -> Payload | None:
-        """Return what the next spare client gets for `slot`, None if none may be asked any more."""
+        """Return the payload of `slot` for the next spare client; None if no further one may be asked."""
         if not self.spares or self._reassigned[slot] >= self.rules.reassign or time.monotonic() >= self._deadline:
             return None
         self._reassigned[slot] += 1
@@ -215,13 +219,13 @@ class Exchange:
         return replace(self._by_slot[slot], client=self.spares.pop(0))
 
     def _replace(self, slots: Iterable[int]) -> None:
-        """Hand each lost slot to the next spare client that can be asked."""
+        """Send each lost slot to the next spare client that is connected."""
         for slot in slots:
             while slot not in self.inbox.waiting.values() and (payload := self._next_spare(slot)) is not None:
                 self._send(payload)
 
     def _repeat_overdue(self) -> None:
-        """Repeat, once, each request that has had no answer for so long that it or its answer may be lost."""
+        """Repeat, once, each request without a reply for ``resend_s`` seconds: it or its reply may be lost."""
         now = time.monotonic()
         if self.rules.resend_s is None or now >= self._deadline:
             return
@@ -232,7 +236,7 @@ class Exchange:
                 self._send(request.payload, again=True)
 
     def _repeat_lost(self, reply: Message) -> bool:
-        """Repeat the request, if it may be, that Flower has lost or whose answer it has; return whether it was sent."""
+        """If Flower lost the request or its reply, repeat the request where allowed; return whether it was sent."""
         repeated = self._repeatable.pop(reply.metadata.reply_to_message_id, None)
         if repeated is None or not reply.has_error() or reply.error.code not in LOST_ON_THE_WAY:
             return False
@@ -240,16 +244,16 @@ class Exchange:
 
 
 def poll(grid: Grid, open_ids: Callable[[], Collection[str]], deadline: float) -> Iterator[list[Message]]:
-    """Yield what each look at the grid finds, nothing too, until nothing is open or the time is over.
+    """Yield the replies that each poll of the grid finds (may be none), until none is open or the deadline has passed.
 
     Parameters
     ----------
     grid : Grid
-        Asked again after a pause that grows while nothing comes; at once if it waits by itself.
+        Polled again after a pause, which grows while no reply comes; without a pause if the grid waits by itself.
     open_ids : callable
-        Returns the ids of the messages whose replies are waited for; called before each look.
+        Returns the ids of the messages whose replies are still missing; called before each poll.
     deadline : float
-        When to stop, in seconds of ``time.monotonic``; the grid is asked once in any case.
+        When to stop, in seconds of ``time.monotonic``; the grid is polled at least once.
     """
     pause, blocking = PAUSE_S, is_blocking(grid)
     while waiting := set(open_ids()):
@@ -264,7 +268,7 @@ def poll(grid: Grid, open_ids: Callable[[], Collection[str]], deadline: float) -
 
 
 def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
-    """Yield replies to `message_ids` as they arrive, until all are there or `timeout_s` seconds have passed."""
+    """Yield replies to `message_ids` as they arrive, until all have arrived or `timeout_s` seconds have passed."""
     waiting = {message_id for message_id in message_ids if message_id}
     for replies in poll(grid, lambda: waiting, time.monotonic() + timeout_s):
         for reply in replies:

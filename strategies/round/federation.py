@@ -1,4 +1,4 @@
-"""What the base of all methods works with: the rules of the federation, its record of a round, its state on disk."""
+"""Data of every method's round: settings of the federation, the report of a round, the state of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from fedcross.strategies.wire.protocol import Round, Upload
 
 
 class Meeting(Settings):
-    """How long the server waits, for how many clients, and what it does about those that fail or are slow.
+    """How long the server waits, for how many clients, and what it does about clients that fail or are slow.
 
-    The one place of these settings: ``federation`` in a configuration is a ``Meeting``, and every method's
-    :class:`Federation` is one with more fields.
+    ``federation`` in a configuration is a ``Meeting``; every method's :class:`Federation` adds fields to it.
     """
 
     min_clients: int | None = Field(
@@ -28,37 +27,37 @@ class Meeting(Settings):
     )
     wait_s: float = Field(120.0, gt=0, description="seconds to wait for min_clients")
     deadline_s: float = Field(3600.0, gt=0, description="seconds until an exchange ends without the missing clients")
-    min_replies: int = Field(1, ge=1, description="with fewer accepted replies an exchange changes nothing")
-    enough_replies: int | None = Field(None, ge=1, description="end an exchange with so many; all of them if unset")
-    reassign: int = Field(0, ge=0, description="times a slot whose client failed goes to a spare client")
-    hedge: int = Field(0, ge=0, description="slots, the stalest ones, that a spare client is asked for too")
-    resend_s: float | None = Field(None, gt=0, description="ask a client once more that was silent for so long")
+    min_replies: int = Field(1, ge=1, description="with fewer accepted replies no model changes in an exchange")
+    enough_replies: int | None = Field(None, ge=1, description="end an exchange after this many replies; all if unset")
+    reassign: int = Field(0, ge=0, description="how often a slot whose client failed goes to a spare client")
+    hedge: int = Field(0, ge=0, description="number of slots, the least recently trained, sent to a spare too")
+    resend_s: float | None = Field(None, gt=0, description="seconds without a reply until a request is repeated")
     packed: Literal["auto"] | bool = Field(
-        "auto", description="all arrays of a record travel as one; auto: between fedcross programs over a network"
+        "auto", description="send all arrays of a record as one; auto: between fedcross programs over a network"
     )
 
 
 class Federation(Meeting):
-    """How a method meets its clients; the same for every method.
+    """How the server samples clients, waits for them and exchanges messages with them; the same for every method.
 
-    `clients_per_round` clients are drawn each round. A round ends after `deadline_s` seconds at the latest
-    (:mod:`strategies.round.exchange`). `nonce` asks for fedcross clients, which echo the request's random nonce;
-    without it any Flower client may answer. `defence` is against poisoned uploads (:mod:`strategies.round.defence`).
-    `compression` (:mod:`strategies.wire.compression`) needs fedcross clients.
+    The server draws `clients_per_round` clients each round. Each exchange of a round ends after `deadline_s` seconds at
+    the latest (:mod:`strategies.round.exchange`). With `nonce` a reply must return the request's random nonce, which
+    only fedcross clients do; without it any Flower client may reply. `defence` is against poisoned uploads
+    (:mod:`strategies.round.defence`). `compression` (:mod:`strategies.wire.compression`) needs fedcross clients.
     """
 
     seed: int = Field(0, ge=0)
     rounds: int = Field(1, ge=1, description="planned global rounds")
     clients_per_round: int = Field(10, ge=1)
-    run: str = Field("", description="identity of the run, bound into every message")
-    nonce: bool = Field(False, description="ask for fedcross clients, which send the request's random number back")
-    networked: bool = Field(False, description="clients are reached over a network, not part of this machine")
+    run: str = Field("", description="identity of the run, part of every message")
+    nonce: bool = Field(False, description="accept only replies that return the request's random number")
+    networked: bool = Field(False, description="clients are connected over a network, not on this machine")
     defence: Defence = Defence()
     compression: Compression = Compression()
 
     @property
     def packs(self) -> bool:
-        """Whether messages are packed, ``auto`` decided."""
+        """Whether messages are packed; resolves ``auto``."""
         return self.nonce and self.networked if self.packed == "auto" else self.packed
 
     @model_validator(mode="after")
@@ -72,7 +71,7 @@ class Federation(Meeting):
 
 @dataclass
 class State:
-    """All that resume needs: arrays by name, and JSON values."""
+    """Everything that a resumed run needs: arrays by name, and JSON values."""
 
     arrays: Arrays = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +79,7 @@ class State:
 
 @dataclass
 class RoundReport:
-    """What one global round cost and gave; the source of one line of ``metrics.jsonl``."""
+    """Costs and metrics of one global round; they become one line of ``metrics.jsonl``."""
 
     round: int
     clients: int = 0
@@ -99,22 +98,22 @@ class RoundReport:
 
 
 class ReplyLog(Protocol):
-    """Keeps what the rounds since the last checkpoint have accepted (:mod:`server.reply_log`)."""
+    """Stores the uploads accepted since the last checkpoint (:mod:`server.reply_log`)."""
 
     def available(self, number: int) -> list[int] | None:
-        """Return the partitions that round `number` was drawn from before the server died, None if it was not."""
+        """Return the partitions that round `number` was drawn from before a crash; None if it was not drawn yet."""
 
     def draw(self, number: int, available: Sequence[int]) -> None:
-        """Keep what round `number` is drawn from."""
+        """Store the partitions that round `number` is drawn from."""
 
     def accepted(self, current: Round) -> list[Upload]:
-        """Return what was accepted in this exchange before the server died."""
+        """Return the uploads that this exchange had accepted before the server crashed."""
 
     def accept(self, current: Round, upload: Upload) -> None:
-        """Keep `upload`; when it returns, it is on disk."""
+        """Store `upload`; it is on disk when this method returns."""
 
     def is_over(self, current: Round) -> bool:
-        """Return whether the exchange had ended before the server died: who is missing is lost."""
+        """Return whether the exchange had ended before the server crashed; slots without an upload are then lost."""
 
     def end(self, current: Round) -> None:
-        """Keep that the exchange has ended."""
+        """Store that the exchange has ended."""

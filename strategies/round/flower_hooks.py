@@ -1,8 +1,8 @@
-"""Flower's ``Strategy`` over the rounds of a method: any Flower ServerApp can use one.
+"""Flower's ``Strategy`` interface of a method, so that any Flower ServerApp can use it.
 
-Flower drives a strategy in one of two ways, and both do the rounds of :mod:`strategies.round.base`: its entry point
-:meth:`FlowerHooks.start` runs them all; its loop calls the hooks ``configure_train`` and ``aggregate_train`` instead,
-and carries the messages in between by itself.
+Flower drives a strategy in one of two ways, and both run the rounds of :mod:`strategies.round.base`. The entry point
+:meth:`FlowerHooks.start` runs all rounds. Flower's own loop instead calls the hooks ``configure_train`` and
+``aggregate_train``, and sends and collects the messages in between itself.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fedcross.strategies.round.federation import RoundReport
 from fedcross.strategies.wire.protocol import Round
 from fedcross.strategies.wire.records import Arrays, encode
 
-#: Rounds of :meth:`FlowerHooks.start` where nobody says how many.
+#: Number of rounds of :meth:`FlowerHooks.start` if the caller gives none.
 FLOWER_ROUNDS = 3
 
 
 class FlowerHooks(Contract[P], Strategy):
-    """What Flower calls; the abstract methods here are the round's, :class:`strategies.round.base.Method` has them."""
+    """The methods that Flower calls; :class:`strategies.round.base.Method` implements the abstract ones."""
 
-    #: Between ``configure_train`` and ``aggregate_train``: the exchange that Flower's loop carries out.
+    #: The open exchange between ``configure_train`` and ``aggregate_train``, whose messages Flower's loop sends.
     _exchange: Exchange | None = None
     _round: Round
 
     @property
     @abstractmethod
     def report(self) -> RoundReport:
-        """What the round that is going on, or the last one, has cost and given so far."""
+        """Costs and metrics of the current round so far, or of the last one between rounds."""
 
     @abstractmethod
     def begin(self, arrays: Arrays, parameters: Collection[str] | None = None) -> None:
@@ -47,7 +47,7 @@ class FlowerHooks(Contract[P], Strategy):
 
     @abstractmethod
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Any] | None = None) -> RoundReport:
-        """Do one global round."""
+        """Run one global round."""
 
     @abstractmethod
     def _begin_round(self, number: int, grid: Grid) -> tuple[int, ...]:
@@ -55,11 +55,11 @@ class FlowerHooks(Contract[P], Strategy):
 
     @abstractmethod
     def _open(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> Exchange:
-        """Return one exchange of a round, not begun."""
+        """Prepare one exchange of a round; nothing is sent yet."""
 
     @abstractmethod
     def _close(self, exchange: Exchange) -> None:
-        """Aggregate what `exchange` brought."""
+        """Aggregate the uploads of `exchange`."""
 
     def start(
         self,
@@ -76,15 +76,15 @@ class FlowerHooks(Contract[P], Strategy):
         Parameters
         ----------
         grid : Grid
-            Where the clients are.
+            Connection to the clients.
         initial_arrays : ArrayRecord
             The initial model.
         num_rounds : int, optional
-            Global rounds; those that the method was given as ``rounds`` if None, else 3 as in Flower.
+            Number of global rounds. If None, the method's own ``rounds``, or 3 (Flower's default) if that is not set.
         timeout : float, optional
             Seconds until an exchange ends without the missing clients; the method's own ``deadline_s`` if None.
         train_config : ConfigRecord, optional
-            Goes to the clients with every request.
+            Sent to the clients with every request.
         evaluate_config : ConfigRecord, optional
             Not used: clients do not evaluate, `evaluate_fn` does.
         evaluate_fn : callable, optional
@@ -93,7 +93,7 @@ class FlowerHooks(Contract[P], Strategy):
         Returns
         -------
         Result
-            As Flower fills it: the last global model, and metrics by round.
+            Flower's result: the last global model, and metrics by round.
         """
         if num_rounds is None:
             num_rounds = self.federation.rounds if "rounds" in self.federation.model_fields_set else FLOWER_ROUNDS
@@ -121,16 +121,20 @@ class FlowerHooks(Contract[P], Strategy):
     ) -> Iterable[Message]:
         """Open an exchange and return its first requests, for a caller that sends them and collects the replies.
 
-        `server_round` counts exchanges: a method with two per round is called twice for each. `arrays` is used in the
-        first call only; from then on the method's own state decides.
+        `server_round` counts exchanges: a method with two exchanges per round is called twice for each round. `arrays`
+        is the initial model in the first call and not used later; the method keeps its own state.
 
         Notes
         -----
-        The exchange is the one that :meth:`run_round` carries out, with its log, spares, defence and accounting. What
-        these two hooks leave to their caller: it alone ends the wait, so ``deadline_s`` limits only what
-        :meth:`aggregate_train` itself still asks for, ``enough_replies`` ends nothing early, a failed slot goes to a
-        spare client and a silent client is asked again only when the caller has handed in the rest, and accepted
-        replies reach the log then, not as each arrives. :meth:`start` and :meth:`run_round` have no such limits.
+        The exchange is the same as in :meth:`run_round`, with log, spare clients, defence and accounting. The caller
+        alone decides when to stop waiting, which has these limits:
+
+        - ``deadline_s`` limits only the requests that :meth:`aggregate_train` itself still sends,
+        - ``enough_replies`` does not end the exchange early,
+        - failed slots go to spare clients, and requests without a reply are repeated, only in :meth:`aggregate_train`,
+        - the log gets the accepted replies only then, not as each one arrives.
+
+        :meth:`start` and :meth:`run_round` have none of these limits.
         """
         if not self.spec:
             self.begin({name: array.numpy() for name, array in arrays.items()})
@@ -142,7 +146,7 @@ class FlowerHooks(Contract[P], Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Judge the replies, ask spares for what is lost, aggregate; return the global model and the metrics."""
+        """Check the replies, send lost slots to spare clients, aggregate; return the global model and the metrics."""
         if self._exchange is None:
             raise FederationError(f"aggregate_train({server_round}) without configure_train before it")
         exchange, self._exchange = self._exchange, None

@@ -1,7 +1,7 @@
-"""What a reply must pass before anyone looks at it: here, and nowhere else, it is accepted or rejected.
+"""The guard: it alone accepts or rejects replies, before any other code uses them.
 
-Nothing a client sends is trusted: every field is checked against the ticket of the request it claims to answer, and
-arrays are checked against the declared model before any memory is allocated for them.
+It trusts nothing that a client sends: it checks every field against the ticket of the request that the reply claims to
+answer, and arrays against the declared model before it allocates any memory for them.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from fedcross.core.errors import UploadError
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, Expected, Ticket, Upload
 from fedcross.strategies.wire.records import decode
 
-#: More examples than this in one client is not believed.
+#: Largest number of examples that the guard accepts from one client.
 MAX_EXAMPLES = 2**40
-#: A reply carries a handful of metrics; more is not believed.
+#: Largest number of metrics that the guard accepts in one reply.
 MAX_METRICS = 64
-#: Flower reports in the SuperLink's name that a node is gone; in one process every reply bears this id.
+#: Node id of the SuperLink, the sender when Flower reports that a node is gone; in one process, of every reply.
 SUPERLINK_NODE_ID = 1
-#: Somebody else answers, or the reply is to another request: the client's own one may still come.
+#: Reasons for which the server still waits: the reply came from another node or answers another request.
 FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
 
 
 class Inbox:
-    """The requests of one exchange that are out, and what has come back.
+    """The open requests of one exchange, and the uploads accepted so far.
 
     Parameters
     ----------
     nonce : bool
         Whether replies must echo their request's nonce (:func:`check`).
     on_rejected : callable
-        Called with the client, None if unknown, and the error of every reply that is not used.
+        Called with the client (None if unknown) and the error of every rejected reply.
     on_accepted : callable, optional
-        Called with each upload when it has won its slot; when it returns, the upload counts.
+        Called with each upload that has won its slot, before the upload counts.
     decode : callable, optional
-        Returns a checked upload as it is used (:mod:`strategies.wire.compression`); may raise ``UploadError``.
+        Decompresses a checked upload (:mod:`strategies.wire.compression`); may raise ``UploadError``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Inbox:
         self._decode = decode
         self._tickets: dict[str, Ticket] = {}
         self._answered: set[str] = set()
-        #: Whether a request has exactly one reply, whatever it looks like: so it is in one process.
+        #: Whether every request has exactly one reply, valid or not, as in simulation within one process.
         self.single = False
         #: Message id -> slot, of the requests whose reply may still win.
         self.waiting: dict[str, int] = {}
@@ -66,7 +66,7 @@ class Inbox:
         self.waiting.update({message_id: ticket.expected.slot for message_id, ticket in tickets.items()})
 
     def settle(self, reply: Message) -> int | None:
-        """Accept or reject `reply`; return the slot that nobody is working on any more because of it, if any."""
+        """Accept or reject `reply`; return its slot if the slot is now lost (not won, no open request), else None."""
         asked, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         ticket = self._tickets.get(asked)
         try:
@@ -95,11 +95,11 @@ class Inbox:
         return None
 
     def give_up(self, message_id: str) -> int | None:
-        """Wait no longer for the reply to `message_id`; return its slot if nobody is working on it any more."""
+        """Stop waiting for the reply to `message_id`; return its slot if no other request for the slot is open."""
         return self._orphan(self.waiting.pop(message_id))
 
     def take(self, upload: Upload) -> None:
-        """Let `upload` win its slot: nothing else is waited for there."""
+        """Record that `upload` won its slot, and stop waiting for other replies for it."""
         self.won[upload.slot] = upload
         for message_id in [one for one, slot in self.waiting.items() if slot == upload.slot]:
             del self.waiting[message_id]
@@ -114,7 +114,7 @@ class Inbox:
 
 
 def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload:
-    """Return the upload in `message`, or raise with the reason it must not be used.
+    """Return the upload in `message`, or raise an error with the reason why it is rejected.
 
     Parameters
     ----------
@@ -123,8 +123,8 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
     expected : Expected
         What the request asked for.
     nonce : bool
-        Whether the reply must echo the request's run, round, slot and nonce. Plain Flower clients do not; their replies
-        are bound by Flower's own reply id only.
+        Whether the reply must return the request's run, round, slot and nonce. Plain Flower clients do not; only
+        Flower's own reply id links their replies to a request.
 
     Raises
     ------

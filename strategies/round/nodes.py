@@ -1,7 +1,7 @@
 """Which node holds which partition.
 
-Node ids are random in Flower and never decide anything here: clients are drawn and ordered by partition id. The ids are
-learned from the nodes themselves (a ``query`` message), once per node.
+Flower's node ids are random, so nothing here depends on them: clients are drawn and ordered by partition id. The server
+asks every node once for its partition id, with a ``query`` message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedcross.core.errors import FederationError
 from fedcross.strategies.round.exchange import LocalClients, receive
 
-#: Seconds that one refresh waits for answers.
+#: Seconds that one refresh waits for replies.
 QUERY_WAIT_S = 30.0
 #: Seconds after which a node that has not answered is asked again.
 QUERY_OPEN_S = 300.0
@@ -36,15 +36,15 @@ class Nodes:
         self.online: dict[int, int] = {}
         self._partition_of: dict[int, int] = {}
         self._sorted: list[int] = []
-        self._last: list[int] | None = None  # who was there when the two above were made, if all were known
+        self._last: list[int] | None = None  # connected nodes when the two above were made; None unless all were known
         self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, until when it may answer
 
     def refresh(self, grid: Grid) -> list[int]:
-        """Ask the grid who is there, ask new nodes for their partition, and return the sorted partition ids."""
+        """Get the connected nodes from the grid, ask new ones for their partition, return the sorted partition ids."""
         if isinstance(grid, LocalClients):
             self._partition_of = grid.partitions
         ids = list(grid.get_node_ids())
-        if ids == self._last:  # nobody came or went and all are known: 10,000 clients cost a round nothing
+        if ids == self._last:  # same nodes as last time, all known: fast even with 10,000 clients
             return list(self._sorted)
         online = set(ids)
         new = sorted(online - self._partition_of.keys())
@@ -61,7 +61,7 @@ class Nodes:
         Raises
         ------
         FederationError
-            If fewer than `count` are online in the end; nothing waits for ever.
+            If fewer than `count` are online after `wait_s` seconds.
         """
         deadline = time.monotonic() + wait_s
         while True:
@@ -77,11 +77,11 @@ class Nodes:
             time.sleep(0.5)
 
     def _ask(self, grid: Grid, nodes: list[int], first: int) -> dict[int, int]:
-        """Return node id -> partition id; nodes without an answer are left for the next refresh.
+        """Return node id -> partition id; nodes that have not replied are left for the next refresh.
 
-        A slow device may answer after :data:`QUERY_WAIT_S`: its query stays open, and it is not asked again meanwhile.
-        Nodes of a foreign app that answer with an exception (no such query) are numbered by their sorted node ids, from
-        `first` on.
+        A slow device may reply after :data:`QUERY_WAIT_S`: its query stays open, and it is not asked again meanwhile.
+        Nodes of another app, which reply with an exception because they do not know this query, are numbered in the
+        order of their node ids, from `first` on.
         """
         found: dict[int, int] = {}
         foreign: list[int] = []

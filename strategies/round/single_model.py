@@ -1,4 +1,4 @@
-"""What methods with one global model share: everyone gets it, the mean of the uploads replaces it."""
+"""Base of methods with one global model: every client gets it, the mean of the uploads replaces it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedcross.strategies.wire.records import Arrays
 
 
 class SingleModel(Method[P]):
-    """Base of methods with one global model: everyone gets it, the mean of the uploads replaces it.
+    """Base of methods with one global model: every client gets it, the mean of the uploads replaces it.
 
     Weights and batch-normalisation statistics are averaged alike. A round without uploads changes nothing.
     """
@@ -23,7 +23,7 @@ class SingleModel(Method[P]):
         self.model: Arrays = {name: array.copy() for name, array in arrays.items()}
 
     def dispatch(self, current: Round) -> list[Payload]:
-        """Send the global model to everyone."""
+        """Send the global model to every client of the round."""
         return [Payload(client, slot, self.model) for slot, client in enumerate(current.clients)]
 
     def weights(self, uploads: list[Upload]) -> list[float]:
@@ -45,5 +45,5 @@ class SingleModel(Method[P]):
         return State({f"model.{name}": array for name, array in self.model.items()})
 
     def restore(self, state: State) -> None:
-        """Take over the global model."""
+        """Load the global model from `state`."""
         self.model = {name: state.arrays[f"model.{name}"] for name in self.spec}

@@ -1,1 +1,1 @@
-"""Arrays on the wire: records, the safetensors format, compression."""
+"""Messages between server and clients: content, records, the safetensors format, compression."""

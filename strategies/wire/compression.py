@@ -1,19 +1,19 @@
-"""Fewer bytes on the wire: differences in float16 or int8, with error feedback. Exact float32 unless it is asked for.
+"""Compression of messages: differences in float16 or int8, with error feedback. The default is exact float32.
 
-Of a model only its float32 parameters are coded; buffers (a quantised variance could be negative), integers and a
-method's extra arrays stay as they are.
+Only the float32 parameters of a model are compressed ("coded"). Buffers (a quantised variance could be negative),
+integers and a method's extra arrays are sent unchanged.
 
-* **Down** the difference to the initial model travels, which both sides make from the seed. Each slot of the server
-  has a residual e: with ``d = model - initial`` it sends ``q = Q(d + e)`` and keeps ``e <- d + e - deq(q)``. Payloads
-  of one exchange that hold the same model are coded once.
-* **Up** the difference to the *received* (decoded) model travels, with a residual that each client keeps on its disk
-  under the visit that made it: a lost upload leaves no trace.
+* **Down** the server sends the difference to the initial model, which both sides make from the seed. It keeps a
+  residual e for each slot: with ``d = model - initial`` it sends ``q = Q(d + e)`` and keeps ``e <- d + e - deq(q)``.
+  Payloads of one exchange that hold the same model are coded once.
+* **Up** a client sends the difference to the *received* (decoded) model. It stores its residual on its disk under the
+  number of the visit, so the residual of a lost upload is never used.
 
-So over any number of messages the decoded differences add up to the true ones but for the last residual (Seide et al.,
+So over any number of messages the decoded differences add up to the true ones, up to the last residual (Seide et al.,
 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
 
 ``int8``: blocks of 1024 values of a tensor share a scale ``s = max|x| / 127``, values are ``rint(x / s)``: 1.004 bytes
-for each value of a large tensor. ``float16``: rounded to nearest; what exceeds its range waits in the residual.
+for each value of a large tensor. ``float16``: rounded to nearest; the part beyond its range stays in the residual.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedcross.strategies.wire.protocol import SCALES, Payload, Upload
 from fedcross.strategies.wire.records import Spec, spec_of
 
 Kind = Literal["float32", "float16", "int8"]
-#: Values that share a scale.
+#: Number of values that share a scale.
 BLOCK = 1024
 LEVELS = 127
 #: Prefix of residuals among other arrays of a state.
@@ -42,14 +42,14 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 class Compression(Settings):
-    """How the float32 parameters of models travel ``down`` to clients and ``up`` to the server."""
+    """Number format of the models' float32 parameters on the way ``down`` to clients and ``up`` to the server."""
 
     down: Kind = "float32"
     up: Kind = "float32"
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is coded at all."""
+        """Whether compression is off in both directions."""
         return self.down == self.up == "float32"
 
 
@@ -93,7 +93,7 @@ def decode(arrays: Mapping[str, Array], scales: NDArray[np.float32]) -> Arrays:
     Raises
     ------
     UploadError
-        ``malformed_array`` for a negative scale or the value -128, which no coder writes.
+        ``malformed_array`` for a negative scale or the value -128, which :func:`code` never produces.
     """
     if (scales < 0).any():
         raise UploadError("malformed_array", "a negative scale")
@@ -115,7 +115,7 @@ def decode(arrays: Mapping[str, Array], scales: NDArray[np.float32]) -> Arrays:
 
 
 def blocks(size: int) -> int:
-    """Return how many scales `size` values have."""
+    """Return the number of scales for `size` values."""
     return -(-size // BLOCK)
 
 
@@ -147,7 +147,7 @@ def difference(new: Mapping[str, Array], old: Mapping[str, Array], residual: Arr
 
 
 def remainder(wanted: Arrays, decoded: Arrays) -> Arrays:
-    """Return ``wanted - decoded``; zero where training has broken down, so that one NaN does not stay for ever."""
+    """Return ``wanted - decoded``; zero where it is not finite, so that a NaN does not stay in the residual."""
     left = {name: wanted[name] - decoded[name] for name in wanted}
     return {name: np.where(np.isfinite(array), array, np.float32(0)) for name, array in left.items()}
 
@@ -176,19 +176,20 @@ class _Sent:
 
 
 class Compressor:
-    """The server's half.
+    """The server's part of compression.
 
     Parameters
     ----------
     settings : Compression
-        What is coded, and how.
+        Number formats in both directions.
     initial : mapping of str to array
         The initial model's parameters; those of other dtypes than float32 are never coded.
 
     Attributes
     ----------
     residuals : dict
-        Slot -> what is still owed to its stream of models; part of every checkpoint. At most one model for each slot.
+        Slot -> its residual, the coding error to add to the next difference; part of every checkpoint. At most one
+        model in size for each slot.
     """
 
     def __init__(self, settings: Compression, initial: Mapping[str, Array]) -> None:
@@ -202,7 +203,7 @@ class Compressor:
         self._sent = {}
 
     def down(self, payload: Payload) -> tuple[Payload, Arrays]:
-        """Return `payload` as it travels, and the model that its client will have."""
+        """Return the coded `payload`, and the model that its client will decode."""
         if self.settings.down == "float32":
             return payload, payload.arrays
         known = self._sent.get(id(payload.arrays))
@@ -220,7 +221,7 @@ class Compressor:
         return _Sent(model, {**model, **coded.arrays}, coded.records(), received)
 
     def expected(self, model: Spec, received: Arrays) -> tuple[Spec, Spec]:
-        """Return what an upload's arrays and scales must be, where it should describe `model` against `received`."""
+        """Return the specs of an upload's arrays and scales, for an upload coded as a difference to `received`."""
         if self.settings.up == "float32":
             return model, {}
         names = set(codable(model, {n: received[n] for n in self.initial if n in received}, model))
@@ -244,7 +245,7 @@ class Compressor:
         return replace(upload, arrays=arrays, scales={})
 
     def state(self) -> Arrays:
-        """Return the residuals as arrays of a checkpoint."""
+        """Return the residuals as arrays for a checkpoint."""
         return {
             f"{RESIDUAL}{slot}.{name}": array
             for slot, arrays in self.residuals.items()
@@ -252,7 +253,7 @@ class Compressor:
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> Arrays:
-        """Take over the residuals among a checkpoint's `arrays`, and return the others."""
+        """Load the residuals among a checkpoint's `arrays`, and return the other arrays."""
         others, own = apart(arrays)
         self.residuals = {}
         for key, array in own.items():
@@ -262,7 +263,7 @@ class Compressor:
 
 
 class ClientHalf:
-    """The client's half.
+    """The client's part of compression.
 
     Parameters
     ----------
@@ -275,7 +276,7 @@ class ClientHalf:
         self.initial = {name: np.array(a) for name, a in initial.items() if a.dtype == np.float32}
 
     def received(self, arrays: Arrays, scales: Mapping[str, Array]) -> Arrays:
-        """Return the model that came as `arrays`."""
+        """Return the model decoded from `arrays` and `scales`."""
         return arrays if self.settings.down == "float32" else uncode(arrays, scales, self.initial)
 
     def upload(self, trained: Arrays, received: Arrays, residual: Arrays) -> tuple[Arrays, Arrays, Arrays]:
@@ -287,11 +288,11 @@ class ClientHalf:
 
 
 def apart(arrays: Mapping[str, Array]) -> tuple[Arrays, Arrays]:
-    """Return what of a state is not a residual, and the residual without its prefix."""
+    """Split a state: return the arrays that are not a residual, and the residual without its prefix."""
     own = {name.removeprefix(RESIDUAL): array for name, array in arrays.items() if name.startswith(RESIDUAL)}
     return {name: array for name, array in arrays.items() if not name.startswith(RESIDUAL)}, own
 
 
 def marked(residual: Arrays) -> Arrays:
-    """Return `residual` with its prefix, to be kept beside other arrays."""
+    """Return `residual` with its prefix, so that it can be stored beside other arrays."""
     return {RESIDUAL + name: array for name, array in residual.items()}

@@ -1,7 +1,7 @@
-"""What travels in a round, as plain data, and how it looks as Flower messages.
+"""The content of a round's messages as plain data, and its form as Flower messages.
 
 Server to client: the model (``arrays``), named groups of further arrays (``extra.NAME``) and scalars (``config``).
-Client to server: the same three and ``metrics``. A random nonce binds each reply to the one request it answers.
+Client to server: the same three and ``metrics``. A random nonce links each reply to the one request that it answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedcross.strategies.wire.records import Arrays, Spec, encode, encode_like
 
 Scalar = int | float | str | bool
 EXTRA = "extra."
-#: Record, and array in it, with the scales of coded arrays (:mod:`strategies.wire.compression`).
+#: Name of the record, and of its array, with the scales of coded arrays (:mod:`strategies.wire.compression`).
 SCALES = "scales"
 
 
@@ -44,7 +44,7 @@ class Round:
 
 @dataclass
 class Payload:
-    """What one client gets: a model, extras and scalars. `slot` is the method's own index (a row of the pool, say)."""
+    """The data sent to one client: model, extras, scalars. `slot` is the method's index (a row of the pool, say)."""
 
     client: int
     slot: int
@@ -61,7 +61,7 @@ class Payload:
 
 @dataclass
 class Upload:
-    """What the guard accepted from one client. Arrays are read-only views into the message."""
+    """A reply that the guard accepted from one client. Arrays are read-only views into the message."""
 
     client: int
     slot: int
@@ -75,7 +75,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reply to one request must say to be accepted."""
+    """The values that the reply to one request must have to be accepted."""
 
     run: str
     round: int
@@ -90,7 +90,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Ticket:
-    """A request that is out: where it went and what its reply must be."""
+    """An open request: the node that it went to, and the values that its reply must have."""
 
     node: int
     expected: Expected

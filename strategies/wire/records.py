@@ -1,7 +1,7 @@
-"""Arrays as Flower records and back, with one copy on the way out and none on the way in.
+"""Converts arrays to Flower records and back, with one copy when encoding and none when decoding.
 
-An array travels as its ``.npy`` bytes, which is Flower's own convention, so any Flower client can read and write it;
-or all arrays of a record travel as one (:mod:`strategies.wire.safetensors_record`), where both ends are ours.
+An array is sent as its ``.npy`` bytes, Flower's own convention, so any Flower client can read and write it. Between
+fedcross programs all arrays of a record can be sent as one (:mod:`strategies.wire.safetensors_record`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     Parameters
     ----------
     record : ArrayRecord
-        What came over the wire; nothing in it is trusted.
+        The received record; nothing in it is trusted.
     spec : mapping
         Name -> (shape, dtype) that is expected, no more and no less.
     finite : bool
@@ -91,7 +91,7 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
 
 
 def views(record: ArrayRecord) -> Arrays:
-    """Return read-only views into the bytes of `record`, which comes from the own server and declares what it holds.
+    """Return read-only views into the bytes of `record`, which the client's own server sent.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, fin
 
 
 def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) -> int:
-    """Return where the values start, for a header written in another style than ours."""
+    """Return the offset of the values, for a header that another program wrote in a different style."""
     head = io.BytesIO(data[:1024])
     try:
         version = np.lib.format.read_magic(head)

@@ -1,8 +1,9 @@
-"""All arrays of a record as one, in the safetensors format: for Flower an array is an object of its own.
+"""Packs all arrays of a record into one, in the safetensors format, because Flower sends each array separately.
 
-Each object costs Flower two requests of about 0.9 kB and a round trip. LeNet-5 has ten arrays; over a network, packed,
-it is one. Whoever knows safetensors can read it. The order of the arrays and the header follow from names, shapes and
-dtypes alone, so a receiver who knows what must come compares the header with his own and parses nothing.
+Flower sends every array as an object of its own, with two requests of about 0.9 kB and a round trip. LeNet-5 has ten
+arrays; packed, it is one object. Any program that reads safetensors can read it. The order of the arrays and the header
+depend only on names, shapes and dtypes, so a receiver that knows what to expect compares the header with its own and
+parses nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedcross.core.errors import UploadError
 
 Spec = Mapping[str, tuple[tuple[int, ...], str]]
 
-#: Name of the one array of a packed record, and how Flower is told that it is serialised.
+#: Name of the one array of a packed record, and the serialisation type that it declares to Flower.
 PACKED = "packed"
 STYPE = "safetensors"
 
@@ -39,7 +40,7 @@ _NAMES = {short: name for name, short in _DTYPES.items()}
 
 
 def packable(spec: Spec) -> bool:
-    """Return whether every dtype of `spec` has a place in the format."""
+    """Return whether the format supports every dtype of `spec`."""
     return all(dtype in _DTYPES for _, dtype in spec.values())
 
 
@@ -57,7 +58,7 @@ def unpack(data: bytes, spec: Spec) -> dict[str, NDArray[Any]]:
     Raises
     ------
     UploadError
-        ``malformed_array``: the header or the length is not the one that `spec` makes.
+        ``malformed_array``: the header or the length is not the one that follows from `spec`.
     """
     ordered = _ordered(spec)
     header = _header(ordered)
@@ -77,7 +78,7 @@ def unpack(data: bytes, spec: Spec) -> dict[str, NDArray[Any]]:
 
 
 def declared(data: bytes) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return name -> (shape, dtype) as the header of `data` says it, which comes from the own server.
+    """Return name -> (shape, dtype) as the header of `data`, which comes from the client's own server, declares it.
 
     Raises
     ------

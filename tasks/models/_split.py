@@ -1,4 +1,4 @@
-"""The shape that all models share: features, then a linear classifier."""
+"""The structure of all models: features, then a linear classifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network's weights as arrays: tied ones once, frozen ones apart, dtypes that travel."""
+"""A network's weights as arrays: tied weights once, frozen weights apart from trained ones, supported dtypes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from fedcross.core.errors import ConfigError
 
 Arrays = dict[str, npt.NDArray[Any]]
-#: What the server computes with and numpy knows.
+#: Float dtypes that the server can compute with and numpy supports.
 DTYPES = (torch.float32, torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""Who owns which examples: one module per procedure, each with ``Params`` and ``split(params, task, seed)``.
+"""Partitions of a task over clients: one module per procedure, each with ``Params`` and ``split(params, task, seed)``.
 
 ``split`` returns a :class:`tasks.base.Partition`; it is a pure function of its arguments.
 """

@@ -1,4 +1,4 @@
-"""What the partitions share: the number of clients and the last check."""
+"""Shared by the partitions: the setting for the number of clients, and the final check."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def split(params: Params, task: Task, seed: int) -> Partition:  # noqa: ARG001  
     Raises
     ------
     DataError
-        If examples of this task mean nothing without those of the others.
+        If this task's examples cannot be prepared without those of the other clients.
     """
     if not task.alone:
         raise DataError(

@@ -1,1 +1,1 @@
-"""How published files become arrays: cache, images, LEAF text, checks. Shared by the task modules."""
+"""Reads published files into arrays: cache, images, LEAF text, checks. Shared by the task modules."""

@@ -33,7 +33,7 @@ FORMAT = 1
 
 
 class _CannotWriteError(Exception):
-    """The cache folder refuses: read-only, full, or gone."""
+    """The cache folder cannot be written: read-only, full, or missing."""
 
 
 class Store:
