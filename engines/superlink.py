@@ -25,7 +25,7 @@ CAPABILITIES = Capabilities()
 
 
 class Params(Settings):
-    """This engine has no settings; ``partition.clients`` is the number of SuperNodes."""
+    """No settings; ``partition.clients`` is the number of SuperNodes."""
 
     name: str = "superlink"
 

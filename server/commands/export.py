@@ -102,7 +102,7 @@ def _checkpoint(run: Path, number: int | None) -> tuple[int, State, dict[str, An
         if number is not None and number not in rounds:
             kept = ", ".join(map(str, rounds))
             raise StorageError(
-                f"--round {number}: {run} has no checkpoint of that round, only of {kept}. checkpoint.keep and "
+                f"--round {number}: {run} has no checkpoint of that round, only of round {kept}. checkpoint.keep and "
                 "checkpoint.milestone set which ones stay."
             )
         try:
