@@ -4,7 +4,7 @@
 #   docker build -t fedcross:gpu --build-arg ACCELERATOR=gpu .
 #   docker build -t fedcross-gateway --target gateway .
 #
-# BASE_IMAGE is any Debian with Python 3.11 or newer: the stock slim image, or one of your own.
+# BASE_IMAGE is any Debian with Python 3.11 or newer: python:3.11-slim, or your own image.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS gateway
@@ -14,13 +14,13 @@ RUN apt-get update \
 COPY deploy/gateway.cfg /etc/fedcross/gateway.cfg
 USER 10001:10001
 EXPOSE 8443
-# Checks its own front door: a path that nobody may call must be refused by us, over TLS.
+# Health check: the gateway must refuse, over TLS, a path that no client may call.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5s CMD ["python3", "-c", "import ssl,urllib.request as r,urllib.error as e\nc=ssl.create_default_context(cafile='/keys/server/ca.crt')\ntry: r.urlopen('https://localhost:8443/', context=c, timeout=4)\nexcept e.HTTPError as x: raise SystemExit(x.code != 403)"]
 CMD ["haproxy", "-W", "-db", "-f", "/etc/fedcross/gateway.cfg"]
 
-# The lock's pins and hashes, but only what runs here. A stage of its own, so that packages are installed again only when this
-# list has changed. Runtime installation is off, so Flower needs no uv. torch on a CPU links to CUDA's libraries (see
-# docs/deploy.md): what it opens only when there is a GPU is left out.
+# The pins and hashes of the lock file, only for packages that run in this image. This is a separate stage, so that packages
+# are installed again only when the list has changed. Runtime installation is off, so Flower needs no uv. torch on a CPU
+# links to some of CUDA's libraries (see docs/deploy.md); those that it loads only with a GPU are left out.
 FROM ${BASE_IMAGE} AS list
 ARG ACCELERATOR=cpu
 WORKDIR /list
@@ -57,7 +57,7 @@ COPY . .
 RUN /opt/tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels .
 
 FROM ${BASE_IMAGE} AS fedcross
-# A fixed user, so that volumes keep their owner from image to image.
+# A fixed user id, so that volumes keep their owner when the image changes.
 RUN set -eu; \
     useradd --uid 10001 --user-group --home-dir /state --no-create-home --shell /usr/sbin/nologin fedcross; \
     keys="/keys /keys/authority /keys/server /keys/superexec /keys/public /keys/client-1 /keys/client-2 /keys/client-3"; \

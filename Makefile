@@ -1,9 +1,9 @@
-# make demo    from a fresh machine (Python 3.11+ and make) to a federated result
-# make test    everything that CI runs
-# make check   style, types, import contracts
+# make demo    runs a first federation on a fresh machine (needs Python 3.11+ and make)
+# make test    runs everything that CI runs
+# make check   checks style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
-# make docs    the reference pages from the code, and the docs site in site/
-# make compose the compose federation for real: image, three clients, attacks (needs a container engine)
+# make docs    generates the reference pages from the code, and the docs site in site/
+# make compose tests the compose federation: image, three clients, attacks (needs a container engine)
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -40,12 +40,12 @@ test: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose and not slow"
 
-# Every fault test at its full size (docs/reliability.md).
+# Runs every fault test at its full size (docs/reliability.md).
 reliability: $(READY)
 	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --durations=0 tests/faults tests/server/test_checkpoint.py \
 	  tests/server/test_reply_log.py tests/strategies/round/test_exchange.py tests/strategies/round/test_rounds.py tests/strategies/round/test_defence.py
 
-# The compose federation for real; needs a container engine, and BASE_IMAGE where python:3.11-slim cannot be fetched.
+# Tests the compose federation; needs a container engine, and BASE_IMAGE where python:3.11-slim cannot be fetched.
 compose: $(READY)
 	$(BIN)/python -m pytest -s -m compose tests/e2e/test_compose.py
 

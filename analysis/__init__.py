@@ -1,1 +1,1 @@
-"""Reads what runs wrote: tables, curves, pictures."""
+"""Reads run folders and makes tables, curves and plots."""

@@ -1,4 +1,4 @@
-"""FedCross's ablation: smoothed accuracy by alpha and selection, as numbers and as a heat map."""
+"""The ablation of FedCross: smoothed accuracy by alpha and selection, as numbers and as a heat map."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ALPHA, SELECTION = "method.alpha", "method.selection"
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells of one problem.
+    """The ablation of one problem.
 
     Attributes
     ----------
     alphas, selections : list
         Rows and columns.
     values : array of float, shape (alphas, selections)
-        Smoothed accuracy in [0, 1], mean over seeds; nan where no run is.
+        Smoothed accuracy in [0, 1], mean over seeds; nan without a run.
     seeds : array of int, shape (alphas, selections)
-        Runs behind each cell.
+        Number of runs in each cell.
     """
 
     problem: str

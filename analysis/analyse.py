@@ -1,4 +1,4 @@
-"""``fedcross analyse``: pictures of what the models of a run have learned."""
+"""``fedcross analyse``: plots of the models that a run kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedcross.core.errors import StorageError
 
-#: Analysis -> what it shows; each is a module of this package with a function ``draw``.
+#: Analysis -> short description; each is a module of this package with a function ``draw``.
 KINDS = {
     "cka": "CKA of layers, before and after the exchange and between clients",
     "tsne": "t-SNE of embeddings at chosen rounds",
@@ -36,18 +36,18 @@ def analyse(
     kind : str
         A key of ``KINDS``.
     out : Path or None
-        Where to write; ``RUN/analysis`` if None.
+        Folder for the files; ``RUN/analysis`` if None.
     data : Path or None
-        Where the data sets lie; as the run said if None.
+        Folder of the data sets; that of the run if None.
     rounds, slots, images : sequence of int
-        Rounds (all kept ones if empty), single models, indices of test images.
+        Rounds (all kept rounds if empty), slots of single models, indices of test images.
     examples : int
         Number of test examples.
 
     Raises
     ------
     DataError
-        If the run kept no such models, or the data set is missing.
+        If the run did not keep these models, or the data set is missing.
     StorageError
         If `out` cannot be written.
     """

@@ -1,4 +1,4 @@
-"""What a learning curve can be drawn over (a module of its own: the command line needs nothing else to start)."""
+"""The x-axes of learning curves, in a separate module so that the command line can import it quickly."""
 
 AXES = {
     "rounds": "round",
@@ -7,4 +7,4 @@ AXES = {
     "seconds": "seconds",
     "exchanges": "model exchanges",
 }
-"""What a curve can be drawn over, with the title of that axis."""
+"""Name of each possible x-axis, with its title."""

@@ -1,7 +1,7 @@
 """Linear centred kernel alignment of layers: one model before and after an exchange, and models of different clients.
 
-Kornblith et al., Similarity of Neural Network Representations Revisited, ICML 2019: 1 for representations that agree up
-to rotation and scale, near 0 for unrelated ones.
+Kornblith et al., Similarity of Neural Network Representations Revisited, ICML 2019: CKA is 1 if two representations
+agree up to rotation and scale, and near 0 if they are unrelated.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Similarity:
     layers : list of str
         Names, in forward order.
     same : array (models, layers)
-        One model before against after the exchange; no rows if the round has one exchange.
+        Each model before compared with itself after the exchange; no rows if the round has only one exchange.
     before, after : array (layers, models, models)
-        Models of different clients; `after` is None if the round has one exchange.
+        Models of different clients; `after` is None if the round has only one exchange.
     """
 
     round: int

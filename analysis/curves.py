@@ -1,4 +1,4 @@
-"""Learning curves as a picture: the mean over seeds with a band, one panel per problem."""
+"""Plots learning curves: the mean over seeds with a band, one panel per problem."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette for colour-blind readers, without its yellow (too faint on white)."""
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 DIRECT = 7
-"""Up to this many curves a panel carries names at the line ends; more get a legend."""
+"""Up to this many curves, names stand at the line ends; a panel with more curves has a legend."""
 SMOOTH_FROM = 100
-"""From this many evaluations on the line is a moving mean, with the measured values thin behind it."""
+"""With at least this many evaluations, the line is a moving mean, drawn over a thin line of the measured values."""
 
 
 def styles(groups: Sequence[Group]) -> dict[str, tuple[str, object]]:
@@ -42,7 +42,7 @@ def trailing_mean(values: Curve, window: int = WINDOW) -> Curve:
 def plot_curves(groups: Sequence[Group], x: str, path: Path) -> None:
     """Draw test accuracy over axis `x` (a key of ``AXES``) into a PNG at `path`.
 
-    The band is one sample standard deviation over seeds to each side; a single seed has none.
+    The band is one sample standard deviation over seeds to each side; a single seed has no band.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -93,7 +93,7 @@ def _panel(axes: Axes, groups: Sequence[Group], x: str, style: dict[str, tuple[s
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write each name right of the axes at the height of its line's end, moved apart where they would overlap."""
+    """Write each name right of the axes at the height of its line's end; move names apart that would overlap."""
     low, high = axes.get_ylim()
     gap = 0.055 * (high - low)
     heights: list[float] = []

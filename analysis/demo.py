@@ -1,4 +1,4 @@
-"""The end of ``make demo``: the table of both methods, and the picture of their curves."""
+"""The last step of ``make demo``: prints the table of both methods and plots their learning curves."""
 
 from __future__ import annotations
 

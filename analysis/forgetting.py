@@ -1,4 +1,4 @@
-"""What a model forgets at another client: its accuracy on each class of the test set before and after the exchange."""
+"""Measures what a model forgets at another client: accuracy per test class before and after the exchange."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedcross.analysis.subject import Arrays, Options, Subject
 from fedcross.core.errors import DataError
 
-#: A client holds a class if at least this share of its examples is of it.
+#: A client holds a class if at least this share of its examples belongs to it.
 HELD = 0.02
 CHUNK = 1000
 
@@ -31,7 +31,7 @@ class Change:
     before, after : array (models, classes)
         Shares in [0, 1]; nan for a class without test examples.
     home, host : bool array (models, classes)
-        Classes that the model's home and its last host hold.
+        Classes held by the model's home client and by its last host.
     """
 
     round: int
@@ -42,13 +42,13 @@ class Change:
     host: NDArray[np.bool_]
 
     def mean(self, where: NDArray[np.bool_]) -> float:
-        """Return the mean change of accuracy where `where` is true; nan if nowhere."""
+        """Return the mean change of accuracy over the entries where `where` is true; nan if there are none."""
         change = (self.after - self.before)[where]
         change = change[~np.isnan(change)]
         return float(change.mean()) if change.size else float("nan")
 
     def summary(self) -> dict[str, float]:
-        """Return mean changes: classes only the home holds (forgotten), only the host (learned), both, neither."""
+        """Return mean changes over classes of the home only (forgotten), the host only (learned), both, neither."""
         return {
             "home only": self.mean(self.home & ~self.host),
             "host only": self.mean(self.host & ~self.home),

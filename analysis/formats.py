@@ -1,4 +1,4 @@
-"""Tables as Markdown and LaTeX, and the plain numbers as CSV."""
+"""Writes tables as Markdown and LaTeX, and plain numbers as CSV."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Grad-CAM: which part of a test image speaks for its class, for the global model and single models.
+"""Grad-CAM: which part of a test image supports its class, for the global model and single models.
 
-Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017; the maps
-are those of the library pytorch-grad-cam at the network's last convolution.
+Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017. The
+library pytorch-grad-cam computes the maps at the network's last convolution.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedcross.analysis.subject import Arrays, Options, Subject
 from fedcross.core.errors import ConfigError, DataError
 
-#: Images shown unless some are chosen: the first test image of so many classes.
+#: Default number of images: the first test image of each of this many classes.
 CLASSES = 6
 
 

@@ -1,4 +1,4 @@
-"""Runs of one configuration under several seeds as one group, with a label made of what differs between the groups."""
+"""Groups the runs of one configuration over seeds; labels each group with the settings that differ between groups."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ IGNORED = (
     "seed", "logger", "hydra", "experiment", "output", "resume", "checkpoint", "snapshots", "federation", "data_root",
     "task.root", "task.download",
 )  # fmt: skip
-"""Settings, alone or as a group, that do not change what is learned: not part of a configuration's identity."""
+"""Settings and groups of settings that do not change the result; they are not part of a configuration's identity."""
 
 WHERE = ("engine", "device")
-"""Where a run ran. By design the result does not depend on it, so seeds from several machines are one group, unless
-the same seed ran in two places: then the places are what is compared."""
+"""Settings of where a run ran. The result does not depend on them by design, so seeds from several machines form one
+group. If the same seed ran in two places, the runs compare the places, and these settings count."""
 
 PANEL = ("task.name", "model.name", "partition.name", "partition.beta")
-"""Settings that say which problem is solved. Runs of different problems are never drawn in one plot."""
+"""Settings that define the problem. Runs of different problems are never drawn in one plot."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed only.
+    """Runs that differ only in their seed.
 
     Attributes
     ----------
     method : str
-        Method, and its settings where groups differ in them: ``fedcross alpha=0.99``.
+        The method, and those of its settings in which groups differ: ``fedcross alpha=0.99``.
     panel : str
-        The problem where groups differ in it: ``cifar10, dirichlet beta=0.5``; empty if there is one problem.
+        The part of the problem in which groups differ: ``cifar10, dirichlet beta=0.5``; empty if there is one.
     problem : str
-        The whole problem, always: ``cifar10, cnn, dirichlet beta=0.5``.
+        The full problem: ``cifar10, cnn, dirichlet beta=0.5``.
     runs : list of Run
         Ordered by seed.
     """
@@ -65,12 +65,12 @@ class Group:
 
     @property
     def label(self) -> str:
-        """What tells this group from the others."""
+        """The label that distinguishes this group from the others."""
         return f"{self.method} ({self.panel})" if self.panel else self.method
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Settings of the first run; the others differ in the seed only."""
+        """Settings of the first run; the others differ only in the seed."""
         return self.runs[0].settings
 
     @property
@@ -79,7 +79,7 @@ class Group:
         return all(run.finished for run in self.runs)
 
     def over_seeds(self, value: Callable[[Run], float]) -> Spread:
-        """Return mean and spread of a number per run."""
+        """Return mean and spread over the runs of a number computed for each run."""
         return spread([value(run) for run in self.runs])
 
     def curve(self, x: str, column: str = "test_accuracy") -> tuple[Curve, Curve, Curve]:
@@ -107,7 +107,7 @@ def counts(name: str, ignored: Sequence[str] = IGNORED) -> bool:
 
 
 def identity(run: Run, ignored: Sequence[str] = IGNORED + WHERE) -> tuple[tuple[str, Any], ...]:
-    """Return the configuration without the seed and without what does not change the result, hashable."""
+    """Return the configuration in hashable form, without the seed and settings that do not change the result."""
     kept = ((k, v) for k, v in run.settings.items() if counts(k, ignored))
     return tuple(sorted((k, str(v) if isinstance(v, (tuple, dict)) else v) for k, v in kept))
 
@@ -128,7 +128,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     groups : list of Group
         Ordered by problem; FedAvg first, then by name.
     notes : list of str
-        A sentence for each run left out because its configuration and seed are there already.
+        A sentence for each run left out because another run has the same configuration and seed.
     """
     notes: list[str] = []
     ignored = IGNORED if _compares_places(runs) else IGNORED + WHERE
@@ -147,7 +147,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
 
 
 def _by_length(a: Run, b: Run) -> tuple[Run, Run]:
-    """Return the run with fewer rounds (of equal ones the earlier path), then the other."""
+    """Return the two runs, first the one with fewer rounds (with equal rounds, the earlier path)."""
     return (a, b) if len(a.columns["round"]) <= len(b.columns["round"]) else (b, a)
 
 
@@ -164,8 +164,8 @@ def problem(settings: Mapping[str, Any]) -> str:
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return (method, panel) of each configuration.
 
-    The method part names what differs among the configurations of the same problem, the panel part what differs
-    between the problems.
+    The method part lists the settings that differ between configurations of the same problem; the panel part lists
+    those that differ between problems.
     """
     shown = [name for name in PANEL if _differs(name, settings)]
     labels = []
@@ -192,9 +192,9 @@ def _differs(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _matters(name: str, mine: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether `name` tells `mine` from another configuration that made the same choice for the setting's group.
+    """Whether `mine` differs in `name` from another configuration with the same choice for the setting's group.
 
-    ``method.alpha`` only tells FedCross runs apart, not FedCross from FedAvg: the method's name does that already.
+    ``method.alpha`` distinguishes only runs of FedCross; the method's name already distinguishes FedCross from FedAvg.
     """
     choice = f"{name.split('.')[0]}.name"
     if name == choice or choice not in mine:

@@ -1,10 +1,10 @@
-"""``fedcross landscape``: how flat the global models of runs lie, side by side on the same axes.
+"""``fedcross landscape``: loss surfaces around the global models of runs, side by side on the same axes.
 
-Every model's loss is drawn over the same two random directions, each scaled filter by filter to the weights of that
-model (Li et al., NeurIPS 2018), with one range and one colour scale for all. Vectors (biases, normalisation) have no
-filters: their part of the directions is zero. The package ``loss-landscapes`` is not used: it draws non-negative
-uniform directions anew from torch's global generator in each call, so two models never share axes and no seed of ours
-decides, and it moves normalisation weights too.
+The same two random directions are used for every model, each scaled filter by filter to the weights of that model (Li
+et al., NeurIPS 2018); all plots share one range and one colour scale. Vectors (biases, normalisation) have no filters,
+so their part of the directions is zero. The package ``loss-landscapes`` is not used: in each call, it draws new
+non-negative uniform directions from torch's global generator, so two models never share axes and no seed controls the
+directions. It also changes normalisation weights.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Surface = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class View:
-    """One model's surroundings.
+    """The loss around one model.
 
     Attributes
     ----------
     name : str
-        The run in a few words.
+        Short description of the run.
     surface : array of float, shape (points, points)
         Loss at ``w + axis[i] * d1 + axis[j] * d2``.
     sharpness : mapping of str to float
@@ -50,12 +50,12 @@ class View:
 
 
 class Point:
-    """A model as one point of its flat weights, with the loss on fixed examples.
+    """A model as a point in the space of its flat weights, with the loss on fixed examples.
 
     Parameters
     ----------
     net : Module
-        In evaluation mode; its buffers stay as they are.
+        Must be in evaluation mode; its buffers do not change.
     x, y : Tensor
         Prepared inputs, and labels, of the examples.
     """
@@ -84,7 +84,7 @@ class Point:
         return {n: part.reshape(shape) for (n, shape), part in zip(self.shapes.items(), torch.split(flat, sizes))}
 
     def direction(self, seed: int, index: int) -> torch.Tensor:
-        """Return direction `index` of `seed`, shape (d,), each filter as long as the model's own."""
+        """Return direction `index` of `seed`, shape (d,); each filter has the norm of the model's filter."""
         import torch
 
         drawn = stream(seed, "landscape", index).standard_normal(len(self.weights), dtype=np.float32)
@@ -93,7 +93,7 @@ class Point:
 
 
 def filter_normalised(direction: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return `direction` with every filter (row of the first axis) as long as that of `weights`; zero for vectors."""
+    """Return `direction` with each filter (row of the first axis) scaled to the norm in `weights`; zero for vectors."""
     import torch
 
     if weights.dim() < 2:
@@ -121,7 +121,7 @@ def surface(
 
 
 def view(subject: Subject, axis: NDArray[np.float64], examples: int, seed: int) -> View:
-    """Return the surroundings of a finished run's global model on `examples` of the test set."""
+    """Return the loss around a finished run's global model on `examples` test examples."""
     import torch
 
     from fedcross.analysis.sharpness import epsilon_sharpness, largest_eigenvalue
@@ -141,7 +141,7 @@ def view(subject: Subject, axis: NDArray[np.float64], examples: int, seed: int) 
 
 
 def final_point(subject: Subject, examples: int) -> Point:
-    """Return the final global model of a run with test examples, equally many of each class.
+    """Return the final global model of a run, with test examples in equal numbers per class.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def final_point(subject: Subject, examples: int) -> Point:
 
 
 def draw_views(views: Sequence[View], axis: NDArray[np.float64], path: Path) -> None:
-    """Draw the surfaces side by side: one range, one logarithmic colour scale, the same contours."""
+    """Draw the surfaces side by side with one range, one logarithmic colour scale and the same contours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
@@ -227,27 +227,27 @@ def landscape(
     examples: int = 500,
     seed: int = 1,
 ) -> list[Path]:
-    """Write ``landscape.png``, ``landscape.json`` and, where there are pools, ``diversity.png``; return the files.
+    """Write ``landscape.png``, ``landscape.json`` and, if runs have pools, ``diversity.png``; return the files.
 
     Parameters
     ----------
     runs : sequence of Path
         Folders of finished runs of one task and model.
     out : Path
-        Where to write.
+        Folder for the files.
     data : Path or None
-        Where the data sets lie; as the runs said if None.
+        Folder of the data sets; that of the runs if None.
     radius, points : float, int
-        The axes go from -radius to radius (1: as long as the filters themselves) in so many points, an odd number.
+        The axes go from -radius to radius (1: the norm of the filters) in `points` points, an odd number.
     examples : int
-        Test examples that the loss is the mean of.
+        Number of test examples over which the loss is averaged.
     seed : int
-        Of the directions.
+        Seed of the directions.
 
     Raises
     ------
     ConfigError
-        If the runs are not of one task and model, or `points` is even.
+        If the runs differ in task or model, or `points` is even.
     DataError
         If a run has not finished, or its data set is missing.
     StorageError

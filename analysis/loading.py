@@ -1,7 +1,8 @@
 """Reading run folders.
 
 A run folder holds ``metrics.jsonl`` (one object per round), ``result.json`` (written when the run ends) and
-``.hydra/config.yaml``. Nothing else is read. A folder that cannot be used is named with its reason, never an error.
+``.hydra/config.yaml``. Nothing else is read. A folder that cannot be used is no error;
+a note gives the reason.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from fedcross.core.errors import DataError
 
 
 class BadRunError(Exception):
-    """A run folder that cannot be used; the message is the reason (never leaves this module)."""
+    """A run folder that cannot be used; the message is the reason. Not raised outside this module."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Runs that can be used, and a sentence about each folder that was left out or is not complete."""
+    """Runs that can be used, and a note about each folder that was left out or is incomplete."""
 
     runs: list[Run]
     notes: list[str]
 
 
 LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none"}
-"""Settings that the first records do not have, with the value that says the same."""
+"""Settings that old records lack, with the value that stands for their behaviour."""
 
 SWITCHES = {"defence": ("defence.enabled", False), "attack": ("attack.name", "none")}
-"""Groups of settings that say nothing while their switch is off."""
+"""Groups of settings without effect while their switch is off."""
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -64,7 +65,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         raise BadRunError(f".hydra/config.yaml cannot be read ({type(error).__name__})") from None
     try:
         values = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException:  # an interpolation that only exists inside a Hydra job
+    except OmegaConfBaseException:  # an interpolation that exists only inside a Hydra job
         values = OmegaConf.to_container(config, resolve=False)
     settings = flatten({str(k): v for k, v in values.items()}) if isinstance(values, dict) else {}
     if not settings.get("method.name"):
@@ -73,9 +74,9 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def settled(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return `settings` with what older runs do not name yet, and without what a switch makes idle.
+    """Return `settings` with the settings that older runs lack, and without groups that are switched off.
 
-    So a record from before a setting existed and a run with that setting off are one configuration.
+    So a record from before a setting existed and a run with that setting off count as one configuration.
     """
     settings = LATER | settings
     idle = [group for group, (name, off) in SWITCHES.items() if settings[name] == off]
@@ -83,7 +84,7 @@ def settled(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:
-    """Return the columns of ``metrics.jsonl`` and a note if its last line was cut off."""
+    """Return the columns of ``metrics.jsonl`` and a note if its last line is incomplete."""
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -149,7 +150,7 @@ def load_run(folder: Path, until: int | None = None) -> Run:
 
 
 def run_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Return every folder at or below `paths` that a run has written to, sorted, each once."""
+    """Return every run folder at or below `paths`, sorted and without duplicates."""
     found: set[Path] = set()
     for path in map(Path, paths):
         if not path.is_dir():
@@ -168,10 +169,10 @@ def load_runs(paths: Sequence[str | Path], unfinished: bool = False, until: int 
     paths : sequence of path
         Folders, searched recursively.
     unfinished : bool
-        Keep runs that have not reached their last round; they carry a note.
+        Keep runs that have not reached their last round, with a note.
     until : int, optional
-        Count rounds up to this one only, so that runs of different length are compared at equal rounds. A run that has
-        got so far counts as finished.
+        Use only rounds up to this one, so that runs of different lengths are compared at equal rounds. A run that has
+        reached this round counts as finished.
 
     Raises
     ------

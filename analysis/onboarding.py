@@ -1,4 +1,4 @@
-"""Newcomers' local epochs as a table and a picture, from the ``onboard.json`` that ``fedcross onboard`` wrote."""
+"""Writes a table and a plot of newcomers' local epochs, from the ``onboard.json`` of ``fedcross onboard``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedcross.analysis.curves import COLOURS, DASHES
 
 def write_report(path: Path) -> str:
     """Write ``onboard.md`` and ``onboard.png`` beside the JSON file at `path`; return the table's text."""
-    told = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
     groups: dict[str, list[dict[str, Any]]] = {}
-    for newcomer in told["newcomers"]:
+    for newcomer in content["newcomers"]:
         groups.setdefault(newcomer["label"], []).append(newcomer)
-    text = table(groups, told["tolerance"], told["targets"])
+    text = table(groups, content["tolerance"], content["targets"])
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     draw(groups, path.with_suffix(".png"))
     return text
@@ -39,7 +39,7 @@ def table(groups: dict[str, list[dict[str, Any]]], tolerance: float, targets: li
 
 
 def _mean(epochs: list[int | None]) -> str:
-    """Return the mean of `epochs`; where a newcomer never got there, how many did."""
+    """Return the mean of `epochs`; if some newcomers never reached the target, also how many did."""
     known = [epoch for epoch in epochs if epoch is not None]
     if len(known) == len(epochs):
         return f"{np.mean(known):.1f}"

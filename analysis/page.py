@@ -1,6 +1,6 @@
 """One self-contained HTML page: sortable tables, interactive curves, heat maps and the provenance of every run.
 
-Everything is inside the file, plotly's JavaScript included; a content security policy forbids every request.
+The file contains everything, also plotly's JavaScript; a content security policy forbids every request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot")
 DARK = dict(zip(COLOURS, ("#4aa3df", "#ff8a3d", "#2cc99a", "#e39bc3", "#f0b429", "#9bd5f7", "#ffffff"), strict=True))
-"""Each curve colour's lighter companion for a dark page."""
+"""For each curve colour, the lighter one for a dark page."""
 WORDS = ("problem", "method", "first", "second")
 """Columns that may wrap on a narrow screen."""
 LONG = 40
@@ -34,7 +34,7 @@ LONG = 40
 
 
 def page(report: Report, x: str = "rounds") -> str:
-    """Return the page for `report`, with axis `x` (a key of ``AXES``) chosen at first."""
+    """Return the page for `report`; it initially shows axis `x` (a key of ``AXES``)."""
     from plotly.offline import get_plotlyjs
 
     files = resources.files("fedcross.analysis")
@@ -146,7 +146,7 @@ def _curves(report: Report, x: str) -> str:
 
 
 def _known(groups: Sequence[Group], axis: str) -> bool:
-    """Whether the runs say enough for `axis`."""
+    """Whether the runs have the data for `axis`."""
     if axis == "exchanges":
         return any("exchanges" in run.columns for group in groups for run in group.runs)
     return any(not math.isnan(run.axis(axis)[-1]) for group in groups for run in group.runs)

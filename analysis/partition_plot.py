@@ -1,4 +1,4 @@
-"""``fedcross partition``: who owns what, as a table of clients and classes and as the papers' bubble plot."""
+"""``fedcross partition``: examples per client and class, as a table and as the bubble plot of the papers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcross.tasks.base import Partition, Task
 
 Counts = npt.NDArray[np.int64]
 WIDEST = 20
-"""Most classes that get a column each; beyond, a row says how many classes a client holds and its largest share."""
+"""Most classes that get a column each. With more, a row gives a client's number of classes and its largest share."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def setup(overrides: Sequence[str]) -> Setup:
     Raises
     ------
     ConfigError
-        With every fault in the two groups.
+        If the two groups have errors; the message lists all of them.
     DataError
         If the data set cannot be read.
     """
@@ -73,7 +73,7 @@ def counts(task: Task, partition: Partition) -> Counts:
 
 
 def sizes(table: Counts) -> tuple[int, float, int]:
-    """Return the smallest, median and largest client."""
+    """Return the sizes of the smallest, median and largest client."""
     total = table.sum(axis=1)
     return int(total.min()), float(np.median(total)), int(total.max())
 
@@ -111,7 +111,7 @@ def over_seeds(chosen: Setup, count: int) -> tuple[list[str], list[list[str]]]:
 
 
 def bubble_plot(table: Counts, labels: Sequence[str], title: str, file: Path) -> None:
-    """Write the papers' plot: a bubble per client and class whose area is the number of examples.
+    """Write the bubble plot of the papers: one bubble per client and class; its area is the number of examples.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def bubble_plot(table: Counts, labels: Sequence[str], title: str, file: Path) ->
     Raises
     ------
     ConfigError
-        If the ending is not one that can be drawn.
+        If no plot can be written with this file extension.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

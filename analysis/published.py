@@ -1,8 +1,8 @@
-"""The papers' published numbers (``published.csv``) and which of them belongs beside a configuration.
+"""The papers' published numbers (``published.csv``) and the search for the numbers that match a configuration.
 
-A cell belongs to a configuration when task, model, partition, beta and method agree and the method's settings are those
-of the cell (its ``variant``), or the paper's own where the cell names none. Rounds, optimiser and federation are not
-in the table: where they differ from the paper's, :func:`deviations` says so in words.
+A cell matches a configuration if task, model, partition, beta and method agree, and if the method's settings are those
+of the cell (its ``variant``) or, without a variant, those of the paper. The table does not hold rounds, optimiser and
+federation; :func:`deviations` describes where they differ from the paper.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODELS = {
     "vgg16_bn": "vgg16", "vgg16bn": "vgg16", "vgg_femnist": "vgg16", "femnist_vgg": "vgg16",
     "lstm_shakespeare": "lstm", "lstm_sent140": "lstm", "shakespeare_lstm": "lstm", "sent140_lstm": "lstm",
 }  # fmt: skip
-"""Our model names that the papers call otherwise; every other name is taken as it is."""
+"""Model names that differ from those in the papers; all other names are equal."""
 
 SELECTIONS = {"lowest": "lowest_similarity", "highest": "highest_similarity", "in-order": "in_order"}
 
@@ -31,7 +31,7 @@ PAPER: dict[str, dict[str, Any]] = {
     "fedcross": {"method.alpha": 0.99, "method.selection": "lowest_similarity", "method.acceleration": None},
     "fedct": {"method.base": "fedavg", "method.broadcast": "consistency"},
 }
-"""Settings a cell without variant was published with. A setting a run does not have counts as the paper's."""
+"""Settings of the published cells without a variant. If a run lacks a setting, the paper's value is assumed."""
 
 FEDCT_MODULES = {"MVKGRL": "method.kappa", "MFA": "method.eta"}
 """The weights of FedCT's two losses: at 0 the module is off. Broadcasting (CAKB) is what remains."""
@@ -44,7 +44,7 @@ FEDCROSS_CLIENTS = {"femnist": (180, 18), "shakespeare": (128, 13), "sent140": (
 """Clients and clients per round; 100 and 10 for the others."""
 
 WHOLE = {"task.limit": None, "task.limit_test": None, "train.examples": None, "train.precision": "float32"}
-"""All data, in full precision: no paper and no public code of one says otherwise."""
+"""All data, in full precision; no paper and no public code of a paper states anything else."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def target(self) -> float | None:
-        """The accuracy in [0, 1] that the cell's rounds lead to; None for a cell that is not about rounds."""
+        """The accuracy in [0, 1] that the cell's number of rounds reaches; None for a cell of an accuracy."""
         numbers = [float(n) for n in re.findall(r"\d+\.\d+|\d+(?= %)", self.quantity)]
         if not self.quantity.startswith("rounds to") or not numbers:
             return None
@@ -137,7 +137,7 @@ def _variant_agrees(cell: Cell, settings: Mapping[str, Any]) -> bool:
         if (ablation or FEDCT_WHOLE) != fedct_modules(settings):
             return False
     expected = PAPER.get(cell.method, {}) | {f"method.{name}": value for name, value in named.items()}
-    # What a cell names must be in the configuration or be the paper's own choice: an ablation is never guessed.
+    # Each setting of a cell must be in the configuration or be the paper's default; an ablation is never guessed.
     if any(f"method.{n}" not in settings and PAPER.get(cell.method, {}).get(f"method.{n}") != named[n] for n in named):
         return False
     return all(_equal(settings[name], value) for name, value in expected.items() if name in settings)
@@ -158,7 +158,7 @@ def _equal(mine: object, paper: object) -> bool:
 
 
 def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
-    """Return in words where `settings` differ from the protocol of the cell's paper: ``rounds 200 (paper 2000)``."""
+    """Return texts on where `settings` differ from the protocol of the cell's paper: ``rounds 200 (paper 2000)``."""
     differing = [
         f"{name.split('.')[-1]} {settings[name]} (paper {'all' if value is None else value})"
         for name, value in (_protocol(cell) | WHOLE).items()

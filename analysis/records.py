@@ -1,7 +1,7 @@
-"""``fedcross record``: small records of finished runs for the repository, and the page of results made from them.
+"""``fedcross record``: writes small records of finished runs into the repository, and the results page.
 
-A record is what a report needs and nothing else: the configuration, ``metrics.jsonl`` and ``result.json``; no models,
-no checkpoints, no places of this machine. ``docs/results.md`` is made from all records, never by hand.
+A record holds only what a report needs: the configuration, ``metrics.jsonl`` and ``result.json``. It holds no models,
+checkpoints or paths of this machine. ``docs/results.md`` is generated from all records and never edited by hand.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ LIMIT_MB = 10.0
 """Most megabytes (1e6 bytes) that the records of one name may take."""
 
 DIGITS = 6
-"""Significant digits kept of numbers in ``metrics.jsonl``."""
+"""Significant digits of the numbers in a record's ``metrics.jsonl``."""
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
-#: Places of one machine, which do not belong into a record, and what stands for them.
+#: Settings with paths of one machine, which do not belong in a record, and their replacements.
 NEUTRAL = {"data_root": "data", "output": None, "resume": None}
 NOTE = "NOTE.md"
-"""A remark of a person beside the records of one name; the page quotes it."""
+"""File with a hand-written remark beside the records of one name; the page quotes it."""
 SECTION = "section.json"
-"""What else a name's section shows: ``{"also": [other records, below RESULTS], "until": rounds}``, both optional."""
+"""File with more for a name's section: ``{"also": [other records, below RESULTS], "until": rounds}``, both optional."""
 
 
 def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = LIMIT_MB) -> list[Path]:
     """Copy the records of all finished runs below `folders` into ``results/name`` and return their folders.
 
-    Records that are there already stay; one of the same configuration and seed is replaced.
+    Existing records stay, except that a new record replaces one of the same configuration and seed.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = 
 
 
 def _texts(run: Path) -> dict[str, str]:
-    """Return the files of one record by their place in it."""
+    """Return the files of one record: path inside the record -> text."""
     from omegaconf import OmegaConf
 
     config = OmegaConf.to_container(OmegaConf.load(run / ".hydra" / "config.yaml"), resolve=False)
@@ -84,7 +84,7 @@ def _texts(run: Path) -> dict[str, str]:
 
 
 def _folder_name(files: Mapping[str, str]) -> str:
-    """Return a name that tells the runs of one record apart: method, task, seed, and a digest of the configuration."""
+    """Return a name that is unique for the run: method, task, seed and a digest of the configuration."""
     import hashlib
 
     result = json.loads(files["result.json"])
@@ -93,7 +93,7 @@ def _folder_name(files: Mapping[str, str]) -> str:
 
 
 def neutral(config: dict[str, Any]) -> dict[str, Any]:
-    """Return `config` without places of this machine: absolute paths keep their last part only."""
+    """Return `config` without paths of this machine: absolute paths keep only their last part."""
 
     def walk(node: Any) -> Any:
         if isinstance(node, dict):
@@ -118,7 +118,7 @@ def short(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_page(results: Path, page: Path) -> str:
-    """Make the page of results from all records below `results`, with its pictures, and return its text.
+    """Write the results page and its plots from all records below `results`, and return its text.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def _section(folder: Path, pictures: Path) -> str:
 
 
 def _shown(folder: Path) -> tuple[list[Path], int | None]:
-    """Return the other records that a section shows, and up to which round it shows all of them."""
+    """Return the other records that a section shows, and the last round that it shows of all records."""
     file = folder / SECTION
     if not file.exists():
         return [], None
@@ -180,18 +180,18 @@ def _shown(folder: Path) -> tuple[list[Path], int | None]:
         if asked or not (until is None or (isinstance(until, int) and until > 0)):
             raise ValueError(f"'also' (a list) and 'until' (a round) are known, not {asked or until}")
     except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{file}: {error}. Mend it; docs/sweeps.md shows one.") from error
+        raise DataError(f"{file}: {error}. Correct the file; docs/sweeps.md shows an example.") from error
     return also, until
 
 
 def _provenance(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return where the runs of one name come from, in words."""
+    """Return a text on the origin of the runs of one name: engine, machine, versions, commit."""
 
-    def told(name: str) -> str:
+    def values_of(name: str) -> str:
         values = {
             json.dumps(r[name], sort_keys=True) if isinstance(r.get(name), dict) else str(r.get(name)) for r in results
         }
         return ", ".join(sorted(values)).replace('"', "").replace("{", "").replace("}", "")
 
     fields = ("engine", "device", "machine", "versions", "commit")
-    return f"{len(results)} runs. " + "; ".join(f"{name}: {told(name)}" for name in fields) + ".\n"
+    return f"{len(results)} runs. " + "; ".join(f"{name}: {values_of(name)}" for name in fields) + ".\n"

@@ -1,4 +1,4 @@
-"""``fedcross report``: tables, curves and a page from any set of run folders."""
+"""``fedcross report``: writes tables, curves and a page from any set of run folders."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def write_report(
     folders : sequence of path
         Searched recursively.
     out : Path
-        Made if it is not there.
+        Created if it does not exist.
     targets : sequence of float
         Accuracies in (0, 1); if empty, the highest multiple of 5 % that every run reached.
     x : str
         A key of ``AXES``.
     unfinished : bool
-        Count runs that have not reached their last round.
+        Include runs that have not reached their last round.
     html : bool
-        Write the interactive page. It needs plotly (the extra ``analysis``); without it a note says so.
+        Write the interactive page, which needs plotly (the extra ``analysis``). Without plotly, the report has a note.
     until : int, optional
-        Count rounds up to this one only.
+        Use only rounds up to this one.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a run left behind, as typed values: its settings, its curves, the smoothed accuracy."""
+"""The files of a run as typed values: settings, learning curves, smoothed accuracy."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Run:
     settings : mapping of str to value
         The configuration with dotted names: ``method.name``, ``train.lr``, ...
     columns : mapping of str to array of float, shape (rounds,)
-        The fields of ``metrics.jsonl`` by name; nan where a line has null or nothing. Accuracies in [0, 1].
+        The fields of ``metrics.jsonl`` by name; nan where a line has null or lacks the field. Accuracies in [0, 1].
     result : mapping
         ``result.json``; empty if the run did not finish.
     note : str
-        Empty for a complete run, otherwise what is missing, for the reader.
+        Empty for a complete run, otherwise a text on what is missing.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class Run:
 
     @cached_property
     def evaluated(self) -> NDArray[np.bool_]:
-        """Where a test accuracy was measured, shape (rounds,)."""
+        """True in rounds with a measured test accuracy, shape (rounds,)."""
         return ~np.isnan(self.column("test_accuracy"))
 
     @cached_property
@@ -128,8 +128,8 @@ class Run:
     def until(self, last: int) -> Run:
         """Return this run as if it had been planned for `last` rounds, for comparisons at equal rounds.
 
-        A run that is not longer stays as it is. For a method that looks at the number of planned rounds (FedProc) the
-        first rounds of a long run are not those of a short one.
+        A run that is not longer stays unchanged. For a method that uses the number of planned rounds (FedProc), the
+        first rounds of a long run differ from those of a short one.
         """
         planned = self.settings.get("rounds")
         if self.columns["round"][-1] <= last and not (isinstance(planned, int) and planned > last):

@@ -1,6 +1,6 @@
-"""How sharp a loss is at a point: the largest eigenvalue of its Hessian, and epsilon-sharpness.
+"""Measures the sharpness of a loss at a point: the largest eigenvalue of its Hessian, and epsilon-sharpness.
 
-Both take the loss as a function of one flat vector, so that they can be checked by hand.
+Both take the loss as a function of one flat vector, so that tests can check them against exact values.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def largest_eigenvalue(
     loss : callable
         From a vector of shape (d,) to a scalar.
     point, start : Tensor, shape (d,)
-        Where, and the vector that the power iteration starts with (not orthogonal to the eigenvector looked for).
+        The point, and the initial vector of the power iteration (not orthogonal to the eigenvector).
     steps : int
-        Most iterations; each costs two passes back.
+        Most iterations; each costs two backward passes.
     tolerance : float
         Relative change of the estimate at which the iteration ends.
 
@@ -63,8 +63,8 @@ def largest_eigenvalue(
 def epsilon_sharpness(loss: Loss, point: Tensor, epsilon: float = 1e-3, steps: int = 10) -> float:
     """Return 100 (max L - L(w)) / (1 + L(w)), the maximum over the box |w'_i - w_i| <= epsilon (|w_i| + 1), in percent.
 
-    The definition is Keskar et al.'s (2017). The maximum is looked for by `steps` steps along the sign of the gradient,
-    each half the box wide and cut off at its faces: exact where the loss is linear, else a lower bound.
+    The definition is Keskar et al.'s (2017). `steps` steps along the sign of the gradient approximate the maximum, each
+    half the width of the box and clipped to it: exact for a linear loss, otherwise a lower bound.
     """
     reach = epsilon * (point.abs() + 1)
     with torch.no_grad():

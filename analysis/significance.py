@@ -23,7 +23,7 @@ class Comparison:
     difference : float
         Mean over the pairs, in [-1, 1].
     n : int
-        Pairs: seeds that both have.
+        Number of pairs: seeds that both configurations have.
     t, holm : float
         Two-sided p of the paired t-test, and the same after Holm's correction within the problem; nan where the test
         is not defined (one pair, or all differences equal).
@@ -42,7 +42,7 @@ class Comparison:
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Return the p of the paired t-test and of Wilcoxon's test of two equally long samples (nan: not defined)."""
+    """Return the p of the paired t-test and of Wilcoxon's test of two samples of equal length (nan: not defined)."""
     from scipy import stats
 
     d = np.subtract(first, second)
@@ -68,7 +68,7 @@ def holm(p: Sequence[float]) -> list[float]:
 def compare(groups: Sequence[Group]) -> list[Comparison]:
     """Compare within each problem: every pair of up to five configurations, otherwise each with the first.
 
-    The first is FedAvg where it ran. Pairs that share fewer than two seeds are left out.
+    The first is FedAvg if it is among them. Pairs that share fewer than two seeds are left out.
     """
     found: list[Comparison] = []
     for problem in dict.fromkeys(group.problem for group in groups):

@@ -1,4 +1,4 @@
-"""A run as an analysis of its models sees it: task, partition and network rebuilt, snapshots of chosen rounds read."""
+"""A run for the analyses of its models: rebuilds task, partition and network, and reads snapshots of chosen rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Options:
-    """What to look at: rounds (all kept ones if empty), slots of models, test examples, and indices of test images."""
+    """What to analyse: rounds (all kept if empty), slots of models, test examples, and indices of test images."""
 
     rounds: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class Subject:
     folder : Path
         Written by ``fedcross`` with ``snapshots.rounds=[...]``.
     root : Path or None
-        Where the data sets lie now; as the run said if None.
+        Folder of the data sets; that of the run if None.
     """
 
     def __init__(self, folder: Path, root: Path | None = None) -> None:
@@ -71,7 +71,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The run in a few words, for titles."""
+        """Short description of the run, for titles."""
         where = self.config["partition"]
         beta = f" beta={where['beta']}" if "beta" in where else ""
         return f"{self.config['method']['name']}, {self.config['task']['name']}, {where['name']}{beta}"
@@ -102,7 +102,7 @@ class Subject:
         kind = method_class(str(self.config["method"].get("module", self.config["method"]["name"])))
         params = self._params("method", kind.Params)
         model = kind.network(model, params, self.seed)
-        if set(arrays) > set(model.state_dict()):  # a final model, with what only its evaluation needs
+        if set(arrays) > set(model.state_dict()):  # a final model, with arrays that only its evaluation needs
             model = kind.evaluation_network(model, params)
         try:
             load_arrays(model, arrays)
@@ -133,7 +133,7 @@ class Subject:
         Raises
         ------
         DataError
-            If there is none, or one that is wanted is missing.
+            If there is none, or a wanted round is missing.
         """
         kept = sorted({int(path.stem.split("-")[1]) for path in self._files("round-*.safetensors")})
         if not kept:

@@ -1,4 +1,4 @@
-"""What a report says about groups of runs, before any file is written: tables, ablation grids, notes."""
+"""The content of a report on groups of runs: tables, ablation grids, notes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What a report shows: groups of seeds, tables, ablation grids and notes about folders."""
+    """The content of a report: groups of runs, tables, ablation grids and notes about folders."""
 
     groups: list[Group]
     tables: list[Table]

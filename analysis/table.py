@@ -1,4 +1,4 @@
-"""The table at the end of a demo or a run, in the terminal."""
+"""The table in the terminal at the end of a demo or a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds for a reader: ``8.1 s``, ``3m 20s``, ``2h 05m``."""
+    """Return seconds as a short text: ``8.1 s``, ``3m 20s``, ``2h 05m``."""
     if math.isnan(seconds):
         return "–"
     if seconds < 60:

@@ -1,4 +1,4 @@
-"""The tables of a report, every cell as text for the reader."""
+"""The tables of a report; every cell is text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcross.analysis.table import duration, percent, size
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table; every cell is text for the reader."""
+    """A table with a title; every cell is text."""
 
     title: str
     header: Sequence[str]
@@ -27,9 +27,9 @@ OPTIONAL = ("published rounds", "p (Wilcoxon)")
 
 
 def compact(table: Table) -> Table:
-    """Return the table without columns that say nothing.
+    """Return the table without uninformative columns.
 
-    The column ``problem`` goes into the title if it says the same in every row; optional columns of dashes go.
+    The column ``problem`` moves into the title if all rows agree; optional columns of dashes are removed.
     """
     columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.header)}
     title = table.title
@@ -75,7 +75,7 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
 
 
 def rounds_done(group: Group) -> str:
-    """Return the rounds of the group's runs; ``37 of 100`` for one that is not finished."""
+    """Return the rounds of the group's runs; ``37 of 100`` for an unfinished run."""
     planned = group.settings.get("rounds")
     done = sorted({int(run.columns["round"][-1]) for run in group.runs})
     text = str(done[0]) if len(done) == 1 else f"{done[0]}–{done[-1]}"

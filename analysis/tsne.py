@@ -15,7 +15,7 @@ PERPLEXITY = 30.0
 
 
 def embed(features: NDArray[np.floating], seed: int) -> NDArray[np.float64]:
-    """Return the map (n, 2) of `features` (n, d): scikit-learn's t-SNE from a PCA start, a function of its inputs."""
+    """Return the map (n, 2) of `features` (n, d): scikit-learn's t-SNE, initialised by PCA and deterministic."""
     from sklearn.manifold import TSNE
 
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)

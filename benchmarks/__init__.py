@@ -1,1 +1,1 @@
-"""Speed and memory, as ratios measured in one run."""
+"""Benchmarks of speed and memory; each measures its ratios in one run."""

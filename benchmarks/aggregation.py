@@ -1,4 +1,4 @@
-"""Time and peak memory of FedCross's aggregation on the server, beside a plain loop and the memory's own limit.
+"""Time and peak memory of FedCross's aggregation on the server, beside a plain loop and the memory bandwidth.
 
 ::
 
@@ -6,13 +6,13 @@
     python -m benchmarks.aggregation --quick --dry    # two small models, a few seconds, prints only
     python -m benchmarks.aggregation --k 10 --models vgg16_bn --dry
 
-Each case runs in a fresh process, so that its peak memory is its own. One repetition measures, one after the other on
-the same buffer: reading it once, scaling it in place once, the Gram matrix with lowest-similarity selection, mixing,
-and the fused in-order pass. The **bound** is reading plus scaling: no aggregation can do with fewer bytes. The
-**loop** is what one writes without a pool: for every pair of models and every tensor of their ``state_dict`` the
+Each case runs in a new process, so that its peak memory is not that of another case. One repetition measures, one
+after the other on the same buffer: reading it once, scaling it in place once, the Gram matrix with lowest-similarity
+selection, mixing, and the fused in-order pass. The **bound** is reading plus scaling: no aggregation can move fewer
+bytes. The **loop** is the code without a pool: for every pair of models and every tensor of their ``state_dict`` the
 products of a cosine, then a new ``state_dict`` for every model.
 
-Repetitions during which other processes used the CPU do not count while there are enough quiet ones.
+Repetitions during which other processes used the CPU do not count if there are enough quiet ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODELS = {"lenet5": "62k", "resnet18": "11M", "vgg16_bn": "34M", "vgg16": "138M"
 POOLS = (5, 10, 20, 50)
 ALPHA = 0.99
 QUIET = 0.1  # a repetition is quiet if others used less than this share of all cores
-SHARE_OF_MEMORY = 0.85  # of what is free, at most
+SHARE_OF_MEMORY = 0.85  # largest share of the free memory
 Times = dict[str, float]
 
 
@@ -141,11 +141,11 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def measured(once: Callable[[], Times], repeats: int, patience: float) -> dict[str, Any]:
-    """Repeat until there are enough quiet repetitions or the patience (seconds) is at an end; return medians."""
+    """Repeat until there are enough quiet repetitions or `patience` seconds have passed; return medians."""
     kept: list[tuple[float, Times]] = []
     deadline = time.perf_counter() + patience
     if patience > 0:
-        once()  # the first touches new pages and starts threads
+        once()  # the first repetition allocates memory and starts threads
     while not kept or (sum(share < QUIET for share, _ in kept) < repeats and time.perf_counter() < deadline):
         busy, own, wall = cpu_seconds(), sum(os.times()[:2]), time.perf_counter()
         times = once()
@@ -170,13 +170,13 @@ def status(key: str) -> int:
 
 
 def memory_now() -> int:
-    """Return the memory this process has now, and start its peak from here."""
+    """Return the memory that this process uses now, and reset its peak."""
     Path("/proc/self/clear_refs").write_text("5")
     return status("VmRSS")
 
 
 def cpu_seconds() -> float:
-    """Return the seconds that all cores together have worked, whoever for."""
+    """Return the CPU seconds of all processes on this machine, summed over cores."""
     user, nice, system, _idle, _wait, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     )
@@ -193,7 +193,7 @@ def free_bytes() -> int:
 
 
 def run_case(kind: str, name: str, k: int, args: argparse.Namespace) -> dict[str, Any] | str:
-    """Run a case in a process of its own; return its figures, or why it was left out."""
+    """Run a case in a new process; return its figures, or the reason for leaving it out."""
     model = shapes(name)
     largest = max(math.prod(shape) for shape, _ in model.values())
     d = float_values(model)

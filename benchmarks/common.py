@@ -1,4 +1,4 @@
-"""What the engine's benchmarks share: workloads, a run of ours without its command line, and meters."""
+"""Shared code of the engine benchmarks: workloads, a fedcross run without its command line, and meters."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def images(work: Workload, folder: Path) -> Path:
 
 
 def overrides(work: Workload, folder: Path, output: Path, *more: str) -> list[str]:
-    """Return the configuration of our run of `work` on the images in `folder`."""
+    """Return the configuration of the fedcross run of `work` on the images in `folder`."""
     return [
         *("task=arrays", f"task.root={folder}", "task.classes=10", f"model={work.model}", "method=fedavg"),
         *("partition=iid", f"partition.clients={work.clients}", f"clients_per_round={work.drawn}"),
         *(f"train.epochs={work.epochs}", f"train.batch={work.batch}", f"train.lr={work.lr}"),
         *(f"train.momentum={work.momentum}", "logger=none", "device=cpu", "rounds=100000", f"output={output}"),
-        "defence.enabled=false",  # peers have none
+        "defence.enabled=false",  # other frameworks write none
         *more,
     ]
 
@@ -78,7 +78,7 @@ class Quiet:
 
 
 class Ours:
-    """A fedcross run whose rounds are called one by one, through the real grid, guard and aggregation."""
+    """A fedcross run whose rounds are called one by one, with the real grid, guard and aggregation."""
 
     def __init__(self, settled: Sequence[str], workers: int) -> None:
         from fedcross.client.app import app, warm_for
@@ -106,7 +106,7 @@ class Ours:
         return [os.getpid(), *(worker.process.pid for worker in pool)]
 
     def round(self) -> dict[str, Any]:
-        """Do the next round, with its record and checkpoint, and return its line."""
+        """Run the next round, with metrics and checkpoint, and return its line of metrics."""
         self.number += 1
         entry: dict[str, Any] = self.session._round(self.number)
         session = self.session
@@ -130,14 +130,14 @@ def cpu(pids: Sequence[int]) -> float:
 
 
 def machine_cpu() -> float:
-    """Return the CPU seconds that everybody on this machine has used."""
+    """Return the CPU seconds that all processes on this machine have used."""
     fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return (sum(fields) - fields[3] - fields[4]) / _TICKS
 
 
 @contextmanager
 def metered(pids: Sequence[int]) -> Iterator[Cell]:
-    """Fill a cell with wall seconds, own CPU seconds, and the share of all cores that others used."""
+    """Fill a cell with wall-clock seconds, own CPU seconds, and the share of all cores that other processes used."""
     cell: Cell = {}
     start, own, all_ = time.perf_counter(), cpu(pids), machine_cpu()
     yield cell

@@ -1,4 +1,4 @@
-"""What fewer bytes cost in accuracy: FedCross with exact, float16 and int8 models on the wire, same seeds.
+"""The loss of accuracy from fewer bytes: FedCross with exact, float16 and int8 models on the wire, same seeds.
 
 python -m benchmarks.compression                     # digits and MNIST (FEDCROSS_DATA), 30 rounds, E = 1
 python -m benchmarks.compression --tasks digits --seeds 1 2 3 4 5

@@ -4,7 +4,7 @@
 
 Every client is a process that maps the cached task and reads every byte of it, as one epoch over all data would. PSS
 (``/proc/PID/smaps_rollup``, Linux) counts a page shared by n processes as 1/n in each, so that the sum over processes
-is the memory really used; a copy in each would add the size of the data once per client.
+is the real memory use; a copy per process would add the size of the data once per client.
 """
 
 from __future__ import annotations

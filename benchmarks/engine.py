@@ -1,12 +1,12 @@
-"""A round of local training: our local engine against hand-written loops, interleaved in one run.
+"""A round of local training: the local engine against hand-written loops, interleaved in one run.
 
 ::
 
     python -m benchmarks.engine                        # both workloads, writes docs/performance.md
     python -m benchmarks.engine --workload lenet5 --epochs 1 --repeats 3 --dry
 
-The reference is a textbook loop in two processes of one thread each. Our rounds are whole rounds: messages, guard,
-aggregation, evaluation, record and checkpoint included; the loops only train and average.
+The reference is a textbook loop in two processes of one thread each. The rounds of fedcross are
+complete, with messages, guard, aggregation, evaluation, metrics and checkpoint; the loops only train and average.
 """
 
 from __future__ import annotations

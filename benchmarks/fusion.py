@@ -1,7 +1,8 @@
 """Time of one local epoch of FedFusion's operators against FedAvg's, interleaved in one process, medians.
 
 ``python -m benchmarks.fusion [--examples 2000] [--epochs 5] [--repeats 5]``: a visit is E epochs, and computing the
-global features that it caches is part of its time. CPU seconds of one thread, so that neighbours disturb little.
+global features that it caches is part of its time. Times are CPU seconds of one thread, which other
+processes hardly disturb.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ def main() -> None:
     medians = {case: statistics.median(values) for case, values in seconds.items()}
     spread = {case: [round(min(v), 4), round(max(v), 4)] for case, v in seconds.items()}
     ratios = {case: round(value / medians["fedavg"], 3) for case, value in medians.items()}
-    settings_told = {"model": options.model, "examples": options.examples, "epochs": options.epochs}
-    told = {**settings_told, "seconds_per_epoch": {c: round(m, 4) for c, m in medians.items()}, "range": spread}
-    print(json.dumps({**told, "to_fedavg": ratios, "torch": torch.__version__}, indent=2))
+    used = {"model": options.model, "examples": options.examples, "epochs": options.epochs}
+    result = {**used, "seconds_per_epoch": {c: round(m, 4) for c, m in medians.items()}, "range": spread}
+    print(json.dumps({**result, "to_fedavg": ratios, "torch": torch.__version__}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The reference: what one writes without a framework, and the same tuned by hand. Two processes, one thread each."""
+"""The reference: a loop written without a framework, and the same loop tuned. Two processes, one thread each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = dict[str, Tensor]
 
 
 def network(name: str, *, pool_first: bool) -> nn.Module:
-    """Return the workload's CNN; as textbooks have it, ReLU comes before the pool."""
+    """Return the workload's CNN; in textbooks, ReLU comes before the pool."""
 
     def block(channels_in: int, channels_out: int) -> list[nn.Module]:
         tail: list[nn.Module] = [nn.MaxPool2d(2), nn.ReLU()] if pool_first else [nn.ReLU(), nn.MaxPool2d(2)]
@@ -69,7 +69,7 @@ def tuned(model: nn.Module, state: State, x: Tensor, y: Tensor, work: Workload) 
 
 
 class Loop:
-    """FedAvg by a loop over clients in `processes` processes; clients are dealt out in turn."""
+    """FedAvg by a loop over clients in `processes` processes; each process gets every `processes`-th client."""
 
     def __init__(self, work: Workload, x: Tensor, y: Tensor, processes: int, *, tune: bool = False) -> None:
         self.work = work

@@ -1,10 +1,10 @@
-"""What one message costs its ClientApp process: Flower's own imports, the trainer inside it, the resident trainer.
+"""The cost of one message in its ClientApp process: Flower's own imports, the trainer inside it, the resident trainer.
 
     python -m benchmarks.message
 
-Without SuperLink, so that Flower's waiting does not hide it and a busy machine disturbs it less: a process imports
-what ``flwr-clientapp`` imports, and answers one train message (LeNet-5, one example). Contestants take turns. CPU
-seconds are those of that process only; with the resident trainer the training step is done elsewhere.
+It runs without a SuperLink, so that Flower's waiting does not hide the cost and a busy machine disturbs it less. A
+process imports what ``flwr-clientapp`` imports and answers one train message (LeNet-5, one example). The variants take
+turns. CPU seconds count only that process; with the resident trainer, another process does the training step.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Where the milliseconds of a round go, and how many of them are not training.
+"""Divides the time of a round into its parts, and measures how much of it is not training.
 
 ::
 
     python -m benchmarks.overhead           # LeNet-5 and digits, writes docs/performance.md
     python -m benchmarks.overhead --dry
 
-One process, one thread, so that nothing overlaps: K = 10 clients one after another. Each part's time is its own,
-without the parts that it calls. Wall-clock time, and CPU time beside it because the machine may be busy.
+One process, one thread, so that nothing overlaps: K = 10 clients one after another. The time of a part
+excludes the parts that it calls. CPU time stands beside wall-clock time, because the machine may be busy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Spans:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Time a part; what opens inside it is taken off."""
+        """Time a part; subtract the parts inside it."""
         started = (time.perf_counter(), time.process_time())
         self._open.append([0.0, 0.0])
         try:
@@ -65,7 +65,7 @@ class Spans:
         setattr(owner, attribute, timed)
 
     def take(self) -> Times:
-        """Return what was measured since the last call."""
+        """Return the times measured since the last call."""
         taken = {name: (wall, cpu) for name, (wall, cpu) in self.own.items()}
         self.own.clear()
         return taken

@@ -1,11 +1,11 @@
-"""FedAvg rounds in another framework, one per request; runs in that framework's own environment.
+"""Runs FedAvg rounds in another framework, one per request, in that framework's own environment.
 
 ::
 
     python peer_rounds.py pfl FOLDER
 
-FOLDER holds ``work.json`` and ``data.npz``. A line on the pipe ``FOLDER/go`` asks for a round, a line on
-``FOLDER/done`` says that it is over. Imports nothing of fedcross.
+FOLDER holds ``work.json`` and ``data.npz``. A line on the pipe ``FOLDER/go`` requests a round; a line on
+``FOLDER/done`` reports its end. Imports nothing of fedcross.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(folder: Path, work: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 class Turns:
-    """Waits for requests and says when they are done; only rank 0 talks."""
+    """Waits for requests and reports their end; only rank 0 communicates."""
 
     def __init__(self, folder: Path) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -54,7 +54,7 @@ class Turns:
             self._go = (folder / "go").open()
 
     def done(self) -> None:
-        """Say that a round is over."""
+        """Report the end of a round."""
         if self.rank == 0:
             print("done", file=self._done, flush=True)
 

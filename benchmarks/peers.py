@@ -5,8 +5,8 @@
     python -m benchmarks.peers --workload w            # installs the peers, writes docs/performance.md
     python -m benchmarks.peers --workload lenet5 --epochs 1 --repeats 2 --dry
 
-An environment sees the packages of this one (the same torch) behind its own. A peer that cannot be installed or does
-not answer is listed with the reason.
+Each environment also uses the packages of this one (the same torch), after its own. A peer that cannot be installed or
+does not answer is listed with the reason.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ PATIENCE_S = 600.0
 
 
 class PeerError(Exception):
-    """A peer that cannot take part; the message says why."""
+    """A peer that cannot run; the message says why."""
 
 
 def environment(package: str, folder: Path, options: Sequence[str] = ()) -> Path:
-    """Return the Python of an environment with `package`, made if it is not there."""
+    """Return the Python of an environment with `package`; create the environment if needed."""
     python = folder / "bin" / "python"
     if (folder / "ready").exists():
         return python
@@ -83,7 +83,7 @@ def _last(text: str) -> str:
 
 
 class Peer:
-    """Another framework's rounds, asked for one by one."""
+    """Runs another framework's rounds one by one."""
 
     def __init__(self, name: str, python: Path, folder: Path, work: Workload) -> None:
         self.home = folder / name

@@ -7,9 +7,9 @@
     python -m benchmarks.scaling --leak --ray   # the same of Ray's client actors and the server on Ray
     python -m benchmarks.scaling --dry --quick
 
-Every row is a process of its own, so that its memory is its own. Clients hold 20 random 3x32x32 images each and train
-for one epoch: cost must follow the work (K times steps), not the number of clients. The start includes all imports; the
-images were decoded before, as in every start of a data set but its first.
+Every row runs in a new process, so that its memory is not that of another row. Clients hold 20 random 3x32x32 images
+each and train for one epoch: cost must grow with the work (K times steps), not with the number of clients. The start
+includes all imports; the images were decoded before, as in every start of a data set but its first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DECODE = "import sys; from fedcross.conf.schema import load; load(sys.argv[1:]).
 
 
 def resident(pid: int) -> float:
-    """Return the memory of a process that no other shares (RssAnon), MiB."""
+    """Return the unshared memory of a process (RssAnon), MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
@@ -138,7 +138,7 @@ def _on_ray() -> tuple[float, float]:
 
 
 def apart(*arguments: str) -> dict[str, float]:
-    """Run this module with `arguments` in a process of its own and return what it measured."""
+    """Run this module with `arguments` in a new process and return its measurements."""
     command = [sys.executable, "-m", "benchmarks.scaling", *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])

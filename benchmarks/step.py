@@ -1,4 +1,4 @@
-"""Where the milliseconds of one training step go: a textbook step of LeNet-5 and ours, operation by operation.
+"""The time of one training step of LeNet-5 by operation: a textbook step and the step of fedcross.
 
 ::
 
@@ -33,7 +33,7 @@ from fedcross.tasks.models.lenet5 import Params, build
 
 BATCH, STEPS, TURNS = 50, 40, 7
 LR, MOMENTUM = 0.01, 0.5
-#: Row -> beginnings of the operations' names. What is not listed counts as the rest.
+#: Row -> prefixes of the operations' names. Other operations count as the rest.
 ROWS = {
     "convolutions, backward": ("aten::convolution_backward",),
     "convolutions, forward": ("aten::mkldnn_convolution", "aten::convolution", "aten::_convolution", "aten::conv2d"),
@@ -46,13 +46,13 @@ REST = "loss, optimiser, zeroing, copies, autograd"
 
 
 def row_of(name: str) -> str:
-    """Return the row of an operation, by the longest beginning that fits."""
+    """Return the row of an operation, by the longest matching prefix."""
     fits = [(len(start), row) for row, starts in ROWS.items() for start in starts if name.startswith(start)]
     return max(fits)[1] if fits else REST
 
 
 def textbook(x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
-    """Return a step as written without a framework: channels first, ReLU before the pool, torch's SGD."""
+    """Return a step written without a framework: channels first, ReLU before the pool, torch's SGD."""
     model = network("lenet5", pool_first=False)
     optimiser = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
 
@@ -81,7 +81,7 @@ def ours(x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
 
 
 def timed(one: Callable[[], Any]) -> float:
-    """Return milliseconds a step."""
+    """Return milliseconds per step."""
     started = time.perf_counter()
     for _ in range(STEPS):
         one()
@@ -89,7 +89,7 @@ def timed(one: Callable[[], Any]) -> float:
 
 
 def profiled(one: Callable[[], Any]) -> dict[str, float]:
-    """Return milliseconds a step of each row."""
+    """Return milliseconds per step for each row."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
         for _ in range(STEPS):
             one()

@@ -1,13 +1,13 @@
-"""What a round costs beside training: seconds and bytes between three SuperNodes on this machine.
+"""The cost of a round besides training: seconds and bytes with three SuperNodes on this machine.
 
     python -m benchmarks.wire                      # floor, trainer inside, resident trainer; LeNet-5, one example
     python -m benchmarks.wire --only resident --set model=cnn_w
     python -m benchmarks.wire --only resident --set compression.down=int8 --set compression.up=int8
 
-Contestants take turns round by round in one federation, so that all meet the same load. The floor is a ClientApp that
-imports neither ours nor torch and sends back what it got: same server, model and messages. Seconds are those between
-the first message pushed and the last reply pulled, bytes those that a relay between SuperNodes and SuperLink passed on
-(TLS, HTTP, heartbeats and polls included).
+The variants take turns round by round in one federation, so that all have the same load. The floor is a ClientApp that
+imports neither fedcross nor torch and sends back the received model, with the same server, model and messages. Seconds
+count from the first message pushed to the last reply pulled; bytes are those that a relay between SuperNodes and
+SuperLink passed on (TLS, HTTP, heartbeats and polls included).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CONTESTANTS = ("floor", "inside", "resident")
 
 
 class Meter:
-    """A relay in front of a port that counts the bytes of both directions."""
+    """A relay to a port that counts the bytes in both directions."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -80,7 +80,7 @@ class Meter:
         return int(self._server.getsockname()[1])
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         self._server.close()
 
     def _accept(self) -> None:
@@ -121,7 +121,7 @@ class Rounds(threading.Thread):
 
 
 def app_folder(folder: Path) -> Path:
-    """Return our Flower app with the ClientApp that takes turns."""
+    """Return the fedcross Flower app with the ClientApp that takes turns."""
     made = bundle.make(folder)
     project = made / "pyproject.toml"
     project.write_text(project.read_text().replace("fedcross.client.app:app", "turns:app"))
@@ -132,7 +132,7 @@ def app_folder(folder: Path) -> Path:
 def federation(
     turns: Sequence[str], data: Path, rounds: int, settings: Sequence[str]
 ) -> list[tuple[str, float, float, float]]:
-    """Run `rounds` rounds of each contestant; return contestant, seconds, bytes and array bytes of each round."""
+    """Run `rounds` rounds of each variant; return variant, seconds, bytes and array bytes of each round."""
     with tempfile.TemporaryDirectory(prefix="fedcross-wire-") as scratch:
         folder = Path(scratch)
         total = (rounds + 1) * len(turns) + 1

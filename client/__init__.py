@@ -1,1 +1,1 @@
-"""The client half: a message in, a trained model out."""
+"""The client's part: it receives a message and replies with a trained model."""

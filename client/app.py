@@ -1,4 +1,4 @@
-"""The ClientApp: a message in, a message out. Imports no torch: that is the work of whoever trains."""
+"""The ClientApp: answers the server's messages. Does not import torch; only the process that trains does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flwr.common.logger import log
 
 from fedcross.core.errors import ConfigError, FedcrossError, ProtocolError
 
-#: Where training happens: ``auto``, ``inside`` this process, or in the ``resident`` trainer beside the SuperNode.
+#: Where to train: ``inside`` this process, in the ``resident`` trainer beside the SuperNode, or ``auto``.
 CHOICE = "FEDCROSS_TRAINER"
 #: The program in which Flower runs one message of a SuperNode.
 PROGRAM = "flwr-clientapp"
@@ -24,7 +24,7 @@ app = ClientApp()
 
 @app.query()
 def who(message: Message, context: Context) -> Message:
-    """Tell the server which partition this node holds; a resident trainer gets ready meanwhile."""
+    """Reply with the partition id of this node; a resident trainer starts to load at the same time."""
     partition = context.node_config.get("partition-id")
     if partition is None:
         raise ProtocolError(
@@ -35,8 +35,8 @@ def who(message: Message, context: Context) -> Message:
 
         try:
             Resident().prepare(str(context.run_config["overrides"]))
-        except (FedcrossError, OSError) as error:  # the first train message meets it again, and its reply says so
-            log(WARNING, "fedcross: no trainer yet: %s", error)
+        except (FedcrossError, OSError) as error:  # the first train message raises it again, in its reply
+            log(WARNING, "fedcross: the trainer did not start: %s", error)
     return Message(RecordDict({"config": ConfigRecord({"partition-id": int(partition)})}), reply_to=message)
 
 
@@ -53,7 +53,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _work(task: str, message: Message, context: Context) -> Message:
-    """Have `task` done by the resident trainer in a deployment, else in this process; the result is the same."""
+    """Do `task` in the resident trainer (in a deployment) or in this process; the result is the same."""
     _check_addressee(message, context)
     overrides = str(context.run_config["overrides"])
     if hands_over():
@@ -68,7 +68,7 @@ def _work(task: str, message: Message, context: Context) -> Message:
 
 
 def hands_over() -> bool:
-    """Return whether this process hands its work to a resident trainer."""
+    """Return whether a resident trainer does the work of this process."""
     choice = os.environ.get(CHOICE, "auto")
     if choice not in {"auto", "inside", "resident"}:
         raise ConfigError(f"{CHOICE}={choice!r}: choose auto, inside or resident.")
@@ -85,10 +85,10 @@ def _check_addressee(message: Message, context: Context) -> None:
 
 
 def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
-    """Return a function that makes this process ready to train clients of the run that `overrides` describe.
+    """Return a function that loads into this process what clients of the run `overrides` need.
 
-    It returns whether forks of this process may train (not with a GPU: its driver does not survive a fork), and the
-    number of examples of each client.
+    The function returns whether forks of this process may train (not on a GPU, whose driver does not survive a fork)
+    and the number of examples of each client.
     """
 
     def warm() -> tuple[bool, Sequence[int]]:
@@ -110,7 +110,7 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     messages, contexts : list
         One train message and one context per client.
     memory : int or None
-        Bytes that the computation may take; None for what the device has.
+        Most bytes that the computation may use; None to decide from the device's memory.
     graph : bool
         Whether training steps are replayed as CUDA graphs.
     """

@@ -1,6 +1,6 @@
-"""Malicious clients, for experiments: what they do to the model they trained before it is sent.
+"""Malicious clients, for experiments: how they change their trained model before the upload.
 
-With ``u = trained - received`` over the parameters (buffers and extras stay honest):
+With ``u = trained - received`` over the parameters (buffers and extras stay unchanged):
 
 ==============  ===========================================================  ==============
 `attack.name`   upload                                                      `factor`
@@ -35,7 +35,7 @@ def malicious(settings: Attack, clients: int, seed: int) -> frozenset[int]:
     Raises
     ------
     ConfigError
-        If the federation has not so many.
+        If the federation has fewer clients than ``settings.clients``.
     """
     if settings.name == "none":
         return frozenset()
@@ -55,11 +55,11 @@ def poison(
     settings : Attack
         Kind and factor.
     received : mapping of str to array
-        The parameters it was sent, by name; what is not in it is uploaded as trained.
+        The parameters that the client received, by name. Other entries are uploaded as trained.
     trained : mapping of str to array
-        Its model after training, whole.
+        The client's whole model after training.
     generator : numpy.random.Generator
-        For the noise.
+        Draws the noise.
     """
     bad: Arrays = dict(trained)
     factor = settings.factor if settings.factor is not None else FACTORS.get(settings.name, 0.0)

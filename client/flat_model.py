@@ -1,4 +1,4 @@
-"""A torch module as the functions an objective sees, with its parameters in one flat row.
+"""Wraps a torch module in the functions that an objective uses, with all parameters in one flat vector.
 
 Parameters are views into ``flat`` and their gradients views into ``gradient``, so the optimiser is three operations
 on one vector, and loading or reading the model is one copy.
@@ -26,24 +26,24 @@ class ModuleNet:
     Parameters
     ----------
     module : nn.Module
-        Has ``features`` and ``classifier`` where an objective needs the halves.
+        Must have the parts ``features`` and ``classifier`` if the objective uses them.
     device : torch.device
-        Where it trains.
+        Device for the training.
     precision : {"float32", "bfloat16"}
-        Of the arithmetic inside the network (``torch.autocast``). Weights, gradients, the optimiser and what a loss
-        does with the network's output stay float32.
+        Precision of the arithmetic inside the network (``torch.autocast``). Weights, gradients, the optimiser and the
+        loss function stay float32.
 
     Attributes
     ----------
     names : list of str
-        Those of the state_dict; of tied weights the first one.
+        Names in the state_dict; for tied weights, only the first name.
     params, buffers : Tensors
         The live parameters (leaves that require gradients) and persistent buffers, in state_dict order of each kind.
         Frozen parameters (``requires_grad=False``) are among the buffers: received, used and sent, never changed.
     frozen : frozenset of str
         Names of the frozen parameters.
     dropout : list of str
-        Names of the states of its dropout layers among the module's buffers; empty without dropout.
+        Names of the buffers that hold the random states of the dropout layers; empty without dropout.
     flat, gradient : Tensor, shape (p,)
         All parameters and all gradients.
 
@@ -105,9 +105,9 @@ class ModuleNet:
         return {name: values[name].detach().cpu().numpy() for name in self.names}
 
     def arrange(self, x: Tensor) -> Tensor:
-        """Return inputs in the memory layout in which this network is fastest: images of convolutions channels last.
+        """Return inputs in the network's fastest memory layout: channels last for images of a convolutional network.
 
-        Weights stay as they are: views of one row in the order of ``parameters()``, which all methods rely on.
+        Weights keep their layout: views of one vector in the order of ``parameters()``, on which all methods rely.
         """
         return x.contiguous(memory_format=torch.channels_last) if self._images and x.dim() == 4 else x
 

@@ -1,8 +1,8 @@
-"""Differential privacy on the client: an upload is clipped and noised before it leaves (the local model).
+"""Differential privacy on the client: it clips its update and adds noise before the upload (local DP).
 
-The clipping is Flower's own, that of its ``fixedclipping_mod`` and ``LocalDpMod``. The mods themselves cannot be used:
-they want a single record of arrays whose entries are all floats, and draw their noise from numpy's global generator,
-which forked workers share: all clients of a round would add the same noise.
+The clipping is Flower's own, as in its ``fixedclipping_mod`` and ``LocalDpMod``. The mods themselves cannot be used:
+they require a single record of arrays whose entries are all floats, and they draw noise from numpy's global generator.
+Forked workers share that generator's state, so all clients of a round would add the same noise.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def protect(
     generator: np.random.Generator,
     frozen: Collection[str] = (),
 ) -> Arrays:
-    """Return what is uploaded for `trained`: ``received + u min(1, clip / |u|) + N(0, (noise clip)^2)``.
+    """Return the upload for `trained`: ``received + u min(1, clip / |u|) + N(0, (noise clip)^2)``.
 
     ``u = trained - received`` over all float entries together. Integer and `frozen` entries are returned as they were
-    received, and an update that is not finite counts as none: neither may tell anything.
+    received, and an update that is not finite counts as zero, so that neither reveals anything about the data.
 
     Parameters
     ----------
     settings : Privacy
         `clip` is in units of the weights, `noise` in units of `clip`.
     received, trained : Arrays
-        The model as the server knows it, and as this client would send it.
+        The model that the server sent, and the model that the client trained.
     generator : numpy.random.Generator
         Draws the noise, entry by entry in the order of `trained`.
     frozen : collection of str
@@ -55,7 +55,7 @@ def protect(
 
 
 def noise_source(settings: Privacy, seed: int, number: int, client: int, exchange: int) -> np.random.Generator:
-    """Return the generator of one upload's noise: from the system's entropy, or from the run's seed."""
+    """Return the generator of one upload's noise, seeded from the system's entropy or from the run's seed."""
     if settings.randomness == "seed":
         return stream(seed, "privacy", number, client, exchange)
     return np.random.Generator(np.random.PCG64(secrets.randbits(256)))

@@ -1,7 +1,8 @@
-"""What a client keeps between its visits, on its own disk.
+"""Stores a client's state between its visits on the client's own disk.
 
-A state is named by the visit that made it. The server says with each request which of the client's visits it accepted
-last, and the client continues from exactly that one: a lost upload, a crash or a resumed run leaves no trace.
+The file of a state carries the number of the visit that made it. With each request, the server sends the number of the
+client's last accepted visit, and the client continues from exactly that state. So a lost upload, a crash or a resumed
+run does not change the result.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedcross.strategies.wire.records import Arrays
 
 
 class StateStore:
-    """States of one client in one run.
+    """The stored states of one client in one run.
 
     Parameters
     ----------
@@ -35,18 +36,18 @@ class StateStore:
         self.folder = root / (run or "run") / f"client-{client}"
 
     def load(self, visit: int) -> Arrays:
-        """Return the state that `visit` made; empty if it is 0 or not here (a replaced device: a warning says so)."""
+        """Return the state that `visit` made; empty for visit 0, or if it is missing (then a warning is logged)."""
         path = self._path(visit)
         if visit <= 0:
             return {}
         if not path.exists():
-            log(WARNING, "%s: no state of visit %s here, this client starts anew. Was its disk replaced?", path, visit)
+            log(WARNING, "%s: no state of visit %s found, this client starts anew. Was its disk replaced?", path, visit)
             return {}
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 
     def save(self, visit: int, state: Arrays, keep: int) -> None:
-        """Keep `state` under `visit`, durably, and forget all visits before `keep`."""
+        """Write the `state` of `visit` durably, and delete the states of all visits before `keep`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as part:

@@ -1,4 +1,4 @@
-"""The only training loop: SGD on one client's data, minimising the method's objective."""
+"""The training loop of one client: SGD on its data, minimising the method's objective."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def train(
     settings: Train,
     augment: Augment | None = None,
 ) -> Trained:
-    """Train the model that is loaded in `net` on the client's data and return what came of it.
+    """Train the model loaded in `net` on the client's data and return the result.
 
     SGD as ``torch.optim.SGD``: ``g += weight_decay * w``, ``m = momentum * m + g``, ``w -= lr * m``; the momentum
-    buffer starts at zero unless the visit brings one. With `clip`, g (the objective's closed-form term included) is
-    first brought to that norm at most. Examples are shuffled each epoch by a generator keyed by (seed,
-    round, client, epoch, exchange); a short last batch is kept.
+    buffer starts at zero unless the visit brings one. With `clip`, the norm of g
+    (the objective's closed-form term included) is first limited to that value. A generator keyed by (seed, round,
+    client, epoch, exchange) shuffles the examples in each epoch; a short last batch is kept.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def train(
 def step(
     flat: Tensor, gradient: Tensor, momentum: Tensor, lr: float | Tensor, settings: Train, term: Tensor | None = None
 ) -> None:
-    """Take one SGD step of one model, or of many at once, in place; `gradient` is used up.
+    """Take one SGD step of one model, or of many at once, in place; overwrites `gradient`.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def step(
     settings : Train
         Momentum, weight decay, clipping.
     term : Tensor, shape (..., p), optional
-        What the objective adds to the gradient (:meth:`strategies.parts.objective.Objective.gradient`).
+        The term that the objective adds to the gradient (:meth:`strategies.parts.objective.Objective.gradient`).
     """
     if term is not None:
         gradient.add_(term)
@@ -94,7 +94,7 @@ def step(
         gradient.add_(flat, alpha=settings.weight_decay)
     if settings.momentum:
         gradient = momentum.mul_(settings.momentum).add_(gradient)
-    if isinstance(lr, Tensor):  # in a CUDA graph a number would be frozen
+    if isinstance(lr, Tensor):  # a CUDA graph would freeze a Python number
         flat.sub_(gradient * lr)
     else:
         flat.add_(gradient, alpha=-lr)
@@ -110,7 +110,7 @@ def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tens
 
 
 def later(visit: Visit) -> tuple[int, ...]:
-    """Return the exchange as a further counter of a random stream; nothing for a round's first exchange."""
+    """Return the exchange as a further key of a random stream; empty for a round's first exchange."""
     return (visit.exchange,) if visit.exchange else ()
 
 
@@ -122,5 +122,5 @@ def orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
 
 
 def augmentation_stream(visit: Visit) -> torch.Generator:
-    """Return the generator of a visit's augmentation."""
+    """Return the random generator for the augmentation in a visit."""
     return torch_stream(visit.seed, "augment", visit.round, visit.client, *later(visit), device=visit.x.device.type)

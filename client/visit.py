@@ -1,7 +1,7 @@
-"""A client's visit: what arrives with a train message, and what leaves with its reply.
+"""A client's visit: one train message, from its arrival to the reply.
 
-:func:`arrive` loads the model and makes everything ready to train. :func:`leave` sends the trained model through
-privacy, attack and compression, and keeps what the client keeps for itself.
+:func:`arrive` loads the model and prepares the training. :func:`leave` applies privacy, attack and compression to the
+trained model, stores the client's state and makes the reply.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from fedcross.tasks.scoring import accuracy
 if TYPE_CHECKING:
     from fedcross.client.workshop import Workshop
 
-#: Bytes of prepared examples that a process keeps from one visit to the next.
+#: Most bytes of prepared examples that a process keeps in memory between visits.
 KEPT_BYTES = 2**26
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A message that is being worked on.
+    """A train message that the client is working on.
 
     Attributes
     ----------
     content : RecordDict
-        Of the message.
+        The content of the message.
     visit : Visit
-        What the objective sees of it.
+        The objective's view of the message and of the client's data.
     prepared : Prepared
-        What ``objective.prepare(visit)`` returned.
+        The result of ``objective.prepare(visit)``.
     dropout : Tensors
         The state of every dropout layer at the start, by buffer name.
     settings : Train
-        The optimiser's, with the epochs that this exchange asks for.
+        Settings of the optimiser, with the number of epochs for this exchange.
     received : Arrays
-        The model that was sent, decoded.
+        The received model, decoded.
     residual : Arrays
-        What the client still owes the server from compressed uploads; empty without compression.
+        The error that earlier compressed uploads left out (error feedback); empty without compression.
     store : StateStore or None
-        Where the client keeps what it keeps; None where it keeps nothing.
+        Stores the client's state; None if the client keeps none.
     """
 
     content: RecordDict
@@ -71,7 +71,7 @@ class Arrived:
 
 
 def arrive(shop: Workshop, content: RecordDict) -> Arrived:
-    """Load the model of a train message with this content into the network of `shop`, and prepare the visit."""
+    """Load the model of a train message with this `content` into the network of `shop`, and prepare the visit."""
     config, net, objective = shop.config, shop.net, shop.objective
     asked: dict[str, Any] = dict(content.config_records["config"])
     client, number, exchange = int(asked["client"]), int(asked["round"]), int(asked["exchange"])
@@ -108,13 +108,13 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     prepared = objective.prepare(visit)
     dropout = {name: net.module.get_buffer(name).clone() for name in net.dropout}
     settings = config.train
-    if "epochs" in asked:  # a method may ask for other local epochs in some of its exchanges
+    if "epochs" in asked:  # a method may set other local epochs in some of its exchanges
         settings = settings.model_copy(update={"epochs": int(asked["epochs"])})
     return Arrived(content, visit, prepared, dropout, settings, received, residual, store)
 
 
 def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arrays]]:
-    """Return the model and the groups of further arrays that a message brings."""
+    """Return the model and the groups of further arrays in a message."""
     records = content.array_records
     model = views(records["arrays"])
     if shop.config.compression.down != "float32":
@@ -128,13 +128,13 @@ def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arra
 
 
 def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels drawn for round `number` from everybody's data, a `share` of it (references only)."""
+    """Return inputs and labels of a `share` of all clients' data, drawn for round `number` (reference methods only)."""
     draw = stream(shop.config.seed, "pooled", number, client)
     return shop.data.union(share, draw, shop.device, shop.config.train.examples)
 
 
 def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
-    """Return what `client` trains on in round `number`: all it has, or ``train.examples`` drawn for that round."""
+    """Return the training data of `client` in round `number`: all its examples, or ``train.examples`` of them."""
     x, y = _own(shop, client)
     most = shop.config.train.examples
     if most is None or most >= len(y):
@@ -145,7 +145,7 @@ def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
 
 
 def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
-    """Return all that `client` has to train on; it stays prepared for the next visit while there is room."""
+    """Return all training examples of `client`; they stay in memory for later visits while ``KEPT_BYTES`` allow it."""
     if client in shop.prepared:
         return shop.prepared[client]
     own = shop.data.client(client, shop.device)
@@ -161,17 +161,17 @@ def learning_rate(settings: Train, number: int) -> float:
 
 
 def state_root() -> Path:
-    """Return where this machine keeps client states: ``FEDCROSS_STATE``, else ``~/.cache/fedcross/state``."""
+    """Return the folder of client states on this machine: ``FEDCROSS_STATE``, else ``~/.cache/fedcross/state``."""
     return Path(os.environ.get("FEDCROSS_STATE", "~/.cache/fedcross/state")).expanduser()
 
 
 def leave(shop: Workshop, arrived: Arrived, trained: Trained) -> RecordDict:
-    """Keep what the client keeps, and return the content of its reply.
+    """Store the client's state and return the content of its reply.
 
     Raises
     ------
     ProtocolError
-        If the objective keeps a state that it does not declare, or the other way round.
+        If the objective keeps a state without declaring it, or declares one and returns none.
     """
     config, objective, visit = shop.config, shop.objective, arrived.visit
     outcome = objective.finish(visit, trained, arrived.prepared)
@@ -179,7 +179,7 @@ def leave(shop: Workshop, arrived: Arrived, trained: Trained) -> RecordDict:
         raise ProtocolError(f"{type(objective).__name__}: finish and `keeps` disagree about a state to keep.")
     metrics = {"train-loss": trained.loss, **_local_accuracy(shop, arrived, trained), **outcome.metrics}
     arrays, examples = shop.net.arrays(trained.params, trained.buffers), len(visit.y)
-    if config.privacy.enabled:  # nothing exact leaves: no loss, no number of examples
+    if config.privacy.enabled:  # the upload holds no exact numbers: no loss, no number of examples
         source = noise_source(config.privacy, config.seed, visit.round, visit.client, visit.exchange)
         arrays = protect(config.privacy, arrived.received, arrays, source, shop.net.frozen)
         examples, metrics = 1, {}
@@ -202,7 +202,7 @@ def _poisoned(shop: Workshop, visit: Visit, trained: Arrays) -> Arrays:
 
 
 def _local_accuracy(shop: Workshop, arrived: Arrived, trained: Trained) -> dict[str, float]:
-    """Return the trained model's accuracy on the client's own test part, where it is asked for and there is one."""
+    """Return the trained model's accuracy on the client's own test part; empty if not due, or without a test part."""
     config, visit = shop.config, arrived.visit
     due = visit.round % config.evaluate_every == 0 or visit.round == visit.rounds
     own = shop.data.client_test(visit.client, shop.device) if config.evaluate_local and due else None

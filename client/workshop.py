@@ -1,4 +1,4 @@
-"""The workshop: what stays warm in a process between the messages of a run, and the work that is done there."""
+"""Keeps the configuration, data and model of a run loaded between its messages, and answers the messages with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedcross.tasks.scoring import score
 
 
 class Workshop:
-    """Configuration, data, model and objective of one run, ready for any of its clients.
+    """The loaded configuration, data, model and objective of one run, for any of its clients.
 
     Parameters
     ----------
@@ -46,23 +46,23 @@ class Workshop:
         self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
         self.objective: Objective = method.Objective(config.method)
         self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
-        #: Client -> its prepared inputs and labels, of as many clients as there is room for (:mod:`client.visit`).
+        #: Client -> its prepared inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
         self._warned = False
         kept = {name: buffer for name, buffer in self.net.buffers.items() if name not in self.net.frozen}
         if config.privacy.enabled and any(buffer.is_floating_point() for buffer in kept.values()):
             raise ConfigError(
-                f"privacy.enabled=true: model={config.names['model']} sends statistics of its data (batch norm). "
-                "Choose a model that has none."
+                f"privacy.enabled=true: model={config.names['model']} would send statistics of its data (batch norm). "
+                "Choose a model without batch norm."
             )
         if config.attack.name != "none" and self.data.partition.own:
             raise ConfigError(
-                "attack: a device that knows its own data only cannot draw who is malicious. Simulate it."
+                "attack: a device that knows only its own data cannot draw the malicious clients. Use a simulation."
             )
         self.malicious = malicious(config.attack, len(self.data.partition), config.seed)
 
     def train(self, content: RecordDict) -> RecordDict:
-        """Do what a train message with this content asks for, and return the content of the reply."""
+        """Train as a train message with this content asks, and return the content of the reply."""
         with one_thread(self.device):
             arrived = arrive(self, content)
             augment = self.data.task.augment
@@ -70,7 +70,7 @@ class Workshop:
             return leave(self, arrived, trained)
 
     def train_together(self, contents: Sequence[RecordDict], *, memory: int | None, graph: bool) -> list[RecordDict]:
-        """Do what several train messages ask for as one computation, and return the replies' contents in order.
+        """Train as several train messages ask, in one computation, and return the replies' contents in order.
 
         An objective that cannot be batched is trained one client after another.
         """
@@ -85,7 +85,7 @@ class Workshop:
         with one_thread(self.device):
             arrived = [arrive(self, content) for content in contents]
             if any(a.settings != arrived[0].settings for a in arrived):
-                raise ProtocolError("Clients of one exchange were asked for unequal epochs. Use engine=local.")
+                raise ProtocolError("Clients of one exchange have different numbers of epochs. Use engine=local.")
             results = train_batched(
                 self.net,
                 self.objective,
@@ -102,7 +102,7 @@ class Workshop:
         client = int(content.config_records["config"]["client"])  # type: ignore[arg-type]
         own = self.data.client_test(client, self.device)
         if own is None:
-            raise DataError(f"client {client} has no test examples of its own: this partition deals none.")
+            raise DataError(f"client {client} has no test examples of its own: this partition gives clients none.")
         if self._scored is None:
             config = self.config
             model = create(config.modules["model"], config.model, self.data.task, config.seed)
@@ -117,7 +117,10 @@ class Workshop:
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Run CPU training on one thread: clients run side by side, and the result must not depend on the machine."""
+    """Use one thread for CPU training inside the block.
+
+    Several clients train at the same time, and the result must not depend on the machine's number of cores.
+    """
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -138,7 +141,7 @@ _open: dict[str, Workshop] = {}
 
 
 def workshop(overrides: str) -> Workshop:
-    """Return this process's workshop for a run's overrides; one stays warm at a time."""
+    """Return this process's workshop for the overrides of a run; a process keeps one workshop at a time."""
     if overrides not in _open:
         config = load_for_client(overrides)
         _open.clear()
@@ -146,12 +149,12 @@ def workshop(overrides: str) -> Workshop:
     return _open[overrides]
 
 
-#: The run for which a device's own data was read; empty before the first message of one.
+#: The run for which this process read the device's own data; empty before its first message.
 _read_for: list[str] = []
 
 
 def _of_this_run(shop: Workshop, overrides: str, run: str) -> Workshop:
-    """Return `shop`; a new one where a device's own data was read for another run and may have changed since."""
+    """Return `shop`, or a new workshop if the device's own data was read for another run and may have changed since."""
     if shop.data.partition.own and run and run not in _read_for:
         if _read_for:
             _open.clear()
@@ -162,7 +165,7 @@ def _of_this_run(shop: Workshop, overrides: str, run: str) -> Workshop:
 
 
 def do(task: str, overrides: str, content: RecordDict | None) -> RecordDict:
-    """Do `task` (``train``, ``evaluate``) for the run that `overrides` describe; without content only get ready."""
+    """Do `task` (``train``, ``evaluate``) for the run that `overrides` describe; without content, only load the run."""
     shop = workshop(overrides)
     if content is None:
         return RecordDict()

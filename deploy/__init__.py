@@ -1,1 +1,1 @@
-"""Keys, certificates and files for a real federation."""
+"""Keys, certificates and files for a federation of devices."""

@@ -1,4 +1,4 @@
-"""What the parts of ``fedcross deploy`` do; :mod:`server.commands.deploy` says how they are called."""
+"""The actions of ``fedcross deploy``; :mod:`server.commands.deploy` defines their command line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def register(arguments: Arguments) -> None:
     with _connected(arguments) as client:
         for name, key in public_keys(arguments.keys):
             node, new = admit(client, key)
-            print(f"{name}: node {node}{'' if new else ', registered already'}")
+            print(f"{name}: node {node}{'' if new else ', already registered'}")
 
 
 def revoke(arguments: Arguments) -> None:
@@ -57,7 +57,7 @@ def revoke(arguments: Arguments) -> None:
 
     with _connected(arguments) as client:
         for name, key in public_keys(arguments.keys):
-            print(f"{name}: node {shut_out(client, key)} is shut out")
+            print(f"{name}: node {shut_out(client, key)} is revoked")
 
 
 def nodes(arguments: Arguments) -> None:
@@ -83,7 +83,7 @@ def public_keys(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 @contextlib.contextmanager
 def _connected(arguments: Arguments) -> Iterator[ControlHttpClient]:
-    """Yield a client of the SuperLink that the options name; its refusals become errors with its words."""
+    """Yield a client of the SuperLink in the options; raise its refusals as errors with its message."""
     if not arguments.superlink or not arguments.authority:
         raise ConfigError("Which SuperLink? Give --superlink HOST:PORT and --authority ca.crt.")
     from fedcross.deploy.nodes import connect
@@ -110,7 +110,7 @@ def client(arguments: Arguments) -> None:
 
 
 def revoke_certificate(arguments: Arguments) -> None:
-    """Put certificates on the authority's list."""
+    """Put certificates on the authority's revocation list."""
     from fedcross.deploy.revocation import revoke as put_on_list
 
     files: list[Path | None] = list(arguments.files) or [None]
@@ -141,7 +141,7 @@ def check(arguments: Arguments) -> None:
 
 
 def federation(arguments: Arguments) -> None:
-    """Make what is missing of all keys."""
+    """Make all missing keys and certificates."""
     from fedcross.deploy.federation import prepare
 
     names = [name.strip() for name in arguments.names.split(",") if name.strip()]
@@ -164,7 +164,7 @@ def superlink(arguments: Arguments) -> None:
 
 def superexec(arguments: Arguments) -> None:
     """Become the SuperExec."""
-    # What runs write is for the person who started them: group and others may read it.
+    # The user who starts a run must be able to read its files: group and others get read access.
     start.replace_process(start.superexec(arguments.keys, arguments.superlink, arguments.health), umask=0o002)
 
 

@@ -1,4 +1,4 @@
-"""The bundle of a new edge device: everything it needs in one folder, and the command that admits it.
+"""The bundle of a new edge device: one folder with all files for the device, and the command that registers it.
 
 ::
 
@@ -33,16 +33,16 @@ TEMPLATES = {
 
 @dataclass(frozen=True)
 class Device:
-    """What distinguishes one device.
+    """The properties of one device.
 
     Attributes
     ----------
     name : str
-        Its name: letters, digits and inner hyphens.
+        Letters, digits and inner hyphens.
     superlink : str
         ``host:port`` of the gateway as the device reaches it.
     partition, partitions : int
-        Its number in the federation, from 0, and how many devices there are.
+        Number of the device in the federation, from 0, and the number of devices.
     """
 
     name: str
@@ -57,16 +57,16 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     Parameters
     ----------
     device : Device
-        Which one.
+        The device.
     authority : Path
         The federation's ``ca.crt``.
     folder : Path
-        Where the bundle goes.
+        Folder in which the bundle is made.
 
     Raises
     ------
     ConfigError
-        If the name, the address or the number cannot be right.
+        If the name, the address or the number is not valid.
     StorageError
         If the bundle exists, or a file cannot be read or written.
     """
@@ -101,14 +101,14 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
 
 
 def registration(name: str) -> str:
-    """Return the command that admits a device, to be given where the compose federation runs."""
+    """Return the command that registers a device; it runs on the machine of the compose federation."""
     return f"docker compose run --rm -T admin register - < {name}-node.pub"
 
 
 def rotate_key(bundle: Path) -> tuple[Path, Path]:
     """Give a device a new key and return the paths of the new and of the old public key.
 
-    Register the new one and revoke the old one; until then the device is not admitted.
+    The SuperLink refuses the device until the new key is registered. The old key must be revoked.
     """
     keys = bundle / "keys"
     name = bundle.name

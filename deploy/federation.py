@@ -1,14 +1,14 @@
-"""All keys and certificates of one federation, in one folder: made where missing, renewed where they run out.
+"""Makes all missing keys and certificates of one federation, in one folder, and renews those that expire soon.
 
 ::
 
-    ROOT/authority    ca.crt ca.key             read by nobody else; for a real deployment keep it on another machine
+    ROOT/authority    ca.crt ca.key             secret; in a real deployment, keep it on another machine
     ROOT/server       ca.crt server.crt server.key
     ROOT/superexec    ca.crt superexec.key      the secret with which the SuperExec signs its requests
-    ROOT/public       ca.crt *-node.pub         what may be registered
+    ROOT/public       ca.crt *-node.pub         keys that may be registered
     ROOT/DEVICE       ca.crt DEVICE-node.key    one folder for each device, mounted into its container only
 
-Running it again changes nothing that is still good.
+Running it again changes no valid file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_private, private_folder, write_private, write_public
 
-#: A certificate with less left is replaced when the federation starts.
+#: A certificate that expires sooner is replaced when the federation starts.
 RENEW = timedelta(days=30)
 #: Names by which the parts of the compose federation reach each other.
 INNER_NAMES = ("superlink", "gateway")
@@ -31,7 +31,7 @@ SECRET = "superexec.key"  # noqa: S105 - a file name
 
 
 def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> list[str]:
-    """Make what is missing below `root` and return one line per file that was made.
+    """Make all missing files below `root` and return one line per new file.
 
     Parameters
     ----------
@@ -40,12 +40,12 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     devices : sequence of str
         Names of the devices that get a key here.
     names : sequence of str
-        Further host names and addresses under which devices reach the gateway.
+        Further host names and addresses of the gateway.
 
     Raises
     ------
     StorageError
-        If a certificate runs out and the authority's key is not here to sign another one.
+        If a certificate expires soon and the authority's key is not in the folder to sign a new one.
     """
     made: list[str] = []
     folders = {name: private_folder(root / name) for name in ("authority", "server", "superexec", "public", *devices)}

@@ -1,7 +1,7 @@
-"""Who may take part: registering and revoking SuperNode keys at a running SuperLink, and who is there.
+"""Registers, revokes and lists SuperNode keys at a running SuperLink.
 
-The same calls as ``flwr supernode register/unregister/list``, repeatable: a key that is registered already is no error.
-They work from the SuperLink's inner network only.
+Makes the same calls as ``flwr supernode register/unregister/list``, but an already registered key is no error.
+The calls work only from the SuperLink's inner network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 
-#: Seconds until a SuperLink must answer.
+#: Time limit for the SuperLink's answer, in seconds.
 ANSWER_S = 30.0
 
 
@@ -46,7 +46,7 @@ class Node:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return what names a key in tables, 16 hexadecimal digits."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of `key`, its name in tables."""
     return hashlib.sha256(key).hexdigest()[:16]
 
 
@@ -56,7 +56,7 @@ def read_public_key(content: bytes, where: str) -> bytes:
     Raises
     ------
     ConfigError
-        If it is none, or not on a NIST curve; names `where` it came from.
+        If it is no such key, or not on a NIST curve; the message contains `where`, the key's origin.
     """
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
@@ -73,7 +73,7 @@ def read_public_key(content: bytes, where: str) -> bytes:
 
 @contextlib.contextmanager
 def connect(address: str, authority: Path) -> Iterator[ControlHttpClient]:
-    """Yield a client of the SuperLink at `address`; what it refuses becomes a FederationError with its words."""
+    """Yield a client of the SuperLink at `address`; raise its refusals as FederationError with its message."""
     import httpx
 
     host, port = host_and_port(address)
@@ -96,7 +96,7 @@ def listing(client: ControlHttpClient) -> list[Node]:
 
 
 def register(client: ControlHttpClient, key: bytes) -> tuple[int, bool]:
-    """Make `key` known; return the node's id and whether it is new."""
+    """Register `key`; return the node's id and whether it is new."""
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
     for node in alive(listing(client)):
@@ -106,7 +106,7 @@ def register(client: ControlHttpClient, key: bytes) -> tuple[int, bool]:
 
 
 def revoke(client: ControlHttpClient, key: bytes) -> int:
-    """Shut out the node with `key`; return its id. Its next call is refused, and the key can never be used again.
+    """Revoke the node with `key`; return its id. The SuperLink refuses its next call and never accepts the key again.
 
     Raises
     ------

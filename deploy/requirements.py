@@ -1,14 +1,13 @@
-"""The part of ``requirements.lock`` that a container needs, hashes included.
+"""Prints the part of ``requirements.lock`` that a container needs, hashes included.
 
-Standard library only: it runs before anything is installed.
+Uses only the standard library, because it runs before any package is installed.
 
 ::
 
     python deploy/requirements.py requirements.lock pyproject.toml --extra privacy --without ray matplotlib
     python deploy/requirements.py requirements.lock pyproject.toml --only hatchling
 
-A package is kept if the project needs it, directly or through packages that are kept; uv's ``# via`` comments say who
-needs what.
+A package is kept if the project or a kept package needs it; uv's ``# via`` comments list which packages need it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Pin:
-    """One locked package: its lines as they stand in the file, and the packages that need it."""
+    """One locked package: its lines in the file, and the packages that need it."""
 
     text: str
     needed_by: frozenset[str]
@@ -53,7 +52,7 @@ def read_lock(text: str) -> dict[str, Pin]:
 
 
 def roots(project: Mapping[str, object], extras: Collection[str]) -> set[str]:
-    """Return the names that ``pyproject.toml`` asks for itself, with the given extras."""
+    """Return the names of the packages that ``pyproject.toml`` lists, with the given extras."""
     table = project["project"]
     if not isinstance(table, Mapping):
         raise SystemExit("pyproject.toml: no table [project].")
@@ -63,7 +62,7 @@ def roots(project: Mapping[str, object], extras: Collection[str]) -> set[str]:
 
 
 def select(pins: Mapping[str, Pin], start: Collection[str], without: Collection[str] = ()) -> list[str]:
-    """Return the sorted names of `start` and all they need, never entering a package of `without`."""
+    """Return the sorted names of `start` and of all packages that they need, leaving out `without`."""
     left_out = {normal(name) for name in without}
     kept = {name for name in map(normal, start) if name not in left_out}
     if missing := sorted(kept - pins.keys()):
@@ -80,9 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Print the part of a lock file that is needed.")
     parser.add_argument("lock", type=Path)
     parser.add_argument("project", type=Path)
-    parser.add_argument("--extra", action="append", default=[], help="also what this extra of the project needs")
+    parser.add_argument(
+        "--extra", action="append", default=[], help="include the packages of this extra of the project"
+    )
     parser.add_argument("--without", nargs="+", default=[], metavar="NAME", help="packages to leave out")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these and what they need, nothing else")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="only these packages and those that they need"
+    )
     arguments = parser.parse_args(argv)
     pins = read_lock(arguments.lock.read_text(encoding="utf-8"))
     project = tomllib.loads(arguments.project.read_text(encoding="utf-8"))

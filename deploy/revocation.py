@@ -1,6 +1,6 @@
-"""The authority's list of certificates that are no longer good (CRL), for gateways that ask for client certificates.
+"""The authority's certificate revocation list (CRL), for gateways that require client certificates.
 
-SuperNodes show no certificate, they sign with their key: those are shut out with ``fedcross deploy revoke``.
+SuperNodes have no certificates, they sign with their keys; ``fedcross deploy revoke`` revokes those keys.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
     authority : KeyPair
         From :func:`core.keys.make_authority`.
     certificate : Path or None
-        What shall no longer be accepted; None to renew the list's dates only.
+        The certificate to revoke; None to renew only the dates of the list.
     days : int
-        Until when the list is good; an outdated one shuts everybody out.
+        How long the list is valid. With an expired list, the gateway refuses every client.
 
     Raises
     ------
     StorageError
-        If the certificate is not this authority's, or the list was not signed by it.
+        If this authority did not sign the certificate or the list.
     """
     root, key = certificates.read_certificate(authority.public), certificates.read_key(authority.private)
     path = authority.public.with_name("ca.crl")

@@ -1,4 +1,4 @@
-"""Data for a first run: the handwritten digits that come with scikit-learn, dealt unevenly to a few devices.
+"""Data for a first run: the handwritten digits of scikit-learn, divided unevenly over a few devices.
 
 Each device gets a folder of its own with ``data.npz``; the server's holds the test examples only.
 """
@@ -15,14 +15,14 @@ from fedcross.core.errors import StorageError
 from fedcross.tasks import digits
 from fedcross.tasks.partition import dirichlet
 
-#: Strength of the devices' differences (Dirichlet); 0.5 leaves each of them some classes nearly empty.
+#: Dirichlet parameter of the class shares per device; with 0.5, each device has some nearly empty classes.
 BETA = 0.5
 SERVER = "server"
 FILE = "data.npz"
 
 
 def write(root: Path, devices: Sequence[str], seed: int = 1) -> list[Path]:
-    """Write ``ROOT/DEVICE/data.npz`` for each device and ``ROOT/server/data.npz``; files that exist stay.
+    """Write ``ROOT/DEVICE/data.npz`` for each device and ``ROOT/server/data.npz``; existing files stay.
 
     Inputs are float32 ``(n, 1, 8, 8)`` in [0, 1], labels 0 to 9.
     """

@@ -1,6 +1,7 @@
-"""How the long-running programs of a deployment start: files checked, nothing that calls out, then ``exec``.
+"""Starts the long-running programs of a deployment: checks their files, turns telemetry off, then calls ``exec``.
 
-Flower accepts a key that everybody can read and has telemetry, update check and dependency installation on by default.
+By itself, Flower accepts a key that all users can read, and turns on telemetry, update check and installation of
+dependencies.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ SWITCHES = {
     "PYTHONUNBUFFERED": "1",
 }
 SUPERLINK_PORT = 8000
-#: With a week left there is time to rotate in working hours.
+#: With a week left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
 
 
 def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str]:
-    """Return the SuperLink's command: TLS, registered SuperNodes only, apps in another process, state on disk.
+    """Return the SuperLink's command: with TLS, only registered SuperNodes, apps in another process, state on disk.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     database : Path
         SQLite file.
     host : str
-        Address to listen on. Everybody who reaches it can control the federation.
+        Address to listen on. Anyone who reaches it can control the federation.
     """
     pair = KeyPair(server / "server.crt", server / "server.key")
     check_folder(server)
@@ -99,7 +100,7 @@ def supernode(folder: Path, name: str, address: str, partition: int, partitions:
 
 
 def environment(before: Mapping[str, str]) -> dict[str, str]:
-    """Return `before` with everything off that calls out, and our programs found first."""
+    """Return `before` with telemetry, update check and installation off, and this Python's folder first on PATH."""
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside, before.get("PATH", os.defpath)])
     return {**before, **SWITCHES, "PATH": path}
@@ -116,7 +117,7 @@ def replace_process(command: list[str], umask: int = 0o077) -> NoReturn:
 
 
 def _dates(certificate: Path, authority: Path) -> None:
-    """Refuse a certificate that has expired, and warn of one that soon will."""
+    """Refuse an expired certificate, and warn if it expires soon."""
     if certificate == authority:
         left = certificates.validity(certificate)
     else:

@@ -1,1 +1,1 @@
-"""Where clients run: in this process, on Ray, behind a SuperLink."""
+"""Engines run the clients: in this process, in worker processes, on Ray, or behind a SuperLink."""

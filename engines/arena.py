@@ -1,8 +1,8 @@
-"""Flower messages between processes of one machine: arrays in shared memory, the rest through a pipe.
+"""Passes Flower messages between processes of one machine: arrays in shared memory, the rest through a pipe.
 
 An arena is a memory file that two processes map. The sender copies the bytes of each array into it and sends a small
-pickle that says where they lie; the receiver copies them out. No array passes through a pipe, and nothing is left
-behind when a process dies: the file has no name (Linux) or goes with its folder.
+pickle with their positions; the receiver copies them out. No array passes through a pipe. On Linux, the file has no
+name, so nothing is left behind when a process dies; elsewhere it is a temporary file.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Arena:
     Parameters
     ----------
     path : str, optional
-        The path of another process's arena; a new one is made if it is not given.
+        The path of another process's arena. If not given, a new arena is made.
 
     Attributes
     ----------
     path : str
-        How another process of this user opens it while this one lives.
+        Path under which another process of this user can open the arena while this process runs.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -40,7 +40,7 @@ class Arena:
             self._file = open(path, "r+b", buffering=0)  # noqa: SIM115, PTH123 - lives as long as the arena
             self.path = path
         elif sys.platform == "linux":
-            # A memory file has no limit but memory; /dev/shm often has 64 MB in containers.
+            # A memory file is limited only by the memory; in containers, /dev/shm is often limited to 64 MB.
             self._file = os.fdopen(os.memfd_create("fedcross"), "r+b", buffering=0)
             self.path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         else:
@@ -49,13 +49,13 @@ class Arena:
         self._map: mmap.mmap | None = None
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         if self._map is not None:
             self._map.close()
         self._file.close()
 
     def view(self, size: int) -> memoryview:
-        """Return the first `size` bytes, growing the arena where it is shorter."""
+        """Return the first `size` bytes; enlarge the arena if it is shorter."""
         if self._map is None or len(self._map) < size:
             length = os.fstat(self._file.fileno()).st_size
             if length < size:
@@ -81,7 +81,7 @@ def pack(thing: Any, arena: Arena) -> bytes:
 
 
 def unpack(data: bytes, arena: Arena) -> Any:
-    """Return what :func:`pack` was given, as a copy that owns its arrays."""
+    """Return a copy of the object that :func:`pack` packed; the copy owns its arrays."""
     return _Unpickler(io.BytesIO(data), arena).load()
 
 

@@ -1,4 +1,4 @@
-"""A Flower Grid that trains all clients of a round as one computation; made for one GPU, correct on a CPU."""
+"""A Flower Grid that trains all clients of a round as one computation; made for one GPU, also works on a CPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CAPABILITIES = Capabilities()
 
 
 class Params(Settings):
-    """``memory_gib``: what a round may take, in GiB; the rest of the clients is trained after it. Unset: 80 % of the
-    GPU's free memory, 4 GiB on a CPU. ``cuda_graph``: replay training steps as CUDA graphs where that is possible.
+    """``memory_gib``: memory limit of one computation, in GiB; clients that do not fit are trained after it. Unset:
+    80 % of the GPU's free memory, 4 GiB on a CPU. ``cuda_graph``: replay training steps as CUDA graphs where possible.
     """
 
     memory_gib: float | None = Field(None, gt=0)
@@ -28,7 +28,7 @@ class Params(Settings):
 
 
 class BatchedGrid(LocalGrid):
-    """Flower's Grid over a function that answers many train messages at once.
+    """A Flower Grid on top of a function that answers many train messages at once.
 
     Messages of other kinds go to the ClientApp one by one.
 
@@ -39,7 +39,7 @@ class BatchedGrid(LocalGrid):
     together : callable
         Answers many train messages, in order.
     settings : Params
-        Memory and graphs.
+        Memory limit and use of CUDA graphs.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BatchedGrid(LocalGrid):
         contexts = [self._context(message) for message in messages]
         try:
             return self._together(messages, contexts, limit, self._settings.cuda_graph)
-        except Exception as error:  # noqa: BLE001 - as for one client: a fault in training must not end the federation
+        except Exception as error:  # noqa: BLE001 - as for one client: an error in training must not end the run
             reason = f"{type(error).__name__}: {error}"
             log(WARNING, "a round of %s clients: %s", len(messages), reason)
             return [Message(Error(CLIENT_APP_RAISED, reason), reply_to=message) for message in messages]

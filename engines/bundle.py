@@ -1,7 +1,7 @@
-"""The Flower app folder of fedcross, wherever fedcross is installed.
+"""Makes the Flower app folder of fedcross, from a checkout or an installed wheel.
 
-``flwr run`` bundles a folder with a ``pyproject.toml``. A checkout is one; an installed wheel is not, and a checkout
-may hold much that must not travel. So the engines hand Flower a fresh folder: our packages, nothing else.
+``flwr run`` bundles a folder with a ``pyproject.toml``. An installed wheel has none, and a checkout may hold files that
+must not be sent to other machines. So the engines give Flower a new folder that holds only the packages of fedcross.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ overrides = ""
 
 
 def make(target: Path, root: Path | None = None) -> Path:
-    """Copy the package, laid out as in a wheel, into the new folder `target` with a ``pyproject.toml``; return it.
+    """Copy the package, laid out as in a wheel, and a ``pyproject.toml`` into the new folder `target`; return it.
 
     Parameters
     ----------
     target : Path
         Must not exist.
     root : Path, optional
-        A checkout or ``site-packages``; default: where this process has fedcross from.
+        A checkout or ``site-packages``; default: the one from which this process imported fedcross.
 
     Raises
     ------

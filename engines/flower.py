@@ -1,7 +1,7 @@
-"""What both networked engines need of Flower: its commands, environment, connection file, and its Control API.
+"""Flower's commands, environment, connection file and Control API, for the engines that start Flower's programs.
 
-The one private part of Flower used here is ``ControlHttpClient`` of flwr 1.41 (node registration, run status): the
-command line does the same at two seconds per call. A test names the version it was checked with.
+The only private part of Flower used here is ``ControlHttpClient`` of flwr 1.41 (node registration, run status); the
+command line does the same but takes two seconds per call. A test pins the checked version.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 CONNECTION = "fedcross"
 LOOPBACK = "127.0.0.1"
-#: Variables that hold folders; Flower's processes get them as absolute paths.
+#: Environment variables that hold folders; Flower's processes get them as absolute paths.
 FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
 LogSink = Callable[[str], None]
 
-# Limits that only a part that hangs should reach: a loaded machine has been seen to need a minute for a start, and a
-# process that ends is noticed at once.
+# Time limits that only a hanging program should reach: on a loaded machine, a start took up to a minute. A process that
+# ends is noticed at once.
 _START_SECONDS = 300.0
 _FINAL_SECONDS = 120.0
 _POLL_SECONDS = 0.1
@@ -41,12 +41,12 @@ _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
 def executable(name: str) -> str:
-    """Return the path of one of Flower's commands, the one beside this Python first.
+    """Return the path of one of Flower's commands; look beside this Python first, then on PATH.
 
     Raises
     ------
     FederationError
-        If there is none.
+        If the command is not found.
     """
     beside = Path(sys.executable).parent / name
     path = str(beside) if beside.is_file() else shutil.which(name)
@@ -56,7 +56,7 @@ def executable(name: str) -> str:
 
 
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of Flower's processes: this one's, an own Flower home, nothing that calls out.
+    """Return the environment of Flower's processes: this one's, with a separate Flower home, without telemetry.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
 
     Notes
     -----
-    Flower does not promise the working folder of its processes, so the folders of own methods and of data become
-    absolute.
+    Flower does not specify the working folder of its processes, so the folders of plugins and data become absolute
+    paths.
     """
     result = {
         **os.environ,
@@ -79,7 +79,7 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
         "PYTHONUNBUFFERED": "1",
         **(extra or {}),
     }
-    # Flower starts its helpers by name.
+    # Flower finds its helper programs on PATH.
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), result.get("PATH", os.defpath)])
     return {**result, **absolute_folders(result)}
 
@@ -96,7 +96,7 @@ def absolute_folders(variables: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def scratch(work: Path) -> Iterator[Path]:
-    """Make `work`, and in it a folder that only its owner can enter and that goes with the block."""
+    """Make `work` and, inside it, a temporary folder for its owner only; remove that folder at the end of the block."""
     try:
         work.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix="federation-", dir=work, ignore_cleanup_errors=True)
@@ -132,7 +132,7 @@ def write_run_config(path: Path, overrides: str) -> Path:
 
 
 def write_connection(home: Path, port: int, root_certificate: Path | None = None, host: str = LOOPBACK) -> None:
-    """Tell ``flwr`` (in `home`) how to reach the SuperLink; without certificate it is plain HTTP on loopback."""
+    """Write the SuperLink's address for ``flwr`` into `home`; without certificate, the connection is plain HTTP."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     trust = (
         "insecure = true" if root_certificate is None else f"root-certificates = {toml_string(str(root_certificate))}"
@@ -144,7 +144,7 @@ def write_connection(home: Path, port: int, root_certificate: Path | None = None
 
 
 def control_client(port: int, root_certificate: Path | None = None, host: str = LOOPBACK) -> ControlHttpClient:
-    """Return a client of the Control API of the SuperLink on `port`, of this machine unless `host` says otherwise."""
+    """Return a client of the Control API of the SuperLink at `host` (default: this machine) and `port`."""
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
@@ -162,7 +162,7 @@ def wait_for_superlink(family: Family, port: int, seconds: float = _START_SECOND
     Raises
     ------
     FederationError
-        If a process of the family ends meanwhile, or the time is over.
+        If a process of the family ends meanwhile, or after the time limit.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -183,20 +183,20 @@ def check_alive(family: Family) -> None:
 
 
 def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClient, sink: LogSink, *more: str) -> None:
-    """Run the Flower app in folder `app`, pass its log on line by line, and return when it has completed.
+    """Run the Flower app in folder `app`, pass on its log line by line, and return when the run has completed.
 
     Parameters
     ----------
     family : Family
-        With a running process ``superlink``; the process ``run`` is added.
+        Has a running process ``superlink``; this function adds the process ``run``.
     app : Path
         Folder with a ``pyproject.toml`` that names the Flower app.
     run_config : Path
         From :func:`write_run_config`.
     client : ControlHttpClient
-        Tells how the run ended: ``flwr run`` itself exits with 0 even if the ServerApp failed.
+        Returns the final status of the run, because ``flwr run`` exits with 0 even if the ServerApp failed.
     sink : callable
-        Receives each line of the ServerApp's log; what ``flwr run`` says before is in ``run.log``.
+        Receives each line of the ServerApp's log; earlier output of ``flwr run`` is in ``run.log``.
     *more : str
         Further arguments of ``flwr run``.
 
@@ -217,7 +217,7 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
 
 
 def _follow(family: Family, run: subprocess.Popen[bytes], sink: LogSink) -> int | None:
-    """Pass the log of `run` on until it ends; return Flower's number of the run if it started."""
+    """Pass on the log of `run` until it ends; return Flower's id of the run if it started."""
     run_id, streaming, pending, gone = None, False, b"", set(family.ended())
     with family.log("run").open("rb") as log:
         while True:
@@ -235,14 +235,14 @@ def _follow(family: Family, run: subprocess.Popen[bytes], sink: LogSink) -> int 
             for name in set(family.ended()) - gone - {"run"}:
                 if name == "superlink":
                     raise family.failure(name, "SuperLink ended in the middle of the run.")
-                # A federation goes on without a client; the ServerApp counts what is missing.
+                # A federation goes on without a client; the ServerApp counts missing replies.
                 sink(f"{name} ended (exit code {family.exit_code(name)}); the run goes on without it.")
                 gone.add(name)
             time.sleep(_POLL_SECONDS)
 
 
 def run_status(client: ControlHttpClient, run_id: int, seconds: float = _FINAL_SECONDS) -> tuple[str, str]:
-    """Return the status of a run and its details; waits up to `seconds` for a status that is final."""
+    """Return the status of a run and its details; wait up to `seconds` for a final status."""
     from flwr.proto.control_pb2 import ListRunsRequest
 
     deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Flower's Grid over ClientApps of this machine: what the local engine, its workers and the batched one share."""
+"""A Flower Grid for ClientApps on this machine, shared by the local engine, its workers and the batched engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_NODE = 1_000_000
 
 
 class LocalGrid(Grid):
-    """Flower's Grid over a ClientApp in this process.
+    """A Flower Grid that calls a ClientApp in this process.
 
     Parameters
     ----------
@@ -32,16 +32,16 @@ class LocalGrid(Grid):
     clients : int
         Number of nodes; node ``FIRST_NODE + i`` holds partition ``i``.
     run_config : mapping
-        What the nodes find in ``context.run_config``.
+        The nodes' ``context.run_config``.
 
     Notes
     -----
-    ``Message`` reads its sender from Flower's private ``TaskIdentity``. It is set in :func:`identify` and nowhere
-    else; a test pins the Flower version for which this holds.
+    ``Message`` reads its sender from Flower's private ``TaskIdentity``. Only :func:`identify` sets it; a
+    test pins the Flower version for which this holds.
     """
 
-    #: Whether :meth:`pull_messages` itself waits for work to be done, so that nobody need wait between two calls. With
-    #: ``partitions`` it is what strategies read of a grid of this machine (their ``LocalClients``).
+    #: Whether :meth:`pull_messages` waits until a reply exists, so that callers need not wait between two calls.
+    #: Strategies read this and ``partitions`` of a grid on this machine (their ``LocalClients``).
     blocking = True
 
     def __init__(self, client_app: ClientApp, clients: int, run_config: Mapping[str, str]) -> None:
@@ -52,11 +52,11 @@ class LocalGrid(Grid):
         self._states: dict[int, RecordDict] = {}
         self._queue: dict[str, Message] = {}
         self._run: Run | None = None
-        #: Node id -> partition id, known here without asking the nodes.
+        #: Node id -> partition id; the grid knows it without asking the nodes.
         self.partitions = {FIRST_NODE + i: i for i in range(clients)}
 
     def set_run(self, run: Run) -> None:
-        """Keep `run` for :attr:`run`."""
+        """Set :attr:`run`."""
         self._run = run
 
     @property
@@ -69,15 +69,15 @@ class LocalGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Return a message to a node (Flower keeps this for older apps)."""
+        """Return a message to a node (part of Flower's interface for older apps)."""
         return Message(content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes; all are always online."""
+        """Return the ids of all nodes; local nodes are always online."""
         return list(self.partitions)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue `messages`; they are carried out when their replies are pulled."""
+        """Queue `messages`; the ClientApp answers them when their replies are pulled."""
         ids = []
         for message in messages:
             message_id = uuid.uuid4().hex
@@ -98,7 +98,7 @@ class LocalGrid(Grid):
         return [self._carry_out(self._queue.pop(message_id)) for message_id in self.push_messages(messages)]
 
     def close(self) -> None:
-        """Nothing to end here."""
+        """Do nothing: this grid has no processes to end."""
 
     def _carry_out(self, message: Message) -> Message:
         return answer(self._app, message, self._context(message))
@@ -115,7 +115,7 @@ class LocalGrid(Grid):
 
 
 def answer(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
-    """Return the reply of `app` to `message`; its exception becomes an error reply, as Flower does it."""
+    """Return the reply of `app` to `message`; an exception becomes an error reply, as in Flower."""
     try:
         return app(message, context)
     except Exception as error:  # noqa: BLE001 - a client's fault, whatever it is, must not end the federation
@@ -124,12 +124,12 @@ def answer(app: Callable[[Message, Context], Message], message: Message, context
 
 
 def identify() -> None:
-    """Tell Flower who this process is; ``Message`` asks for it."""
+    """Set Flower's identity of this process, which ``Message`` reads."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, 1
 
 
 def serve(job: Job, grid: Grid) -> None:
-    """Run the server's half of `job` over `grid`."""
+    """Run the ServerApp of `job` on `grid`."""
     context = Context(
         run_id=RUN_ID,
         node_id=SERVER_NODE,

@@ -1,6 +1,6 @@
-"""What every engine is handed (the two apps, how the run is described), and what every engine declares.
+"""The interface of engines: the job that an engine receives, and the attributes that it must declare.
 
-Engines know nothing else of fedcross. What their grids declare is :class:`strategies.round.exchange.LocalClients`.
+Engines use nothing else of fedcross. Their grids declare :class:`strategies.round.exchange.LocalClients`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Together = Callable[[list[Message], list[Context], int | None, bool], list[Messa
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """One run, as an engine receives it.
 
     Attributes
     ----------
@@ -34,14 +34,14 @@ class Job:
     settings : Any
         The engine's own ``Params``.
     server_app, client_app : ServerApp, ClientApp
-        Used by the engine that runs in this process.
+        For engines that run them in this process.
     app_folder : Path
-        Where the packages lie, for the engines that start processes.
+        The folder that holds the packages, for engines that start processes.
     output : Path
         The run's folder.
     warm : callable, optional
-        Loads into this process what clients need. Returns whether forks of this process may use it, and the number of
-        examples of each partition.
+        Loads into this process all that clients need. Returns whether forks of this process may use it, and the number
+        of examples of each partition.
     together : callable, optional
         ``(messages, contexts, memory, graph) -> replies``: answers many train messages at once, in order; `memory` in
         bytes or None, `graph` whether CUDA graphs are used. For the engine that trains a round as one computation.
@@ -60,16 +60,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the server must know of an engine beside its grid.
+    """What the server must know about an engine besides its grid.
 
     Attributes
     ----------
     simulates : bool
-        Whether its clients are part of this machine although the server gets one of Flower's own grids, which do not
-        say so. A grid of ours says it itself.
+        Whether its clients run on this machine although the server gets one of Flower's own grids, which cannot
+        declare it. Grids of fedcross declare it themselves.
     own_folders : bool
-        Whether the machines of its federation read their data from folders of their own: this machine's are not
-        theirs, so they are not in the configuration that travels.
+        Whether each machine of its federation reads data from its own folder. Then the configuration that the machines
+        receive does not contain this machine's folders.
     """
 
     simulates: bool = False
@@ -84,7 +84,7 @@ class Engine(Protocol):
     CAPABILITIES: Capabilities
 
     def run(self, job: Job) -> None:
-        """Carry `job` out and return at its end."""
+        """Run `job` and return when it has ended."""
         ...
 
 
@@ -94,7 +94,7 @@ def engine_of(module: ModuleType) -> Engine:
     Raises
     ------
     ConfigError
-        If it does not declare all that an engine declares.
+        If it does not define everything that an engine must define.
     """
     if not isinstance(module, Engine):
         raise ConfigError(f"{module.__name__}: not an engine. It must define Params, CAPABILITIES and run(job).")

@@ -1,7 +1,7 @@
 """The default engine: a Flower Grid on this machine.
 
-With ``workers=1`` clients run one after another in this process, where a debugger works. With more, they run in worker
-processes (:mod:`engines.workers`). The result is the same to the bit.
+With ``workers=1``, clients run one after another in this process, where a debugger works. With more workers, they run
+in worker processes (:mod:`engines.workers`). The results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def open_grid(job: Job, workers: int) -> LocalGrid:
     config = {"overrides": job.overrides}
     if workers == 1:
         return LocalGrid(job.client_app, job.clients, config)
-    from fedcross.engines.workers import WorkersGrid  # only where there are several
+    from fedcross.engines.workers import WorkersGrid  # imported only for several workers
 
     fork, sizes = job.warm() if job.warm is not None else (True, ())
     return WorkersGrid(job.client_app, job.clients, config, workers, sizes=sizes, fork=fork)

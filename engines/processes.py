@@ -1,9 +1,9 @@
-"""Processes of a federation: started together, all ended together.
+"""Starts the processes of a federation and ends all of them together.
 
-Flower's programs start further programs, some in sessions of their own, and Ray does too; killing the process groups
-we know would leave those behind. Every process therefore inherits a random mark in its environment, and ending the
-family means ending whatever carries the mark. A watchdog process does the same if this process dies without a chance
-to clean up (``kill -9``, out of memory).
+Flower's programs and Ray start further programs, some in their own sessions; killing the known process groups would
+leave those running. Therefore every process inherits a random mark in its environment, and ending the family means
+ending every process with that mark. If this process dies without cleaning up (``kill -9``, out of memory), a watchdog
+process does the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GRACE_SECONDS = 5.0
 
 
 class Family:
-    """The processes of one federation, as a context manager that leaves none behind.
+    """The processes of one federation; as a context manager, it ends all of them.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Family:
     environment : mapping
         Environment of all processes.
     scratch : sequence of Path
-        Folders that the watchdog removes if this process dies (they may hold keys).
+        Folders that the watchdog removes if this process dies, as they may hold keys.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str], scratch: Sequence[Path] = ()) -> None:
@@ -54,7 +54,7 @@ class Family:
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        # The pipe closes when this process ends, however it ends; the watchdog itself must not carry the mark.
+        # The pipe closes whenever and however this process ends. The watchdog itself must not carry the mark.
         code = "import sys; sys.path.insert(0, sys.argv[1])\n"
         code += "from fedcross.engines.processes import watch; watch(*sys.argv[2:])"
         root = str(import_root())
@@ -71,7 +71,7 @@ class Family:
         self.stop()
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start `command` in a session of its own (so that Ctrl-C reaches this process only), logging to a file."""
+        """Start `command` in its own session, so that Ctrl-C reaches only this process; log its output to a file."""
         with self.log(name).open("wb") as log:
             try:
                 process = subprocess.Popen(
@@ -102,11 +102,11 @@ class Family:
         return self._members[name].poll()
 
     def failure(self, name: str, what: str) -> FederationError:
-        """Return an error that says `what` happened and shows the end of the log of `name`."""
+        """Return an error with the text `what` and the last lines of the log of `name`."""
         return FederationError(f"{what}\nEnd of {self.log(name)}:\n{tail(self.log(name))}")
 
     def stop(self) -> None:
-        """End all processes: politely, then by force. Can be called twice."""
+        """End all processes, first with SIGTERM, then with SIGKILL. Can be called twice."""
         alive = [process for process in self._members.values() if process.poll() is None]
         for process in alive:
             _signal(-process.pid, signal.SIGTERM)
@@ -115,7 +115,7 @@ class Family:
             try:
                 process.wait(_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
-                # Only where there is no /proc to search for marks.
+                # Only on systems without /proc, where marks cannot be searched.
                 _signal(-process.pid, signal.SIGKILL)
                 process.wait()
         if self._watchdog is not None and self._watchdog.stdin is not None:
@@ -124,14 +124,14 @@ class Family:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the ids of all living processes that carry `mark` (Linux; elsewhere the list is empty)."""
+    """Return the ids of all running processes that carry `mark` (Linux; elsewhere the list is empty)."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in _PROC.iterdir() if _PROC.is_dir() else ():
         if not entry.name.isdigit():
             continue
         try:
-            # A zombie's environment is empty: it has ended and waits for its parent.
+            # A zombie (ended, but its parent has not waited for it) has an empty environment.
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
@@ -140,7 +140,7 @@ def marked(mark: str) -> list[int]:
 
 
 def end_marked(mark: str, grace: float) -> None:
-    """End all processes that carry `mark`: SIGTERM, `grace` seconds to obey, then SIGKILL, also to late children."""
+    """End all processes that carry `mark`: SIGTERM, then after `grace` seconds SIGKILL, also to new child processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
         signalled: set[int] = set()
@@ -154,7 +154,7 @@ def end_marked(mark: str, grace: float) -> None:
 def watch(mark: str, *scratch: str) -> None:
     """Wait until standard input closes, then end all processes that carry `mark` and remove the folders `scratch`.
 
-    The body of the watchdog process. After an orderly end there is nothing left to do here.
+    This is the main function of the watchdog process. If the family has already ended, it finds nothing to do.
     """
     sys.stdin.buffer.read()
     end_marked(mark, _GRACE_SECONDS)
@@ -174,7 +174,7 @@ def terminated_by_signal() -> Iterator[None]:
 
     before = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # Who started us may have asked to ignore one of them (nohup).
+        # The parent process may have set one of them to be ignored (nohup).
         if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, leave)
     try:
@@ -185,7 +185,7 @@ def terminated_by_signal() -> Iterator[None]:
 
 
 def tail(path: Path, lines: int = 30) -> str:
-    """Return the last `lines` lines of a log, or a note that there are none."""
+    """Return the last `lines` lines of a log, or a note that it is empty."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

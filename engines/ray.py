@@ -1,7 +1,8 @@
 """Flower's simulation runtime on Ray: many clients on one machine or cluster, through ``flwr run``.
 
-``flwr run`` alone would start a SuperLink that outlives the command and keeps its first environment. Here the
-SuperLink in simulation mode belongs to the engine: a free port, an own Flower home, ended with the run.
+``flwr run`` alone would start a SuperLink that keeps running afterwards, with the environment of its first start.
+Here, the engine starts its own SuperLink in simulation mode, with a free port and a separate Flower home, and ends it
+with the run.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ if TYPE_CHECKING:
     from fedcross.engines.job import Job
 
 CAPABILITIES = Capabilities(simulates=True)
-#: Beginnings of the names of variables that clients read.
+#: Prefixes of the environment variables that clients read.
 OURS = ("FEDCROSS_", "OMP_NUM_THREADS")
-#: How long Ray waits for its own node to start. Its default is less than a loaded machine may take.
+#: Environment variable: how long Ray waits for its node to start. Its default is too short for a loaded machine.
 START = "RAY_raylet_start_wait_time_s"
 START_SECONDS = 300
 
 
 class Params(Settings):
-    """What Ray gives to the clients.
+    """Resources that Ray gives to the clients.
 
     Parameters
     ----------
     client_cpus : int
-        CPU cores per client; as many clients run at once as fit.
+        CPU cores per client; Ray runs as many clients at once as fit.
     client_gpus : float
         Share of a GPU per client.
     cpus, gpus : int or None
-        Cores and GPUs that Ray may use in all; None: those it finds.
+        Cores and GPUs that Ray may use in total; None: all that it finds.
     address : str or None
-        An existing Ray cluster (``host:port``) to join; None: start one on this machine. Its resources are its own
-        affair, so `cpus` and `gpus` cannot be given with it.
+        An existing Ray cluster (``host:port``) to join; None: start one on this machine. The cluster has
+        its own resources, so `cpus` and `gpus` cannot be given with it.
     """
 
     name: str = "ray"
@@ -58,8 +59,8 @@ class Params(Settings):
     @model_validator(mode="after")
     def _one_client_fits(self) -> Self:
         if self.address is not None and (self.cpus is not None or self.gpus is not None):
-            raise ValueError("a cluster that is joined has its own cpus and gpus: leave both unset, or address")
-        # Ray would wait for ever for resources that nobody has.
+            raise ValueError("an existing cluster has its own cpus and gpus: leave both unset, or leave address unset")
+        # Ray would wait forever for resources that do not exist.
         if self.cpus is not None and self.cpus < self.client_cpus:
             raise ValueError(f"cpus={self.cpus} is less than client_cpus={self.client_cpus}, so no client could run")
         if self.gpus is not None and self.gpus < self.client_gpus:
@@ -83,12 +84,12 @@ def launch(
     extra_environment: Mapping[str, str] | None = None,
     sink: flower.LogSink = print,
 ) -> None:
-    """Run a Flower app with `clients` simulated clients on Ray, wait for its end, and end everything.
+    """Run a Flower app with `clients` simulated clients on Ray, wait until it ends, and end all processes.
 
     Parameters
     ----------
     root : Path or None
-        Folder that holds our packages; None: where this module is.
+        Folder that holds the packages of fedcross; None: the one from which this process imported them.
     overrides : str
         The run's configuration, as it travels in Flower's run config.
     clients : int
@@ -96,9 +97,9 @@ def launch(
     work : Path
         Folder for the logs (kept) and, while the run lasts, for Flower's own files (removed).
     params : Params, optional
-        What Ray gives to the clients.
+        Resources that Ray gives to the clients.
     app : Path, optional
-        Folder of another Flower app to run instead of ours.
+        Folder of another Flower app to run instead of fedcross.
     extra_environment : mapping, optional
         Environment variables of all processes, besides those of this one.
     sink : callable
@@ -107,13 +108,13 @@ def launch(
     Raises
     ------
     FederationError
-        If a part does not start or the run does not complete; the message ends with the log that tells why.
+        If a program does not start or the run does not complete; the message ends with the log that shows why.
     """
     params = params or Params()
     with contextlib.ExitStack() as stack:
         stack.enter_context(terminated_by_signal())
         state = stack.enter_context(flower.scratch(work))
-        # Ray puts sockets there, and the path of a socket has at most 107 bytes.
+        # Ray puts sockets into this folder, and the path of a socket has at most 107 bytes.
         short = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcross-", ignore_cleanup_errors=True))
         [port] = flower.free_ports(1)
         home = state / "flwr"
@@ -152,12 +153,12 @@ def federation_config(clients: int, params: Params) -> str:
 
 
 def ray_environment(params: Params, scratch: str) -> dict[str, str]:
-    """Return the variables that Ray reads: no usage report, patience at the start, and where the cluster is.
+    """Return Ray's environment variables: no usage report, a longer time limit for the start, the cluster's address.
 
-    A value of :data:`START` in this process's environment stays.
+    If this process's environment sets :data:`START`, that value is kept.
 
-    A cluster of our own has its session files in `scratch`. The workers of one that is joined were started by somebody
-    else and know nothing of this process's variables: those that clients read travel with the job.
+    A cluster that this engine starts keeps its session files in `scratch`. Workers of an existing cluster do not have
+    this process's environment, so the variables that clients read are sent with the job.
     """
     result = {"RAY_USAGE_STATS_ENABLED": "0", START: os.environ.get(START, str(START_SECONDS))}
     if params.address is None:

@@ -1,8 +1,8 @@
-"""A federation that runs already: hand the run to its SuperLink, pass its log on, wait for its end.
+"""Runs a job on an existing federation: submits it to the SuperLink, passes on its log and waits until it ends.
 
-The SuperLink's Control interface does not authenticate callers, so this works from the SuperLink's own inner network
-only. Every machine reads its data from its own ``FEDCROSS_DATA`` folder; the run's folder must be the same path here
-and where the ServerApp runs (a shared mount).
+The SuperLink's Control API does not authenticate callers, so a deployment exposes it only on the SuperLink's inner
+network, and this engine works only from there. Every machine reads its data from its own ``FEDCROSS_DATA`` folder. The
+run's folder must have the same path on this machine and where the ServerApp runs (a shared mount).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ADDRESS = r"^(\[[0-9A-Fa-f:]+\]|[^:\[\]/\s]+):\d{1,5}$"
 
 
 class Params(Settings):
-    """Where the SuperLink is.
+    """Address and certificate of the SuperLink.
 
     Attributes
     ----------
     address : str
         ``host:port`` of the SuperLink.
     authority : Path
-        Certificate of the authority that signed the SuperLink's.
+        Certificate of the authority that signed the SuperLink's certificate.
     wait_s : float
         Seconds to wait until the SuperLink answers.
     """
@@ -76,12 +76,12 @@ def run(job: Job) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split ``host:port``; a literal IPv6 address stands in brackets and keeps them.
+    """Split ``host:port``; a literal IPv6 address has brackets and keeps them.
 
     Raises
     ------
     FederationError
-        If it is no such address.
+        If `address` has another form.
     """
     if not re.fullmatch(_ADDRESS, address):
         raise FederationError(f"{address!r}: expected HOST:PORT, for example superlink.example.org:8000.")
@@ -95,8 +95,8 @@ def wait_for(address: str, authority: Path, seconds: float) -> None:
     Raises
     ------
     FederationError
-        If it does not within `seconds`; the message says what went wrong last. A certificate that is not
-        `authority`'s will not become it: that is said at once.
+        If there is no answer within `seconds`; the message contains the last error. A certificate that `authority`
+        did not sign raises the error at once, because waiting cannot help.
     """
     try:
         context = ssl.create_default_context(cafile=str(authority))

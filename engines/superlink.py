@@ -1,6 +1,6 @@
-"""A real federation as processes on this machine: SuperLink with TLS, authenticated SuperNodes, one run.
+"""Starts a complete federation on this machine for one run: a SuperLink with TLS and authenticated SuperNodes.
 
-The same programs, certificates and keys as in a deployment; only the network is the loopback interface.
+It uses the same programs, certificates and keys as a deployment; only the network is the loopback interface.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CAPABILITIES = Capabilities()
 
 
 class Params(Settings):
-    """Nothing to set: the size of the federation is ``partition.clients``."""
+    """No settings; ``partition.clients`` is the number of SuperNodes."""
 
     name: str = "superlink"
 
@@ -46,12 +46,12 @@ def launch(
     sink: flower.LogSink = print,
     relay: Callable[[int], int] | None = None,
 ) -> None:
-    """Start a federation of `clients` SuperNodes, run one Flower app on it, wait for its end, and end everything.
+    """Start a federation of `clients` SuperNodes, run one Flower app on it until it ends, and end all processes.
 
     Parameters
     ----------
     root : Path or None
-        Folder that holds our packages; None: where this module is.
+        Folder that holds the packages of fedcross; None: the one from which this process imported them.
     overrides : str
         The run's configuration, as it travels in Flower's run config.
     clients : int
@@ -59,18 +59,18 @@ def launch(
     work : Path
         Folder for the logs (kept) and, while the run lasts, for keys, database and app bundles (removed).
     app : Path, optional
-        Folder of another Flower app to run instead of ours.
+        Folder of another Flower app to run instead of fedcross.
     extra_environment : mapping, optional
         Environment variables of all processes, besides those of this one.
     sink : callable
         Receives the log of the ServerApp line by line.
     relay : callable, optional
-        Is given the SuperLink's port and returns the one that the SuperNodes connect to (a meter between them, say).
+        Gets the SuperLink's port and returns the port to which SuperNodes connect (for example, of a traffic meter).
 
     Raises
     ------
     FederationError
-        If a part does not start or the run does not complete; the message ends with the log that tells why.
+        If a program does not start or the run does not complete; the message ends with the log that shows why.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(terminated_by_signal())
@@ -122,9 +122,9 @@ def supernode_command(
 
 
 def register(client: ControlHttpClient, node: KeyPair) -> int:
-    """Make a SuperNode's public key known to the SuperLink and return the node's id.
+    """Register a SuperNode's public key at the SuperLink and return the node's id.
 
-    The same as ``flwr supernode register``, without two seconds of start-up per node.
+    Does the same as ``flwr supernode register`` without its two seconds of start-up per node.
     """
     from flwr.cli.supernode.register import try_load_public_key
     from flwr.proto.control_pb2 import RegisterNodeRequest

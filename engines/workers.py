@@ -1,7 +1,8 @@
-"""A Flower Grid over worker processes of this machine: a round's clients side by side, one thread each.
+"""A Flower Grid with worker processes on this machine: they train the clients of a round in parallel, one thread each.
 
-Workers are forked after the data and all modules are loaded, so that they share those pages and import nothing. Where
-a fork is not safe (a GPU is in use, another system than Linux) they are started afresh and load for themselves.
+Workers are forked after the data and all modules are loaded, so that they share that memory and import nothing. If a
+fork is not safe (a GPU is in use, or the system is not Linux), workers start as new processes and load the data
+themselves.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _PULL_SECONDS = 0.5
 
 
 class WorkersGrid(LocalGrid):
-    """Flower's Grid over a ClientApp in `workers` processes.
+    """A Flower Grid that calls a ClientApp in `workers` processes.
 
-    Messages are handed out as workers become free, those of the clients with the most examples first, so that no
-    worker ends a round on a large client alone. Which worker trains a client changes nothing in the result.
+    Each free worker gets the next message; clients with the most examples come first, so that no worker finishes a
+    round late with one large client. The result does not depend on which worker trains a client.
 
     Parameters
     ----------
@@ -49,15 +50,15 @@ class WorkersGrid(LocalGrid):
     clients : int
         Number of nodes.
     run_config : mapping
-        What the nodes find in ``context.run_config``.
+        The nodes' ``context.run_config``.
     workers : int
-        Processes.
+        Number of processes.
     sizes : sequence of int
-        Work of each partition in any unit, for the order; empty if not known.
+        Work of each partition in any unit, for the order of messages; empty if not known.
     fork : bool
-        Whether workers are forked (all that is loaded is theirs) or started afresh.
+        Whether workers are forked (and share the loaded data) or started as new processes.
     app_path : str
-        Where a worker that is started afresh finds the ClientApp, ``module:attribute``.
+        The ClientApp as ``module:attribute``, for workers that are started as new processes.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class WorkersGrid(LocalGrid):
             self._pool.append(self._start())
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue `messages` and give the idle workers their first."""
+        """Queue `messages` and give each idle worker one."""
         ids = list(super().push_messages(messages))
         for message_id in ids:
             message = self._queue.pop(message_id)
@@ -94,7 +95,7 @@ class WorkersGrid(LocalGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have come; waits a moment for the first one."""
+        """Return the replies that have arrived; wait a short time for the first one."""
         busy = {worker.pipe: worker for worker in self._pool if worker.message is not None}
         replies = [self._take(busy[pipe]) for pipe in wait(list(busy), _PULL_SECONDS) if isinstance(pipe, Connection)]
         self._hand_out()
@@ -129,7 +130,7 @@ class WorkersGrid(LocalGrid):
         """Return the reply of a worker, or an error reply in its place if the worker died."""
         message = worker.message
         if message is None:
-            raise RuntimeError("This worker has nothing to do.")
+            raise RuntimeError("This worker has no message to answer.")
         worker.message = None
         try:
             reply, state = unpack(worker.pipe.recv_bytes(), worker.upload)
@@ -153,7 +154,7 @@ class WorkersGrid(LocalGrid):
             target=_serve, args=(there, inherited, download.path, upload.path, app), name="fedcross-worker", daemon=True
         )
         with warnings.catch_warnings():
-            # Python 3.12 warns of any fork beside threads. Ours (progress display) hold nothing that a worker uses.
+            # Python 3.12 warns of any fork with threads. The thread here (progress display) holds no lock of a worker.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         there.close()
@@ -171,13 +172,13 @@ class _Worker:
     message: Message | None = None
 
     def give(self, message: Message, context: Context) -> None:
-        """Send `message`; a worker that is dying is found out when its reply is taken."""
+        """Send `message`; if the worker has died, :meth:`WorkersGrid._take` notices it."""
         self.message = message
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send_bytes(pack((message, context), self.download))
 
     def end(self) -> None:
-        """Wait until the process has ended, by force in the end, and give its memory back."""
+        """Wait until the process has ended, kill it after a time limit, and release its memory."""
         self.process.join(_END_SECONDS)
         if self.process.is_alive():
             self.process.kill()
@@ -189,7 +190,7 @@ class _Worker:
 
 def _serve(pipe: Connection, inherited: list[Connection], down: str, up: str, app: ClientApp | str) -> None:
     """Answer messages until the pipe closes. Runs in the worker."""
-    # Ctrl-C reaches the whole group; the parent decides, and ends its workers by SIGTERM.
+    # Ctrl-C reaches the whole process group; the parent handles it and ends its workers with SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
@@ -214,7 +215,7 @@ def _serve(pipe: Connection, inherited: list[Connection], down: str, up: str, ap
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone, even in the middle of a long training."""
+    """End this process when its parent has ended, even in the middle of a long training."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

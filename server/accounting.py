@@ -46,7 +46,8 @@ def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, 
 def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Score | None = None) -> dict[str, Any]:
     """Return the ``result.json`` object for a run with metric `lines` and the descriptive fields of `identity`.
 
-    `final` is the last evaluation; it gives ``class_accuracy``, null for a class without test examples.
+    `final` is the last evaluation. Its accuracies per class become ``class_accuracy``; a class without test examples
+    gets null.
     """
     class_accuracy = [None if math.isnan(share) else share for share in final.per_class] if final else None
     accuracies = [entry["test_accuracy"] for entry in lines if entry["test_accuracy"] is not None]
@@ -66,7 +67,7 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout this code lies in, None if it is not one."""
+    """Return the git commit of the checkout that holds this code; None outside a checkout."""
     if stated := os.environ.get("FEDCROSS_COMMIT"):
         return stated
     folder = Path(__file__).resolve().parent
@@ -92,7 +93,7 @@ class Ledger:
     folder : Path
         The run's folder.
     keep_until : int
-        Lines of later rounds, left by a run that was cut off, are dropped.
+        The file keeps the lines up to this round. Later lines, which an interrupted run left, are removed.
     """
 
     def __init__(self, folder: Path, keep_until: int = 0) -> None:
@@ -123,7 +124,7 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file."""
-        with contextlib.suppress(OSError):  # on a full disk what could not be written was said before
+        with contextlib.suppress(OSError):  # on a full disk, `add` has already raised the error
             self._file.close()
 
 
@@ -136,7 +137,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that after a crash there is the old file or the new one, never half of one."""
+    """Write `data` to `path` so that a crash leaves either the old file or the new one, never a part."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         file.write(data)
@@ -147,7 +148,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in the folder `path` durable."""
+    """Flush the directory entries of the folder `path` to disk (fsync)."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

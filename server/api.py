@@ -1,4 +1,4 @@
-"""fedcross from Python: run, sweep, open an earlier run. The same configuration as on the command line.
+"""The Python API: run a configuration, run a sweep, open an earlier run. Settings are those of the command line.
 
 ::
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class Metrics(Mapping[str, NDArray[Any]]):
-    """The table of a run: one row per round, columns named as in ``metrics.jsonl``.
+    """The metrics of a run as a table: one row per round, columns named as in ``metrics.jsonl``.
 
-    A mapping of column name to array, so ``pandas.DataFrame(run.metrics)`` works. Numbers are float64, NaN where a
-    round has none (it was not evaluated, say); columns of other values are arrays of objects.
+    It maps column names to arrays, so ``pandas.DataFrame(run.metrics)`` works. Numbers are float64, with NaN where a
+    round has no value (for example, no evaluation). Columns of other values are arrays of objects.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Metrics(Mapping[str, NDArray[Any]]):
         return f"<table><tr>{heads}</tr>{table}</table><p>{len(self.rows)} rounds, {len(self)} columns</p>"
 
     def _shown(self, most: int = 10) -> list[list[str]]:
-        """Return the header and the last rows of the columns that people look at first."""
+        """Return the header and the last rows of the most important columns."""
         first = ("round", "test_accuracy", "test_loss", "train_loss", "clients", "dropped", "seconds")
         names = [name for name in first if name in self._columns]
         rows = self.rows[-most:]
@@ -94,14 +94,14 @@ def _cell(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was started here or lies on disk.
+    """A run on disk: one that this process has just finished, or an earlier one.
 
     Parameters
     ----------
     folder : Path
-        The run's folder, as docs/sweeps.md describes it.
+        The run's folder; docs/sweeps.md describes its files.
     data_root : str, optional
-        Where the data sets lie, for :attr:`model`; default: as for the command.
+        Folder of the data sets, which :attr:`model` needs; default: as for the command.
     """
 
     folder: Path
@@ -109,7 +109,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> Metrics:
-        """The rounds that are on disk, as a table."""
+        """The metrics of all rounds on disk, as a table."""
         try:
             lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             return Metrics([json.loads(line) for line in lines])
@@ -125,12 +125,12 @@ class Run:
         Raises
         ------
         StorageError
-            If the run has not ended; :func:`fedcross.run` with ``resume=FOLDER`` continues it.
+            If the run has not finished; :func:`fedcross.run` with ``resume=FOLDER`` continues it.
         """
         try:
             found: dict[str, Any] = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise StorageError(f"{self.folder}: no readable result.json, this run has not ended ({error}).") from error
+            raise StorageError(f"{self.folder}: no readable result.json, the run is not finished ({error}).") from error
         return found
 
     @cached_property
@@ -152,7 +152,7 @@ class Run:
 
 
 def run(*overrides: str) -> Run:
-    """Run one configuration and return it when it has ended.
+    """Run one configuration and return the finished run.
 
     Parameters
     ----------
@@ -163,17 +163,17 @@ def run(*overrides: str) -> Run:
     Returns
     -------
     Run
-        Its rounds, result, model and folder.
+        The run, with its metrics, result, model and folder.
 
     Raises
     ------
     ConfigError
-        With every fault of the configuration, before anything is written.
+        If the configuration has errors. The message lists all of them; nothing has been written yet.
 
     Notes
     -----
-    Progress is printed. An interrupt (Ctrl-C, a notebook's stop button) raises ``KeyboardInterrupt`` after the worker
-    processes have ended; the rounds done so far are on disk.
+    Prints the progress. On an interrupt (Ctrl-C, a notebook's stop button), ends the worker processes and then raises
+    ``KeyboardInterrupt``; the finished rounds stay on disk.
     """
     from fedcross.conf.compose import is_hydras, run_folder
     from fedcross.server.check import checked_plan
@@ -181,25 +181,25 @@ def run(*overrides: str) -> Run:
 
     plan = checked_plan(list(overrides))
     if plan.multirun:
-        raise ConfigError("fedcross.run: these settings are a sweep of several runs. Use fedcross.sweep.")
+        raise ConfigError("fedcross.run: these settings describe several runs (a sweep). Use fedcross.sweep.")
     settings = [o for o in plan.overrides if not is_hydras(o)]
     named = any(o.startswith("hydra.run.dir=") for o in overrides)
     return _opened(launch(settings, run_folder(plan.overrides), numbered=not named), overrides)
 
 
 def sweep(*overrides: str) -> list[Run]:
-    """Run every combination of the given settings, one after another, and return them in that order.
+    """Run every combination of the given settings, one after another, and return the runs in that order.
 
     Parameters
     ----------
     *overrides : str
         As for :func:`run`, with several values: ``"method=fedavg,fedcross"``, ``"seed=1,2,3"``;
-        ``"hydra.sweep.dir=DIR"`` names the folder and continues a sweep that was cut off there.
+        ``"hydra.sweep.dir=DIR"`` sets the folder of the sweep; an interrupted sweep in it continues.
 
     Raises
     ------
     ConfigError
-        With the faults of every combination, before the first one starts.
+        If a combination has errors. The message lists the errors of all combinations; no run has started yet.
     """
     from fedcross.server.check import checked_plan
     from fedcross.server.jobs import job_name, sweep_job
@@ -220,7 +220,7 @@ def load(folder: str | Path, data_root: str | None = None) -> Run:
     Raises
     ------
     StorageError
-        If there is no run.
+        If `folder` holds no run.
     """
     path = Path(folder)
     if not (path / "metrics.jsonl").is_file():

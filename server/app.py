@@ -1,4 +1,4 @@
-"""The ServerApp: composes the run's configuration and runs it over whatever grid Flower hands it."""
+"""The ServerApp: composes the run's configuration and runs it on the grid that Flower passes in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what ``run_config["overrides"]`` describes."""
+    """Run the configuration that ``run_config["overrides"]`` describes."""
     from fedcross.conf.schema import load_text
     from fedcross.server.progress import pick
     from fedcross.server.session import Session

@@ -1,4 +1,4 @@
-"""The command line, checked before Hydra starts anything: every job of a sweep, all faults at once."""
+"""Checks the command line before Hydra starts a job: every job of a sweep, all errors in one message."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.sweep import Plan, plan
 
-#: Jobs of a sweep (seeds not counted) that are checked beforehand; the rest are checked when they start.
+#: How many jobs of a sweep (jobs that differ in the seed count once) are checked first; the others when they start.
 MOST_JOBS = 256
 
 
 def check_overrides(arguments: list[str]) -> list[str]:
-    """Check what `arguments` would run and return what to hand to Hydra; see :func:`checked_plan`."""
+    """Check `arguments` and return the arguments for Hydra; see :func:`checked_plan`."""
     found = checked_plan(arguments)
     return [*found.flags, *found.overrides]
 
 
 def checked_plan(arguments: list[str]) -> Plan:
-    """Return what `arguments` would run, checked.
+    """Return the plan of what `arguments` would run, after checking every job.
 
-    A resumed run's own overrides are put in front. Of jobs that differ in their seed only, one is checked.
+    The overrides of a resumed run are put first. Of several jobs that differ only in the seed, one is checked.
 
     Raises
     ------
     ConfigError
-        With every fault of every job.
+        If a job has errors; the message lists all errors of all jobs.
     """
     flags = [a for a in arguments if a.startswith("-")]
     given = [a for a in arguments if not a.startswith("-")]
@@ -34,10 +34,10 @@ def checked_plan(arguments: list[str]) -> Plan:
     distinct = dict.fromkeys(tuple(o for o in job if not _seed(o, found)) for job in found.jobs)
     for job in list(distinct)[:MOST_JOBS]:
         faults += [fault for fault in _faults(list(job)) if fault not in faults]
-    faults += [f"{name}: nothing that this sweep chooses has such a setting." for name in found.unused]
+    faults += [f"{name}: nothing that this sweep chooses has this setting." for name in found.unused]
     if found.multirun:
         faults += [
-            f"{name}=...: the runs of a sweep have folders of their own. Set hydra.sweep.dir=DIR; it also continues."
+            f"{name}=...: each run of a sweep has its own folder. Set hydra.sweep.dir=DIR, also to continue a sweep."
             for name in ("output", "resume")
             if any(o.startswith(f"{name}=") for o in found.overrides)
         ]
@@ -47,7 +47,7 @@ def checked_plan(arguments: list[str]) -> Plan:
 
 
 def _seed(override: str, found: Plan) -> bool:
-    """Whether `override` is a seed that need not be checked: one of several, and a plain number."""
+    """Return whether `override` is a seed that needs no check: one of several seeds, and a plain number."""
     return found.multirun and override.startswith("seed=") and override.removeprefix("seed=").isdigit()
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints: a whole round on disk or none of it.
+"""Checkpoints of a run; a checkpoint on disk is always complete.
 
-``checkpoints/round-000012.safetensors`` holds the method's arrays; its header carries the JSON values, the run's
-identity and a digest of all bytes. Files are written aside, synced and renamed.
+``checkpoints/round-000012.safetensors`` holds the method's arrays. Its header holds the method's JSON values, the run's
+identity and a digest of all bytes. Each file is written under a temporary name, synced and then renamed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Checkpoints:
     folder : Path
         The run's folder.
     keep : int
-        How many of the newest stay.
+        How many of the newest checkpoints stay.
     milestone : int
-        Every so many rounds one stays for ever; 0 for none.
+        The checkpoint of every `milestone`-th round is never deleted; 0 for none.
     """
 
     def __init__(self, folder: Path, keep: int = 2, milestone: int = 0) -> None:
@@ -49,7 +49,7 @@ class Checkpoints:
         return sorted(int(p.stem.removeprefix("round-")) for p in self.folder.glob("round-*.safetensors"))
 
     def save(self, number: int, state: State, identity: dict[str, Any]) -> None:
-        """Write round `number` durably, then drop old ones."""
+        """Write the checkpoint of round `number` durably, then delete old ones."""
         arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
         header = {"round": str(number), "values": json.dumps(state.values), "identity": json.dumps(identity)}
         header["digest"] = _digest(arrays, header)
@@ -66,7 +66,7 @@ class Checkpoints:
             ) from error
 
     def load(self, number: int) -> tuple[State, dict[str, Any]]:
-        """Return state and identity of round `number`.
+        """Return the method's state and the run's identity from the checkpoint of round `number`.
 
         Raises
         ------
@@ -79,14 +79,14 @@ class Checkpoints:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             found = header.pop("digest")
             if found != _digest(arrays, header):
-                raise StorageError(f"{self.path(number)}: the digest does not fit, the file is damaged.")
+                raise StorageError(f"{self.path(number)}: the digest does not match, so the file is damaged.")
             values = json.loads(header["values"])
             return State(arrays, values), json.loads(header["identity"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StorageError(f"{self.path(number)}: cannot be read ({error}).") from error
 
     def identity(self) -> dict[str, Any] | None:
-        """Return the identity in the newest checkpoint whose header can be read, None if there is none."""
+        """Return the identity in the newest checkpoint with a readable header; None if there is none."""
         for number in reversed(self.rounds()):
             try:
                 with safe_open(self.path(number), framework="numpy") as file:
@@ -97,7 +97,7 @@ class Checkpoints:
         return None
 
     def latest(self) -> tuple[int, State, dict[str, Any]]:
-        """Return the newest readable checkpoint; damaged ones are passed over with a warning.
+        """Return round, state and identity of the newest readable checkpoint; log a warning for each damaged one.
 
         Raises
         ------
@@ -108,12 +108,12 @@ class Checkpoints:
             try:
                 return (number, *self.load(number))
             except StorageError as error:
-                log(WARNING, "%s Going back one checkpoint.", error)
+                log(WARNING, "%s Trying the checkpoint before it.", error)
         raise StorageError(f"{self.folder}: no readable checkpoint. Start the run again without resume.")
 
 
 def _digest(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
-    """Return a SHA-256 over names, shapes, dtypes, values and header."""
+    """Return the SHA-256 of names, shapes, dtypes, values and header."""
     digest = hashlib.sha256(json.dumps(sorted(header.items())).encode())
     for name in sorted(arrays):
         array = arrays[name]

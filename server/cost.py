@@ -1,7 +1,7 @@
-"""``fedcross ... --cost``: runs, rounds and hours of a command line, from measured steps or rounds; nothing else runs.
+"""``fedcross ... --cost``: estimates runs, rounds and hours of a command line without running it.
 
-On a CPU every kind of job is estimated from a few small steps first (:mod:`server.pace`). Where whole rounds of all
-kinds fit into WHOLE seconds by these estimates, they are measured instead; elsewhere the estimates are shown.
+On a CPU, a few small training steps give a first estimate for every kind of job (:mod:`server.pace`). If by these
+estimates one whole round of every kind fits into WHOLE seconds, whole rounds are measured instead.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fedcross.server.sweep import Plan
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
 
-#: A round faster than this many seconds is mostly start-up the first time: three more are measured.
+#: If the first round takes less than this many seconds, start-up dominates it: three more rounds are measured.
 QUICK = 20.0
 MORE = 4
 #: Seconds that the start of a measured run takes.
 STARTS = 0.5
-#: Seconds that whole rounds may take, all kinds of jobs together.
+#: Most seconds for measuring whole rounds, all kinds of jobs together.
 WHOLE = 15.0
-#: Settings that decide how long a round takes, beside the names of method, task, model and engine.
+#: Settings that determine how long a round takes, besides the names of method, task, model and engine.
 WEIGHTY = (
     "clients_per_round", "partition.clients", "partition.name", "train", "engine", "device", "evaluate_local",
     "evaluate_clients", "method.exchanges", "method.host_epochs", "method.k", "method.base", "method.kappa",
@@ -38,7 +38,7 @@ WEIGHTY = (
 SEED = re.compile(r"seed=\d+")
 
 Pace = tuple[float, float]
-"""Seconds of a round, and of one evaluation on top."""
+"""Seconds of a round without evaluation, and seconds of one evaluation."""
 
 
 @dataclass
@@ -52,9 +52,9 @@ class Cell:
     job : list of str
         The overrides of one of them.
     runs, done : int
-        How many there are, and how many of them are done already.
+        How many runs there are, and how many of them are finished.
     rounds, evaluations : int
-        Rounds still to be run by all of them, and evaluations in these rounds.
+        Rounds that all of them together still have to run, and evaluations in these rounds.
     """
 
     names: tuple[str, str, str, str]
@@ -70,7 +70,7 @@ class Cell:
 
 
 def cells(plan: Plan) -> list[Cell]:
-    """Return the distinct jobs of `plan` by what decides their speed, in the plan's order."""
+    """Group the jobs of `plan` by the settings that determine their speed; return the groups in the plan's order."""
     from fedcross.conf.schema import load
     from fedcross.server.identity import fingerprint
 
@@ -78,7 +78,7 @@ def cells(plan: Plan) -> list[Cell]:
     found: dict[str, Cell] = {}
     for job in plan.jobs:
         seed = next((o for o in job if plan.multirun and SEED.fullmatch(o)), None)
-        config = load([o for o in job if o != seed])  # of jobs that differ in their seed only, one is composed
+        config = load([o for o in job if o != seed])  # of several jobs that differ only in the seed, one is composed
         if seed is not None:
             config = config.model_copy(update={"seed": int(seed.removeprefix("seed="))})
         mark = fingerprint(config)
@@ -104,7 +104,7 @@ def _weighty(config: RunConfig) -> list[tuple[str, Any]]:
 
 
 def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
-    """Return how many rounds of `config` lie in the sweep's folder already."""
+    """Return how many rounds of `config` the sweep's folder already holds."""
     from fedcross.server.jobs import standing
 
     if plan.folder is None or not plan.folder.is_dir():
@@ -114,7 +114,10 @@ def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
 
 
 def paces(jobs: list[list[str]]) -> list[Pace]:
-    """Return the pace of each job: estimated on a CPU, unless all of them have rounds short enough to be measured."""
+    """Return the pace of each job.
+
+    Estimates it for the local engine on a CPU; measures whole rounds elsewhere, or if all rounds are short enough.
+    """
     from fedcross.client.workshop import pick_device
     from fedcross.conf.schema import load
     from fedcross.server.pace import Pace as Estimate
@@ -129,7 +132,7 @@ def paces(jobs: list[list[str]]) -> list[Pace]:
 
 
 def measure(job: list[str]) -> Pace:
-    """Return the measured pace of `job`: one round in a folder that is thrown away, more where it is a quick one."""
+    """Run one round of `job` (more if it is short) in a temporary folder and return the measured pace."""
     first = _measured(job, 1)
     return first if sum(first) > QUICK else _measured(job, MORE)
 
@@ -149,7 +152,7 @@ def _measured(job: list[str], rounds: int) -> Pace:
 
 
 def show(plan: Plan, pace: Callable[[list[list[str]]], list[Pace]] = paces) -> None:
-    """Print what `plan` would take on this machine."""
+    """Print how long `plan` would take on this machine."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The global model on the central test set, and on the clients' own."""
+"""Evaluation of the global model: on the central test set, and on the clients' own test data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Evaluator:
     Parameters
     ----------
     model : nn.Module
-        The network; its weights are overwritten.
+        The network; the evaluator overwrites its weights.
     data : FederatedData
         The central test set is prepared once and stays on `device`.
     device : torch.device
         Where to evaluate.
     batch : int
-        Examples at a time.
+        Examples per forward pass.
     """
 
     def __init__(self, model: nn.Module, data: FederatedData, device: torch.device, batch: int = 1000) -> None:
@@ -92,7 +92,7 @@ def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:
 def mean_score(scores: Sequence[Score]) -> Score | None:
     """Return the uniform mean of `scores`, entry by entry; None if there are none.
 
-    For methods without one global model. All scores are of the same test set, so each class is NaN in all or in none.
+    For methods without one global model. All scores come from the same test set, so a class is NaN in all or in none.
     """
     if not scores:
         return None

@@ -1,4 +1,4 @@
-"""What a run is: the settings that decide what it computes, and whether two runs are the same."""
+"""The identity of a run: the settings that determine its result. Two runs with equal identities are the same run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import ConfigError
 
-#: Settings that may differ between a run and its continuation: they do not change what is computed.
+#: Settings that may differ between a run and its continuation: they do not change the result.
 FREE = {
     "rounds",
     "output",
@@ -23,20 +23,20 @@ FREE = {
     "data_root",
     "federation",
 }
-#: Likewise, within groups: where the data set lies.
+#: The same for settings inside groups: paths of the data set.
 PLACES = {"task.root", "task.download"}
 
 
 def fingerprint(config: RunConfig) -> str:
-    """Return ten hexadecimal digits that are the same exactly for runs that compute the same."""
+    """Return ten hexadecimal digits; two configurations have equal digits exactly if they compute the same result."""
     decisive = {name: value for name, value in flatten(describe(config)).items() if name not in PLACES}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that decide what is computed, as JSON values."""
+    """Return the settings that determine the result, as JSON values."""
     plain: dict[str, Any] = config.model_dump(mode="json")
-    idle = {"modules", *FREE}  # what decides nothing, or nothing in this run
+    idle = {"modules", *FREE}  # settings without an effect, in general or in this run
     if not config.defence.enabled:
         idle.add("defence")
     if config.compression.exact:
@@ -51,8 +51,8 @@ def describe(config: RunConfig) -> dict[str, Any]:
     }
 
 
-#: Settings that came later, with the value that says what runs from before did: left out where they have it, so that
-#: such a run is still found and continued.
+#: Settings added by later versions, each with the value that stands for the old behaviour. A setting with that value is
+#: left out of the identity, so that runs of older versions are still found and continued.
 LATER: dict[str, dict[str, Any]] = {
     "method": {"independent_start": False, "unit": False, "ramp": None, "strategy": None, "arguments": {}},
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
@@ -60,19 +60,19 @@ LATER: dict[str, dict[str, Any]] = {
 
 
 def _as_before(plain: dict[str, Any]) -> None:
-    """Write `plain`, the settings of a run, as a version without the later ones would, where that says the same."""
+    """Change `plain`, the settings of a run, to what an older version would have written for the same run."""
     for group, settings in LATER.items():
         for name, value in settings.items():
             if name in plain[group] and plain[group][name] == value:
                 del plain[group][name]
     if plain["method"].get("mode") == "cross" and "propeller_weighting" in plain["method"]:
-        plain["method"]["propeller_weighting"] = "alpha"  # plays no part; the default of older versions
+        plain["method"]["propeller_weighting"] = "alpha"  # has no effect here; write the default of older versions
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], may_change: Collection[str] = ()) -> None:
-    """Raise a ConfigError that names every setting in which a continued run differs from what it was.
+    """Raise a ConfigError that lists every setting in which a continued run differs from the run in the folder.
 
-    Settings in `may_change` and ``PLACES``, and what lies below them, may differ.
+    Settings in `may_change` and ``PLACES``, and all settings below them, may differ.
     """
     old, new = flatten(before), flatten(now)
     free_here = {*may_change, *PLACES}
@@ -86,7 +86,7 @@ def check_same(before: dict[str, Any], now: dict[str, Any], may_change: Collecti
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one level of dotted names."""
+    """Return nested settings as one flat dict with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in node.items():
         if isinstance(value, dict):

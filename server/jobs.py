@@ -1,8 +1,8 @@
-"""One job of a sweep: skipped if it is done, continued if it was cut off, never over another configuration.
+"""Runs one job of a sweep: skips a finished job, continues an interrupted one, never overwrites another configuration.
 
-A job's folder is found by its settings, so the same command with the same ``hydra.sweep.dir`` continues a sweep,
-however it was stopped, and two of them side by side share the work. This module is imported by name in the processes
-of Hydra's parallel launchers.
+The name of a job's folder follows from its settings. So the same command with the same ``hydra.sweep.dir`` continues
+a sweep, however it was stopped, and two such commands at the same time share the work. The processes of Hydra's
+parallel launchers import this module by name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OmegaConf.register_new_resolver("fedcross_job", folder_name, replace=True)
 
 
 def single(overrides: Sequence[str]) -> None:
-    """Run one configuration on the composition that the check has made; Hydra's own ``main`` composes twice more."""
+    """Run one configuration, composed once by the check before; Hydra's own ``main`` would compose it twice more."""
     from fedcross.conf.compose import is_hydras, run_folder
     from fedcross.server.launch import launch
 
@@ -52,7 +52,7 @@ def single(overrides: Sequence[str]) -> None:
 
 
 def job(_: Any) -> None:
-    """Run one job of Hydra's."""
+    """Run one job for Hydra."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -68,12 +68,12 @@ def job(_: Any) -> None:
 
 
 def sweep_job(overrides: list[str], folder: Path) -> None:
-    """Run `overrides` in `folder` as far as they have not been run there.
+    """Run the rounds of `overrides` that `folder` does not hold yet.
 
     Raises
     ------
     ConfigError
-        If another configuration lies in `folder`.
+        If `folder` holds another configuration.
     """
     from fedcross.conf.schema import load
     from fedcross.server.launch import launch, quote
@@ -86,7 +86,7 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
         with claimed(folder):
             found, rounds = standing(folder, config)
             if found == "done":
-                print(f"Done already, {rounds} rounds: {folder}", file=sys.stderr)
+                print(f"Already finished, {rounds} rounds: {folder}", file=sys.stderr)
                 return
             if found == "cut off":
                 print(f"Continued after round {rounds}: {folder}", file=sys.stderr)
@@ -95,18 +95,18 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
                 _clear(folder)
             launch(overrides, folder, claim=False)
     except FolderInUseError:
-        print(f"Runs in another process already: {folder}", file=sys.stderr)
+        print(f"Already running in another process: {folder}", file=sys.stderr)
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a job left that was cut off before its first checkpoint: the same job begins anew."""
+    """Remove the files of a job that was interrupted before its first checkpoint, so that the job can start again."""
     (folder / "metrics.jsonl").unlink(missing_ok=True)
 
 
 def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
     """Return how far `config` has come in `folder`, and its last round there.
 
-    A run is done with ``rounds`` rounds or more; asked for more, it is continued.
+    A run is finished if it has ``rounds`` rounds or more. A larger ``rounds`` continues it.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
     try:
         check_same(before, describe(config), method_class(config.modules["method"]).may_change)
     except ConfigError as error:
-        advice = f"{folder}: another configuration lies here. Choose another hydra.sweep.dir, or move it away."
+        advice = f"{folder}: another configuration is here. Choose another hydra.sweep.dir, or move the folder."
         raise ConfigError([advice, *error.faults]) from error
     try:
         rounds = int(json.loads(result.read_text())["rounds"])
@@ -150,6 +150,6 @@ def _recorded(folder: Path) -> dict[str, Any]:
         return describe(load([str(o) for o in OmegaConf.load(path)]))
     except (OSError, ConfigError) as error:
         raise ConfigError(
-            f"{folder}: a result lies here, but not which configuration it is of ({error}). "
-            "Choose another hydra.sweep.dir, or move it away."
+            f"{folder}: a result is here, but not its configuration ({error}). "
+            "Choose another hydra.sweep.dir, or move the folder."
         ) from error

@@ -1,4 +1,4 @@
-"""One configuration, its engine, its folder: what a run is before its first round."""
+"""Starts one run: checks its configuration, prepares its folder and calls its engine."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
 
-#: Where the user wants client states; each run's own folder unless set.
+#: The user's folder for client states; if not set, each run keeps them in its own folder.
 STATE = os.environ.get("FEDCROSS_STATE")
 
 
 def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False) -> Path:
     """Run one configuration with its engine and return the run's folder.
 
-    Everything is checked before anything is written: the settings, the data, that the folder is not another run's.
+    Checks the settings, the data and that no other run uses the folder, before it writes anything.
 
     Parameters
     ----------
     overrides : list of str
         Settings of the run.
     output : Path
-        Where the run writes unless ``output=`` or ``resume=`` says otherwise.
+        The run's folder, unless ``output=`` or ``resume=`` sets another one.
     claim : bool
-        Whether to lock the folder and refuse a used one; a sweep has done both for its job.
+        Whether to lock the folder and refuse a used one. A sweep has already done both for its jobs.
     numbered : bool
-        Whether `output` gets a number behind its name where a run lies there already: nobody chose it.
+        Whether to add a number to the name of `output` if it already holds a run; for names that no user chose.
     """
     from fedcross.conf.schema import load, remarks
     from fedcross.server.run_folder import claimed, free, refuse_used
@@ -36,7 +36,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     config = load(overrides)
     for remark in remarks(config):
         print(f"Note: {remark}", file=sys.stderr)
-    config.load_data()  # what is wrong with the data is said here
+    config.load_data()  # raises errors of the data before the run starts
     if config.resume is not None:
         folder = Path(config.resume).resolve()
         _check_continued(config, folder)
@@ -55,18 +55,18 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
 
 
 def _check_continued(config: RunConfig, folder: Path) -> None:
-    """Raise a ConfigError if `config` is not the run that lies in `folder`."""
+    """Raise a ConfigError if `config` does not describe the run in `folder`."""
     from fedcross.server.checkpoint import Checkpoints
     from fedcross.server.identity import check_same, describe
     from fedcross.strategies.round.registry import method_class
 
     identity = Checkpoints(folder).identity()
-    if identity is not None:  # else the session says that nothing can be continued
+    if identity is not None:  # otherwise the session raises the error
         check_same(identity["config"], describe(config), method_class(config.modules["method"]).may_change)
 
 
 def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
-    """Record the run in `folder` and hand it to its engine."""
+    """Write the run's settings into `folder` and start its engine."""
     from fedcross.client.app import app as client_app
     from fedcross.client.app import together, warm_for
     from fedcross.conf.compose import join
@@ -78,7 +78,7 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
     record(folder, settled)
     settled.append(f"output={quote(str(folder))}")
     engine = engine_of(config.module("engine"))
-    if not engine.CAPABILITIES.own_folders:  # else every machine of the federation has its own
+    if not engine.CAPABILITIES.own_folders:  # otherwise each machine of the federation has its own
         settled.append(f"data_root={quote(str(Path(config.data_root).resolve()))}")
     if config.resume is not None:
         settled.append(f"resume={quote(str(folder))}")
@@ -91,7 +91,7 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
 
 
 def record(folder: Path, overrides: list[str]) -> None:
-    """Write ``.hydra/config.yaml`` and ``.hydra/overrides.yaml`` as this run really uses them."""
+    """Write ``.hydra/config.yaml`` and ``.hydra/overrides.yaml`` with the settings that this run uses."""
     from omegaconf import OmegaConf
 
     from fedcross.conf.compose import compose

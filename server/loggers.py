@@ -1,4 +1,4 @@
-"""Scalars of a run for live viewers. One class per ``conf/logger`` name."""
+"""Sends the scalars of a run to live viewers. One class per name in ``conf/logger``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Silent:
 
 
 class TensorBoard:
-    """Event files in the run's folder."""
+    """Writes TensorBoard event files into the run's folder."""
 
     def __init__(self, folder: Path, purge_from: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -63,7 +63,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A Weights & Biases run named like the run's folder; a continued run continues it."""
+    """Logs to a Weights & Biases run named like the run's folder. A continued run continues the same one."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path, run: str, config: Mapping[str, Any]) -> None:
         wandb = _library("wandb", "wandb")
@@ -87,12 +87,15 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """An MLflow run named like the run's folder; a continued run continues it (its id lies in ``mlflow-run``)."""
+    """Logs to an MLflow run named like the run's folder.
+
+    A continued run continues the same one: the file ``mlflow-run`` holds its id.
+    """
 
     def __init__(self, settings: Mapping[str, Any], folder: Path, run: str, config: Mapping[str, Any]) -> None:
         tracking = _library("mlflow.tracking", "mlflow")
         uri = str(settings.get("uri", "mlruns"))
-        # Newer versions want a database for local files; the slim package has none, and its files do.
+        # Newer versions ask for a database for local runs. The slim package has none; its file store suffices.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = tracking.MlflowClient(uri if ":" in uri else Path(uri).resolve().as_uri())
         known = folder / "mlflow-run"
@@ -118,7 +121,7 @@ class MLflow:
 
 
 def numbers(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of one line of metrics, without its round."""
+    """Return the numbers of one line of metrics, without the round number."""
     return {name: float(value) for name, value in entry.items() if isinstance(value, int | float) and name != "round"}
 
 
@@ -150,11 +153,11 @@ def open_logger(
     folder : Path
         The run's folder.
     first_round : int
-        The next round; later ones recorded before are void.
+        The next round; entries that an interrupted run logged for it or later rounds are discarded.
     run : str
         The run's identity, the same after a resume.
     config : mapping
-        Settings of the run by dotted name, for viewers that show them.
+        Settings of the run by dotted name; some viewers show them.
 
     Raises
     ------

@@ -1,10 +1,11 @@
-"""What a round would take, from a few small training steps: for ``--cost`` on a CPU, where a whole round is too long.
+"""Estimates the seconds of a round from a few small training steps, for ``--cost`` on a CPU.
 
-Visits of a few examples are measured in this process, on one thread, after a round that warms up: one step of SMALL
-examples, one of more, and, where a step is quick, one visit of several steps. That gives seconds per step, per example
-and per visit. A round of the job has its number of visits, and a visit as many steps and examples as the clients have
-on average; the engine's workers share them. The server's own work is that of the small round. Processor time is what
-counts, so that other work on the machine does not blur the comparison: the hours are those of a machine left alone.
+After one round of warm-up, client visits with few examples are measured in this process, on one thread: one step of
+SMALL examples, one step of more examples and, if steps are quick, one visit of several steps. The differences give the
+seconds per step, per example and per visit. The estimate for a round multiplies them by the number of visits and by the
+clients' average steps and examples, and divides by the engine's workers. The server's work counts as in the small
+round. Only processor time is measured, so other programs on the machine hardly change the estimate: the hours are
+those of an idle machine.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
 
-#: Examples in the smaller step, in the larger one where steps are quick, and in the evaluation.
+#: Examples in the small step, in the large step (used if steps are quick), and in the evaluation.
 SMALL, LARGE, TESTED = 1, 32, 8
-#: Steps in a visit that tells a visit's own seconds from its steps', where steps are quick, and how often it is timed.
+#: If steps are quick: steps of the long visit, which separates seconds per visit from seconds per step; repetitions.
 SEVERAL, TIMES = 20, 2
-#: A visit of one small step longer than this (seconds) is mostly computing: nothing else is told apart.
+#: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated.
 SLOW = 0.15
-#: Settings that the measurement has otherwise than the job, or that do not change what it measures.
+#: Settings of the job that the measurement replaces, or that do not change what it measures.
 OWN = (
     "rounds=", "output=", "logger=", "resume=", "seed=", "clients_per_round=", "evaluate_", "checkpoint.",
     "federation.", "engine=", "engine.", "hydra", "method.exchanges=", "snapshots.",
@@ -38,7 +39,7 @@ OWN = (
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of a step, of an example in it, of a visit beside its steps, of the server in a round, of an example tested."""
+    """Seconds per step, per example in a step, per visit (without steps), of the server per round, per test example."""
 
     step: float
     example: float
@@ -48,13 +49,13 @@ class Seconds:
 
 
 class Pace:
-    """Estimates the pace of jobs; a measurement is used again for jobs that differ in what it does not depend on."""
+    """Estimates the pace of jobs; jobs with the same measured settings share one measurement."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], Seconds] = {}
 
     def __call__(self, job: list[str]) -> tuple[float, float]:
-        """Return the seconds of a round of `job`, and of one evaluation."""
+        """Return the seconds of a round of `job` without evaluation, and of one evaluation."""
         from fedcross.conf.schema import load
 
         config = load(job)
@@ -79,7 +80,7 @@ def _round(config: RunConfig, seconds: Seconds, sizes: list[int]) -> float:
 
 
 def _trial(job: list[str], config: RunConfig) -> list[str]:
-    """Return the overrides of the small federation that is measured instead of `job`."""
+    """Return the overrides of the small federation that stands for `job` in the measurement."""
     kept = [o for o in job if not o.lstrip("+").startswith(OWN)]
     drawn = 2 if hasattr(config.method, "exchanges") else 1
     return [*kept, f"clients_per_round={drawn}", "logger=none", "engine=local", "engine.workers=1", "device=cpu"]
@@ -93,10 +94,10 @@ def measured(trial: list[str]) -> Seconds:
         low, server = bench.visit(SMALL)
         if low > SLOW:
             high = bench.visit(3 * SMALL)[0]
-            # Two points with noise: what does not grow with the examples is taken as half of the larger step at most.
+            # Both times are noisy: the part that does not grow with the examples is at most half of the larger step.
             example = min(max((high - low) / 2, high / 6), high / 3) / SMALL
             return Seconds(max(low - SMALL * example, 0.0), example, 0.0, server, bench.evaluation())
-        # Quick ones are timed more than once: the least disturbed time counts.
+        # Quick steps are timed several times; the shortest time counts, as it is the least disturbed.
         one = min(bench.visit(SMALL)[0] for _ in range(TIMES))
         many = min(bench.visit(SMALL, SEVERAL)[0] for _ in range(TIMES))
         large = min(bench.visit(LARGE, SEVERAL)[0] for _ in range(TIMES))
@@ -106,7 +107,7 @@ def measured(trial: list[str]) -> Seconds:
 
 
 class _Bench:
-    """A federation in this process whose clients take as many steps of as many examples as they are told."""
+    """A federation in this process; the caller chooses how many steps its clients take and on how many examples."""
 
     def __init__(self, trial: list[str], folder: str) -> None:
         from fedcross.client.app import app
@@ -127,7 +128,7 @@ class _Bench:
         self._number = 0
 
     def visit(self, examples: int, steps: int = 1) -> tuple[float, float]:
-        """Return the seconds of a visit with `steps` steps of `examples` examples, and the server's of the round."""
+        """Return the seconds of a visit with `steps` steps of `examples` examples, and the server's in that round."""
         own = {"examples": examples, "batch": examples, "epochs": steps}
         train = self._shop.config.train.model_copy(update=own)
         self._shop.config = self._shop.config.model_copy(update={"train": train})
@@ -153,7 +154,7 @@ class _Bench:
 
 @contextmanager
 def _states(folder: str) -> Iterator[None]:
-    """Keep the clients' states in `folder` meanwhile."""
+    """Keep the clients' states in `folder` inside the block."""
     before = os.environ.get("FEDCROSS_STATE")
     os.environ["FEDCROSS_STATE"] = str(Path(folder) / "clients")
     try:

@@ -1,4 +1,4 @@
-"""What client-side differential privacy amounts to over a whole run: epsilon, for ``result.json``."""
+"""The privacy loss (epsilon) of client-side differential privacy over a whole run, for ``result.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fedcross.conf.schema import Privacy
 
 UNIT = "one client's whole data replaced by any other, all of its uploads, against the server and other clients"
-#: Orders of Renyi divergence: fine where epsilon is large, far where it is small.
+#: Orders of the Renyi divergence: dense at small orders (for a large epsilon), up to high orders (for a small one).
 ORDERS = [1 + x / 100 for x in range(1, 100)] + [2 + x / 10 for x in range(100)] + [float(x) for x in range(12, 1025)]
 
 
@@ -17,7 +17,7 @@ def epsilon(settings: Privacy, uploads: int) -> float:
     """Return epsilon at ``settings.delta`` after `uploads` uploads of one client, by opacus's RDP accountant.
 
     Two clipped updates differ by at most ``2 clip``, so the Gaussian mechanism has the noise multiplier ``noise / 2``.
-    The server knows whom it asked: there is no amplification by sampling.
+    The server knows which clients it asked, so there is no amplification by sampling.
     """
     from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
@@ -28,7 +28,7 @@ def epsilon(settings: Privacy, uploads: int) -> float:
 
 
 def statement(settings: Privacy, requests: Mapping[int, int]) -> dict[str, Any]:
-    """Return the ``privacy`` object of ``result.json``, for the client that was asked most often."""
+    """Return the ``privacy`` object of ``result.json``, for the client that received the most requests."""
     uploads = max(requests.values(), default=0)
     return {
         "epsilon": epsilon(settings, uploads),

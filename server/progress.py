@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live bar in a terminal, one line per round elsewhere."""
+"""Progress display of a run: a live bar in a terminal, one line per round elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol, TextIO
 
 
 class Progress(Protocol):
-    """Told about every finished round."""
+    """Shows every finished round."""
 
     def start(self, title: str, done: int, total: int) -> None:
-        """Begin at round `done` of `total`."""
+        """Begin after round `done` of `total`."""
         ...
 
     def round(self, entry: Mapping[str, Any]) -> None:
@@ -19,7 +19,7 @@ class Progress(Protocol):
         ...
 
     def stop(self) -> None:
-        """Put the terminal back."""
+        """Restore the terminal."""
         ...
 
 
@@ -41,7 +41,7 @@ class Lines:
             print(text, file=self._stream or sys.stdout, flush=True)
 
     def stop(self) -> None:
-        """Nothing to put back."""
+        """Do nothing: there is no terminal to restore."""
 
 
 class Bar:
@@ -78,7 +78,7 @@ class Bar:
 
 
 def describe(entry: Mapping[str, Any]) -> str:
-    """Return accuracy, pool similarity and losses of clients in a few words."""
+    """Return accuracy, pool similarity and the number of lost clients as a short text."""
     words = [f"accuracy {100 * entry['test_accuracy']:.2f} %"]
     if entry.get("pool_similarity_mean") is not None:
         words.append(f"pool similarity {entry['pool_similarity_mean']:.3f}")

@@ -1,11 +1,12 @@
-"""The write-ahead log of accepted replies: no accepted work of a client is lost with the server.
+"""The write-ahead log of accepted replies: if the server crashes, no accepted work of a client is lost.
 
-``checkpoints/accepted.log`` holds what the rounds since the last checkpoint have accepted. A reply counts when its
-record is on disk (append, fdatasync). After a crash the rounds since that checkpoint are done again from it: the same
-clients, the accepted replies from the log, new requests for the rest. A checkpoint empties it.
+``checkpoints/accepted.log`` holds all replies accepted since the last checkpoint. A reply counts as accepted when its
+record is on disk (append, fdatasync). After a crash, the server repeats the rounds since that checkpoint: it selects
+the same clients, takes the accepted replies from the log and sends new requests for the rest. Each checkpoint empties
+the log.
 
-A record is ``magic, length, CRC-32, bytes``; the bytes are a safetensors file whose header says what it is. A record
-that is cut off or damaged ends the log: it and what follows is dropped, with a warning.
+A record is ``magic, length, CRC-32, bytes``; the bytes are a safetensors file whose header describes the record. The
+log ends before the first incomplete or damaged record; the rest is dropped with a warning.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class WriteAheadLog:
     folder : Path
         The run's folder.
     run : str
-        The run's identity; another run's log is not used.
+        The run's identity; a log of another run is ignored.
     after : int
-        The round of the checkpoint that the run continues from; a log that follows another one is not used.
+        The round of the checkpoint from which the run continues; a log that follows another checkpoint is ignored.
     """
 
     def __init__(self, folder: Path, run: str, after: int) -> None:
@@ -57,31 +58,31 @@ class WriteAheadLog:
         self._accepted: dict[_Place, list[Upload]] = {}
         self._over: set[_Place] = set()
         self._after = after
-        self._file: BinaryIO | None = None  # opened with the first record that is written
+        self._file: BinaryIO | None = None  # opened when the first record is written
         with _DiskErrors(self.path):
             self._good = self._read(after) if self.path.exists() else 0
 
     # ---- strategies.round.federation.ReplyLog -------------------------------------------------------------------
 
     def available(self, number: int) -> list[int] | None:
-        """Return the partitions that round `number` was drawn from, None if it was not begun."""
+        """Return the partitions from which round `number` drew its clients; None if the round had not begun."""
         return self._available.get(number)
 
     def draw(self, number: int, available: Sequence[int]) -> None:
-        """Keep what round `number` is drawn from. It is on disk with the first reply, for which it matters."""
+        """Record from which partitions round `number` draws its clients; the first reply syncs it to disk."""
         self._append({"kind": "draw", "round": number, "available": _spans(available)}, durable=False)
 
     def accepted(self, current: Round) -> list[Upload]:
-        """Return what was accepted in this exchange; each upload is given out once."""
+        """Return the uploads accepted in this exchange; each upload is returned once."""
         found = self._accepted.pop((current.number, current.exchange), [])
         if found:
             log(
-                INFO, "fedcross: %s replies of round %s are in the log, not asked for again", len(found), current.number
+                INFO, "fedcross: %s replies of round %s are in the log, not requested again", len(found), current.number
             )
         return found
 
     def accept(self, current: Round, upload: Upload) -> None:
-        """Keep `upload`; when it returns, it is on disk."""
+        """Record `upload`; it is on disk when this method returns."""
         facts = {
             "kind": "reply",
             "round": current.number,
@@ -99,17 +100,17 @@ class WriteAheadLog:
         self._append(facts, arrays)
 
     def is_over(self, current: Round) -> bool:
-        """Return whether the exchange had ended."""
+        """Return whether the log says that the exchange has ended."""
         return (current.number, current.exchange) in self._over
 
     def end(self, current: Round) -> None:
-        """Keep that the exchange has ended."""
+        """Record that the exchange has ended."""
         self._append({"kind": "end", "round": current.number, "exchange": current.exchange})
 
     # ---- the file ---------------------------------------------------------------------------------------------
 
     def restart(self, after: int) -> None:
-        """Forget everything: the checkpoint of round `after` is on disk."""
+        """Empty the log, because the checkpoint of round `after` is on disk."""
         self.close()
         self._after, self._good = after, 0
         self._open()
@@ -117,12 +118,12 @@ class WriteAheadLog:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # on a full disk what could not be written was said before
+            with contextlib.suppress(OSError):  # on a full disk, an earlier write has already raised the error
                 self._file.close()
             self._file = None
 
     def _open(self) -> BinaryIO:
-        """Return the file behind its last whole record; a new one begins with a record that says what it follows."""
+        """Return the file, positioned after its last complete record; start a new file if needed."""
         if self._file is None:
             with _DiskErrors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,11 +147,11 @@ class WriteAheadLog:
                 os.fdatasync(file.fileno())
 
     def _read(self, after: int) -> int:
-        """Take over the log on disk; return the length of its good part, 0 if it belongs to something else."""
+        """Read the log on disk; return the length of its intact part, 0 if it belongs to another run or checkpoint."""
         good = 0
         for facts, arrays, stop in records(self.path):
             if not good and (facts.get("kind"), facts.get("run"), facts.get("after")) != ("start", self.run, after):
-                log(WARNING, "%s does not follow the checkpoint of round %s; it is not used.", self.path, after)
+                log(WARNING, "%s does not follow the checkpoint of round %s; it is ignored.", self.path, after)
                 return 0
             self._take(facts, arrays)
             good = stop
@@ -176,7 +177,7 @@ class WriteAheadLog:
 
 
 class _DiskErrors:
-    """Turns an OSError inside the block into a StorageError that says what to do."""
+    """Turns an OSError inside the block into a StorageError with advice."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -193,7 +194,7 @@ class _DiskErrors:
 
 
 def records(path: Path) -> Iterator[tuple[dict[str, Any], Arrays, int]]:
-    """Yield facts, arrays and end position of every whole record; warn of what follows the last one."""
+    """Yield facts, arrays and end position of every complete record; log a warning if anything follows the last one."""
     with path.open("rb") as file:
         size, start = path.stat().st_size, 0
         while start < size:
@@ -201,18 +202,18 @@ def records(path: Path) -> Iterator[tuple[dict[str, Any], Arrays, int]]:
             whole = len(head) == _HEAD.size
             magic, length, checksum = _HEAD.unpack(head) if whole else (b"", 0, 0)
             stop = start + _HEAD.size + length
-            # The length is compared with the file's before anything is read: nothing is allocated for a damaged one.
+            # The length is compared with the file size first, so that a damaged length does not allocate memory.
             data = file.read(length) if magic == MAGIC and stop <= size else b""
             found = _parsed(data) if data and zlib.crc32(data) == checksum else None
             if found is None:
-                log(WARNING, "%s: cut off or damaged at byte %s of %s; that rest is not used.", path, start, size)
+                log(WARNING, "%s: incomplete or damaged at byte %s of %s; the rest is ignored.", path, start, size)
                 return
             yield (*found, stop)
             start = stop
 
 
 def _parsed(data: bytes) -> tuple[dict[str, Any], Arrays] | None:
-    """Return facts and arrays of a record whose checksum fits, None if it is no record of ours all the same."""
+    """Return facts and arrays of a record with a valid checksum; None if fedcross did not write it."""
     try:
         length = int.from_bytes(data[:8], "little")
         facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
@@ -222,7 +223,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], Arrays] | None:
 
 
 def _spans(numbers: Sequence[int]) -> list[list[int]]:
-    """Return sorted `numbers` as [first, last] of each gapless stretch: a large federation is a short line."""
+    """Return sorted `numbers` as [first, last] of each contiguous range, which keeps large federations short."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""A run folder belongs to one run: locked while it lasts, refused to any other, recorded when it really starts."""
+"""Run folders: one run per folder. The run locks its folder, and another run is refused there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
 
-#: Held by the process that runs in the folder.
+#: Lock file, held by the process that runs in the folder.
 LOCK = ".lock"
-#: What only a run writes: a folder with one of these is used.
+#: Files that only a run writes: a folder with one of them is in use or was used.
 TRACES = ("metrics.jsonl", "result.json", "model.safetensors", "checkpoints")
 
 
@@ -22,12 +22,12 @@ class FolderInUseError(ConfigError):
 
 
 def prepare(folder: Path) -> Path:
-    """Return `folder`, made if it is not there.
+    """Return `folder`; create it if it does not exist.
 
     Raises
     ------
     StorageError
-        If nothing can be written there.
+        If the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,12 +41,12 @@ def prepare(folder: Path) -> Path:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Path]:
-    """Hold `folder` for this process while the block lasts.
+    """Lock `folder` for this process inside the block.
 
     Raises
     ------
     FolderInUseError
-        If another process holds it.
+        If another process has locked it.
     StorageError
         If it cannot be written.
     """
@@ -58,7 +58,7 @@ def claimed(folder: Path) -> Iterator[Path]:
         held = lock.acquire()
     except Timeout as error:
         raise FolderInUseError(
-            f"{folder}: another process runs in this folder. Wait for its end, or choose another output=."
+            f"{folder}: another process runs in this folder. Wait until it ends, or choose another output=."
         ) from error
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
@@ -67,11 +67,11 @@ def claimed(folder: Path) -> Iterator[Path]:
 
 
 def refuse_used(folder: Path) -> None:
-    """Raise a ConfigError if a run lies in `folder`, with how far it came and the two ways on."""
+    """Raise a ConfigError if `folder` holds a run; the message gives its progress and both ways to go on."""
     if not used(folder):
         return
     raise ConfigError(
-        f"output={folder}: a run lies here already ({standing(folder)}). Continue it with resume={folder}, or choose "
+        f"output={folder}: it already holds a run ({standing(folder)}). Continue it with resume={folder}, or choose "
         "another output=."
     )
 
@@ -82,7 +82,7 @@ def used(folder: Path) -> bool:
 
 
 def standing(folder: Path) -> str:
-    """Return in a few words which run lies in `folder` and how far it came."""
+    """Return a short text on the run in `folder` and its progress."""
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         return f"{result['method']} {result['task']} seed {result['seed']}, finished, {result['rounds']} rounds"
@@ -96,14 +96,14 @@ def standing(folder: Path) -> str:
 
 
 def free(folder: Path) -> Path:
-    """Return `folder`, or the first of ``folder-2``, ``folder-3``... in which no run lies.
+    """Return `folder`, or the first of ``folder-2``, ``folder-3``... that holds no run.
 
-    For folders that are named by the second in which a run starts: two of them may start in one.
+    Default folder names contain the start time in seconds, and two runs may start in the same second.
     """
     names = (folder if i == 1 else folder.with_name(f"{folder.name}-{i}") for i in count(1))
     return next(name for name in names if not used(name) and not (name / LOCK).exists())
 
 
 def by_time() -> Path:
-    """Return the folder of a run that names none and that no command started (``flwr run``)."""
+    """Return a folder named by the time, for a run that ``flwr run`` started without ``output=``."""
     return free(Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))

@@ -1,4 +1,4 @@
-"""One run on the server: rounds, evaluation, record, checkpoints."""
+"""The server's part of a run: rounds, evaluation, metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from fedcross.tasks.scoring import Score
 
 
 class Session:
-    """A run of `config` over `grid`.
+    """Runs `config` with the clients of `grid`.
 
     Parameters
     ----------
     config : RunConfig
         The checked configuration; ``output`` names the run's folder.
     grid : Grid
-        Where the clients are.
+        Sends messages to the clients.
     progress : Progress
-        Told about every round.
+        Shows every finished round.
     """
 
     def __init__(self, config: RunConfig, grid: Grid, progress: Progress) -> None:
@@ -82,20 +82,20 @@ class Session:
             self.method.start_from(independent(config, data.task, self.method.independent_models))
         if state is not None:
             self.method.resume(state)
-            if config.privacy.enabled:  # the round that was cut off may have released uploads that nobody counted
+            if config.privacy.enabled:  # the interrupted round may have released uncounted uploads
                 self.method.requests.update(list(self.method.requests))
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.reply_log
 
     def execute(self) -> dict[str, Any]:
-        """Run the remaining rounds and return ``result.json``; whatever is done stays on disk if it is cut off."""
+        """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds."""
         config = self.config
         ledger = accounting.Ledger(self.folder, self.done)
         shown = flatten(describe(config))
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
         if self.reply_log is not None and config.resume is None:
-            self._checkpoint(0)  # else what the first rounds accept could not be used after a crash
+            self._checkpoint(0)  # the log of the first rounds needs a checkpoint to follow
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
         try:
             for number in range(self.done + 1, config.rounds + 1):
@@ -128,7 +128,7 @@ class Session:
         return entry
 
     def _checkpoint(self, number: int) -> None:
-        """Make round `number` durable, and let clients forget what no kept checkpoint needs any more."""
+        """Save round `number`; let clients delete the states that no kept checkpoint needs any more."""
         self.checkpoints.save(number, self.method.checkpoint(), self._identity())
         self._accepted.append(dict(self.method.accepted))
         if len(self._accepted) == self._accepted.maxlen:
@@ -155,7 +155,7 @@ class Session:
         return result
 
     def _privacy(self) -> dict[str, Any]:
-        """Return what ``result.json`` says about privacy; nothing where it is off."""
+        """Return the ``privacy`` entry of ``result.json``; empty if privacy is off."""
         if not self.config.privacy.enabled:
             return {}
         from fedcross.server.privacy import statement
@@ -167,7 +167,7 @@ class Session:
 
 
 def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:
-    """Yield `count` random initial models, number i from the stream keyed by (seed, i); none is the run's usual one."""
+    """Yield `count` random initial models, model i from the stream keyed by (seed, i); none is the usual one."""
     kind = method_class(config.modules["method"])
     for i in range(count):
         seed = key(config.seed, "independent start", i)
@@ -178,8 +178,8 @@ def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:
 def logs_replies(config: RunConfig, grid: Grid) -> bool:
     """Return whether accepted replies are logged.
 
-    ``auto`` does so where a reply has cost the work of a device elsewhere, not where clients are part of this machine:
-    there a crash costs at most one round of its own computing, and a run of small rounds would wait for its disk.
+    ``auto`` logs replies that come from other machines. It logs none if the clients run on this machine: there a crash
+    costs at most one round of computing, and writing the log would slow down short rounds.
     """
     if config.checkpoint.log != "auto":
         return config.checkpoint.log
@@ -187,12 +187,12 @@ def logs_replies(config: RunConfig, grid: Grid) -> bool:
 
 
 def networked(config: RunConfig, grid: Grid) -> bool:
-    """Return whether clients are reached over a network, not part of this machine."""
+    """Return whether the server reaches its clients over a network; False if they run on this machine."""
     return not (isinstance(grid, LocalClients) or engine_of(config.module("engine")).CAPABILITIES.simulates)
 
 
 def federation_of(config: RunConfig, run: str, network: bool = False) -> Federation:
-    """Return how the method meets its clients under `config`, on a `network` or on this machine."""
+    """Return the federation settings of `config`; `network` says whether clients are on other machines."""
     return Federation(
         **dict(config.federation),
         seed=config.seed,
@@ -207,7 +207,10 @@ def federation_of(config: RunConfig, run: str, network: bool = False) -> Federat
 
 
 def write_model(path: Path, arrays: Arrays, again: Mapping[str, str] | None = None) -> None:
-    """Write the global model so that ``safetensors`` and plain torch can load it; `again`: further names of arrays."""
+    """Write the global model as a safetensors file.
+
+    `again` maps further names of tied weights to the name of the array; torch needs every name of the ``state_dict``.
+    """
     import numpy as np
 
     accounting.write_atomically(

@@ -1,7 +1,8 @@
-"""Models of chosen rounds, kept for the analyses: every accepted upload of every exchange, and the global model.
+"""Keeps models of chosen rounds for the analyses: every accepted upload of every exchange, and the global model.
 
-``snapshots/round-000010-exchange-1.safetensors`` holds all uploaded models as ``SLOT/ENTRY``; its header says under
-``uploads`` which client trained the model of which slot on how many examples. ``round-000010.safetensors`` is the
+``snapshots/round-000010-exchange-1.safetensors`` holds all uploaded models as ``SLOT/ENTRY``. The field ``uploads`` of
+its header lists, for each slot, the client that trained the model and its number of examples.
+``round-000010.safetensors`` is the
 global model after that round.
 """
 
@@ -36,7 +37,7 @@ class Snapshots:
         self.rounds = frozenset(rounds)
 
     def uploads(self, current: Round, uploads: Sequence[Upload]) -> None:
-        """Keep what one exchange brought, if its round is chosen."""
+        """Write the uploads of one exchange, if its round is chosen."""
         if current.number not in self.rounds or not uploads:
             return
         arrays = {f"{u.slot}/{name}": array for u in uploads for name, array in u.arrays.items()}
@@ -45,7 +46,7 @@ class Snapshots:
         self._write(f"round-{current.number:06d}-exchange-{current.exchange}", arrays, header)
 
     def model(self, number: int, arrays: Arrays) -> None:
-        """Keep the global model after round `number`, if it is chosen."""
+        """Write the global model after round `number`, if that round is chosen."""
         if number in self.rounds:
             self._write(f"round-{number:06d}", arrays, {"round": str(number)})
 

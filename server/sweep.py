@@ -1,4 +1,4 @@
-"""What a command line would run: all jobs of a sweep, whether ``-m`` asks for it or an experiment's own file."""
+"""Parses a command line into jobs. A sweep comes from ``-m`` or from an experiment's own file."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pathlib import Path
 
 from fedcross.core.errors import ConfigError
 
-#: ``++GROUP.X=...``: a setting for those choices of the group that have it.
+#: ``++GROUP.X=...``: a setting that applies to those choices of the group that have it.
 FORCED = re.compile(r"^\+\+(method|partition|model)\.(\w+)")
 CHOICES = ("experiment=", "task=", "method=", "partition=", "model=")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A command line, taken apart.
+    """A parsed command line.
 
     Attributes
     ----------
     flags : tuple of str
         Hydra's flags, as given.
     overrides : tuple of str
-        What is handed to Hydra.
+        The overrides for Hydra.
     multirun : bool
         Whether this is a sweep.
     jobs : list of list of str
-        The overrides of each job, without Hydra's own and, in a sweep, without settings its choices do not have.
+        The overrides of each job, without Hydra's own and, in a sweep, without settings that its choices lack.
     unused : tuple of str
-        Settings of the command line that no job of the sweep has: ``method.alfa``.
+        Settings of the command line that no job of the sweep has, such as a misspelled ``method.alfa``.
     folder : Path or None
-        Where a sweep's runs lie.
+        The folder of a sweep's runs.
     """
 
     flags: tuple[str, ...]
@@ -45,8 +45,9 @@ class Plan:
 def plan(flags: list[str], overrides: list[str]) -> Plan:
     """Return what `overrides` would run.
 
-    In a sweep, ``method.X=...`` is for those methods that have a setting X; it becomes ``++method.X=...`` so that
-    Hydra accepts it for the others, where :func:`applicable` drops it. Likewise for partitions and models.
+    In a sweep, ``method.X=...`` applies to those methods that have a setting X. It becomes ``++method.X=...``, which
+    Hydra accepts for every method; :func:`applicable` then drops it where it does not apply. The same holds for
+    partitions and models.
     """
     asked = bool({"-m", "--multirun"} & set(flags))
     if not asked and _is_single(overrides):
@@ -62,7 +63,7 @@ def plan(flags: list[str], overrides: list[str]) -> Plan:
 
 
 def applicable(overrides: list[str]) -> list[str]:
-    """Return `overrides` without those ``++GROUP.X`` that the group's choice does not have."""
+    """Return `overrides` without each ``++GROUP.X`` for which the group's choice has no setting X."""
     wanted = {found.group(1) for o in overrides if (found := FORCED.match(o))}
     fields = {group: _fields(group, overrides) for group in wanted}
     kept = []
@@ -81,7 +82,10 @@ def _forced(override: str, params: dict[str, str]) -> str:
 
 
 def _is_single(overrides: list[str]) -> bool:
-    """Return whether this is one run; composes it, which a sweep's settings for some of its methods may not allow."""
+    """Return whether this is a single run.
+
+    Composes the configuration, which fails for a sweep with settings that only some of its methods have.
+    """
     from fedcross.conf.compose import hydra_part
 
     try:
@@ -91,7 +95,7 @@ def _is_single(overrides: list[str]) -> bool:
 
 
 def _hydra(overrides: list[str]) -> tuple[dict[str, str], bool, Path | None]:
-    """Return the experiment's sweep, whether it is one by itself, and where its runs lie."""
+    """Return the sweep that the experiment defines, whether it is a sweep by itself, and the folder of its runs."""
     from fedcross.conf.compose import hydra_part
 
     part = hydra_part([o for o in overrides if o.startswith(("experiment=", "hydra"))])
@@ -126,7 +130,7 @@ def _unused(raw: list[list[str]], jobs: list[list[str]]) -> tuple[str, ...]:
 
 
 def _fields(group: str, overrides: list[str]) -> set[str] | None:
-    """Return the settings of what `overrides` choose for `group`; None if they choose none that exists."""
+    """Return the settings of the choice that `overrides` make for `group`; None if that choice does not exist."""
     from fedcross.conf.compose import compose
     from fedcross.conf.schema import settings_class
 

@@ -1,8 +1,8 @@
-"""A training step recorded once as a CUDA graph and replayed: the GPU no longer waits for Python.
+"""Records a training step once as a CUDA graph and replays it, so that the GPU does not wait for Python.
 
-A step works in place on fixed tensors and takes inputs of a fixed shape. One graph is recorded per shape of inputs. The
-second step of each shape is done both ways and compared; if the graph differs, or cannot be recorded, steps are called
-as they are and a warning says so.
+A step works in place on fixed tensors and takes inputs of a fixed shape; each shape of inputs has its own graph. The
+second step of each shape runs both with and without the graph. If the results differ, or if recording fails, a warning
+is logged and all steps run without graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor
 
-#: A step replayed and a step called may differ by the order of the GPU's sums, not by more.
+#: Largest difference between a replayed and a called step; the GPU may sum in another order.
 TOLERANCE = 1e-3
 _WARM_UP = 3
 
@@ -32,16 +32,16 @@ class _Recorded:
 
 
 class Replay:
-    """Calls `step(number, *inputs)` by graph where that is possible.
+    """Runs `step(number, *inputs)` as a CUDA graph where possible.
 
     Parameters
     ----------
     step : callable
-        Works in place on `state`. Its first argument, the step's number, is frozen into a graph.
+        Works in place on `state`. A graph keeps the first argument, the step's number, of its recording.
     state : sequence of Tensor
-        All that a step changes.
+        All tensors that a step changes.
     record : callable, optional
-        ``record(call)`` runs `call` once while recording, and returns what repeats it; CUDA graphs unless given.
+        ``record(call)`` runs `call` once while recording and returns a function that repeats it. Default: CUDA graphs.
     """
 
     def __init__(self, step: Step, state: Sequence[Tensor], record: Record | None = None) -> None:
@@ -49,7 +49,7 @@ class Replay:
         self._state = list(state)
         self._record = record or record_cuda
         self._recorded: dict[Any, _Recorded] = {}
-        #: Why steps are called as they are; None while graphs work.
+        #: Why steps run without graphs; None while graphs are in use.
         self.refused: str | None = None
 
     def __call__(self, number: int, *inputs: Tensor) -> None:
@@ -67,7 +67,7 @@ class Replay:
             self._repeat(known, inputs)
 
     def _begin(self, shapes: Any, number: int, inputs: tuple[Tensor, ...]) -> None:
-        """Record a graph for these shapes, then do the step itself without it."""
+        """Record a graph for these shapes, then run the step without it."""
         before = [tensor.clone() for tensor in self._state]
         own = tuple(tensor.clone() for tensor in inputs)
         try:
@@ -78,7 +78,7 @@ class Replay:
         self._step(number, *inputs)
 
     def _check(self, known: _Recorded, number: int, inputs: tuple[Tensor, ...]) -> None:
-        """Do the step both ways; trust the graph from now on only if they agree. The called one counts."""
+        """Run the step with and without the graph; use the graph later only if both agree. Keep the other result."""
         before = [tensor.clone() for tensor in self._state]
         self._repeat(known, inputs)
         replayed = [tensor.clone() for tensor in self._state]
@@ -101,11 +101,11 @@ class Replay:
 
     def _refuse(self, reason: str) -> None:
         self.refused = reason
-        log(WARNING, "fedcross: CUDA graphs are not used, %s. Training goes on without them.", reason)
+        log(WARNING, "fedcross: CUDA graphs are not used: %s. Training goes on without them.", reason)
 
 
 def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
-    """Record `call` as a CUDA graph, after a few calls beside the main stream as CUDA asks for."""
+    """Record `call` as a CUDA graph, after a few warm-up calls on a side stream, which CUDA requires."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

@@ -1,4 +1,4 @@
-"""The stacks of the batched trainer: K clients' tensors, first axis the client, and how many clients fit."""
+"""Stacked tensors of K clients for the batched trainer (first axis: client), and how many clients fit into memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Tensors, Visit, flatten
 
-#: What the stacks may take where nothing is set: on a GPU this share of its free memory, on the CPU these bytes.
+#: Default memory limit of the stacks: on a GPU this share of its free memory, on the CPU this number of bytes.
 GPU_SHARE = 0.8
 CPU_BYTES = 4 << 30
-#: Gradients of activations and workspaces, beside the tensors that are counted.
+#: Factor on the counted tensors, for the gradients of activations and for workspaces.
 SLACK = 2.0
-#: Parameters, gradient, its copy, momentum and the update: vectors of the model's size during a step.
+#: Vectors of the model's size during a step: parameters, gradient, its copy, momentum, the update.
 VECTORS = 6
 
 
@@ -35,7 +35,7 @@ class Work:
 
 @dataclass
 class StackedState:
-    """What training changes, and the learning rates.
+    """The tensors that training changes, and the learning rates.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class StackedState:
     lr : Tensor, shape (K, 1)
         Learning rates.
     buffers : Tensors
-        Each (K, ...), dropout states among them.
+        Each of shape (K, ...); includes the dropout states.
     """
 
     flat: Tensor
@@ -57,7 +57,7 @@ class StackedState:
 
     @classmethod
     def of(cls, works: Sequence[Work]) -> StackedState:
-        """Stack what `works` start from."""
+        """Stack the initial values of `works`."""
         visits = [work.visit for work in works]
         flat = torch.stack([flatten(visit.params) for visit in visits])
         each = [{**work.visit.buffers, **work.dropout} for work in works]
@@ -84,18 +84,18 @@ class StackedState:
         return StackedState(self.flat[who], self.momentum[who], self.total[who], self.lr[who], buffers)
 
     def put(self, at: Tensor, part: StackedState) -> None:
-        """Write clients back."""
+        """Write the values of some clients back."""
         for whole, piece in zip(self.tensors(), part.tensors()):
             whole[at] = piece
 
     def tensors(self) -> list[Tensor]:
-        """Return all that training changes."""
+        """Return all tensors that training changes."""
         return [self.flat, self.momentum, self.total, *self.buffers.values()]
 
 
 @dataclass
 class StackedPrepared:
-    """What all clients' objectives prepared: tensors (K, ...) where ``dims`` is 0, else what all clients have alike."""
+    """Prepared values of all clients: tensors (K, ...) where ``dims`` is 0, else a value that all clients share."""
 
     leaves: list[Any]
     dims: list[int | None]
@@ -103,7 +103,7 @@ class StackedPrepared:
 
     @classmethod
     def of(cls, prepared: Sequence[Prepared]) -> StackedPrepared:
-        """Stack what was prepared for clients that :func:`alike` put together.
+        """Stack the prepared values of clients that :func:`alike` grouped.
 
         Tensors whose first axes differ (one entry per example of a client) are padded with zeros at the end.
         """
@@ -118,12 +118,12 @@ class StackedPrepared:
         return cls(leaves, dims, tree_flatten(prepared[0])[1])
 
     def part(self, who: slice | Tensor) -> StackedPrepared:
-        """Return what was prepared for some of the clients."""
+        """Return the prepared values of some of the clients."""
         chosen = [leaf if dim is None else leaf[who] for leaf, dim in zip(self.leaves, self.dims)]
         return StackedPrepared(chosen, self.dims, self.spec)
 
     def tree(self, leaves: list[Any]) -> Prepared:
-        """Return what was prepared for one client, as its objective made it."""
+        """Return one client's prepared values in the structure that its objective made."""
         tree: Prepared = tree_unflatten(leaves, self.spec)
         return tree
 
@@ -149,11 +149,11 @@ def alike(works: Sequence[Work]) -> list[list[int]]:
 def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory: int | None) -> int:
     """Return how many clients like `work` fit into `memory` bytes (default: what the device has), at least one.
 
-    One batch is run for its loss, and what autograd keeps of it is counted.
+    Computes the loss of one batch and counts the bytes that autograd keeps for the backward pass.
     """
     visit = work.visit
     x, y = visit.x[:batch], visit.y[:batch]
-    rows = -(-batch // len(y))  # a client with fewer examples than a batch stands for one with more
+    rows = -(-batch // len(y))  # scales up a client with fewer examples than a batch
     kept: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:

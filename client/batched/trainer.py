@@ -1,12 +1,12 @@
 """All clients of a round as one computation: the loop of :mod:`client.trainer` over stacked models.
 
-Parameters, buffers, optimiser state and prepared values of K clients lie in stacks whose first axis is the client. One
+Parameters, buffers, optimiser state and prepared values of K clients are stacked; the first axis is the client. One
 step is ``vmap(grad(loss))`` over that axis, then the same SGD on (K, p). Shuffles, augmentation and dropout are those
-of the sequential trainer, so both agree within rounding.
+of the sequential trainer, so both trainers agree within rounding.
 
-Clients of unequal size. At step t those clients take part that have a t-th batch. Where rows of a batch do not see
-each other, short batches are padded and masked, and all of them go together. Batch normalisation must see real rows
-only: there a step is done in groups of equal batch size.
+Clients may have different numbers of examples: step t trains those clients that have a t-th batch. Short batches are
+padded and masked, so that all these clients form one group. Batch normalisation mixes the rows of a batch and must not
+see padding; with it, each step runs in groups of equal batch size.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def train_batched(
     memory: int | None = None,
     graph: bool = False,
 ) -> list[Trained]:
-    """Train the models of all `works` and return what came of them, in order.
+    """Train the models of all `works` and return the results in order.
 
     Parameters
     ----------
     net : ModuleNet
         The network's functions; its own weights are not used.
     objective : Objective
-        A batchable one.
+        An objective with ``batchable = True``.
     works : sequence of Work
         Each starts from its ``visit.params`` and ``visit.buffers``.
     settings : Train
@@ -54,14 +54,14 @@ def train_batched(
     augment : callable or None
         Called for each client with its own generator, as the sequential trainer does.
     memory : int, optional
-        Bytes that the stacks may take; clients that do not fit are trained after the others.
+        Most bytes that the stacks may use; clients that do not fit are trained after the others.
     graph : bool
         Whether steps are replayed as CUDA graphs (only on a GPU, only without batch normalisation).
     """
     results: dict[int, Trained] = {}
     for kind in alike(works):
         size = fitting(net, objective, works[kind[0]], settings.batch, memory)
-        # Those with the most steps come first in a stack: whoever still trains is always its head.
+        # Clients with the most steps come first, so that the clients still training are always the head of the stack.
         ordered = sorted(kind, key=lambda i: -len(works[i].visit.y))
         for start in range(0, len(ordered), size):
             part = ordered[start : start + size]
@@ -82,7 +82,7 @@ class _Step:
 
 
 class _Stack:
-    """Clients that are trained together, those with the most examples first."""
+    """Clients that train together, those with the most examples first."""
 
     def __init__(
         self, net: ModuleNet, objective: Objective, works: Sequence[Work], settings: Train, graph: bool
@@ -91,7 +91,7 @@ class _Stack:
         self.visits = [work.visit for work in works]
         self.state = StackedState.of(works)
         self.prepared = StackedPrepared.of([work.prepared for work in works])
-        # A method without a closed-form term says so by None, which vmap cannot carry.
+        # `gradient` returns None for a method without a closed-form term, and vmap cannot return None.
         self._has_term = objective.gradient(self.state.flat[0], works[0].prepared) is not None
         self._padded = not any(isinstance(m, _BatchNorm) for m in net.module.modules())
         self._replay: Replay | None = None
@@ -99,7 +99,7 @@ class _Stack:
             self._replay = Replay(self._head, self.state.tensors())
 
     def train(self, augment: Augment | None) -> list[Trained]:
-        """Do all steps."""
+        """Run all steps and return the results."""
         generators = [augmentation_stream(visit) for visit in self.visits]
         done = [0] * len(self.visits)
         for members, step in self._steps():
@@ -138,7 +138,7 @@ class _Stack:
                 yield members, _Step(t, inputs, y[at].view(shape), masks[t, who, :width], own)
 
     def _groups(self, counts: list[int]) -> list[tuple[list[int], int]]:
-        """Return who goes together, and the width of the batch."""
+        """Return groups of clients for one step, each with the width of its batch."""
         active = [i for i, count in enumerate(counts) if count]
         if self._padded:
             return [(active, max(counts) if self._replay is None else self.settings.batch)]
@@ -146,7 +146,7 @@ class _Stack:
         return [([i for i in active if counts[i] == width], width) for width in widths]
 
     def _take(self, members: list[int], step: _Step) -> None:
-        """Do one step of `members`."""
+        """Run one step of `members`."""
         if not _is_head(members):
             at = torch.tensor(members, device=self.state.flat.device)
             state = self.state.part(at)
@@ -158,12 +158,12 @@ class _Stack:
             self._head(step.number, step.x, step.y, step.mask, step.rows)
 
     def _head(self, number: int, x: Tensor, y: Tensor, mask: Tensor, rows: Tensor) -> None:
-        """Do one step of the first clients, in place."""
+        """Run one step of the first clients, in place."""
         head = slice(len(x))
         self._advance(self.state.part(head), self.prepared.part(head), _Step(number, x, y, mask, rows))
 
     def _advance(self, state: StackedState, prepared: StackedPrepared, step: _Step) -> None:
-        """Do one step in place on `state`, which holds exactly the clients of `step`."""
+        """Run one step in place on `state`, which holds exactly the clients of `step`."""
         params = state.params(self.visits[0].params)
         losses, slopes, fresh = self._slopes(params, state.buffers, prepared, step)
         gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)

@@ -1,1 +1,1 @@
-"""A trainer process that stays beside a SuperNode between messages."""
+"""A trainer process that keeps running beside a SuperNode between messages."""

@@ -1,8 +1,8 @@
-"""Flower records between two processes of one user: a small JSON head through a Unix socket, arrays in shared memory.
+"""Sends Flower records between two processes of one user: a JSON head over a Unix socket, arrays in shared memory.
 
-A frame is eight bytes (length of the head, whether memory follows), the head, and for arrays the descriptor of a sealed
-memory file that holds their bytes one after another. Nothing is pickled, no array passes through the socket, and
-nothing has a name that a crash could leave behind.
+A frame consists of eight bytes (length of the head, whether memory follows), the head and, if there are arrays, the
+descriptor of a sealed memory file with their bytes one after another. Nothing is pickled, no array passes through the
+socket, and the memory file has no name, so a crash leaves no file behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedcross.core.errors import ProtocolError
 
 _PREFIX = struct.Struct("<II")
 _PEER = struct.Struct("3i")
-#: A head is names, shapes and scalars; more is not believed.
+#: Most bytes of a head, which holds only names, shapes and scalars; a longer one is refused.
 MAX_HEAD = 1 << 26
 _CHUNK = 1 << 30
 #: The sender can neither change nor shrink what the receiver reads.
@@ -35,16 +35,16 @@ def send(connection: socket.socket, head: dict[str, Any], content: RecordDict | 
     Raises
     ------
     ProtocolError
-        If `content` holds bytes outside arrays: no message of ours does.
+        If `content` holds bytes outside arrays, which no message of fedcross does.
     OSError
-        If the other side is gone.
+        If the other side has closed the connection.
     """
     pieces: list[bytes] = []
     described = {**head, "records": None if content is None else _describe(content, pieces)}
     try:
         data = json.dumps(described).encode()
     except TypeError as error:
-        raise ProtocolError(f"a record cannot be handed to the trainer: {error}") from error
+        raise ProtocolError(f"a record cannot be sent to the trainer: {error}") from error
     memory = _memory(pieces) if pieces else -1
     try:
         rights = [] if memory < 0 else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
@@ -57,14 +57,14 @@ def send(connection: socket.socket, head: dict[str, Any], content: RecordDict | 
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], RecordDict | None]:
-    """Return the head and the content of the next frame; the arrays are copies of their own.
+    """Return the head and the content of the next frame; the arrays are copies.
 
     Raises
     ------
     EOFError
         If the other side is gone.
     ProtocolError
-        If the frame is not one of ours.
+        If the frame is malformed.
     """
     first, descriptors, _, _ = socket.recv_fds(connection, _PREFIX.size, 1, socket.MSG_CMSG_CLOEXEC)
     try:
@@ -89,7 +89,7 @@ def same_user(connection: socket.socket) -> bool:
 
 
 def _exactly(connection: socket.socket, size: int, before: bytes) -> bytes:
-    """Return the next `size` bytes; an end of the stream is an EOFError."""
+    """Return the next `size` bytes; raise EOFError at the end of the stream."""
     if not before:
         raise EOFError("the other side has closed the connection")
     parts = bytearray()

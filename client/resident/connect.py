@@ -1,15 +1,15 @@
-"""The ClientApp's way to a trainer that stays: Flower starts a process per message, torch and data are loaded once.
+"""Connects a ClientApp to a trainer process that keeps torch and the data loaded between messages.
 
-In a deployment Flower runs each message in a ``flwr-clientapp`` process of its own. That process hands its work to the
-trainer (:mod:`client.resident.process`) over a Unix socket in a folder that only its user can enter, and starts a
+In a deployment, Flower starts a new ``flwr-clientapp`` process for each message. That process sends its work to the
+trainer (:mod:`client.resident.process`) over a Unix socket in a folder that only its user can enter. It starts a
 trainer if there is none.
-A trainer belongs to the process that starts the ClientApps (Flower's SuperExec, which ends with its SuperNode) and to
-one version of our code, and ends with it.
+A trainer serves one version of the code and one parent of ClientApps (Flower's SuperExec, which ends with its
+SuperNode). The trainer ends when that parent ends.
 
-``FEDCROSS_TRAINER``: ``inside`` trains in the ClientApp's own process, ``resident`` always hands over, ``auto``
-(default) hands over exactly in ``flwr-clientapp`` processes on Linux. ``FEDCROSS_RUNTIME``: where the folder is made;
-the system's folder for temporary files unless set. ``FEDCROSS_TRAINER_IDLE``: seconds without work after which a
-trainer ends.
+Environment variables. ``FEDCROSS_TRAINER``: ``inside`` trains in the ClientApp's own process, ``resident`` always uses
+the trainer, ``auto`` (default) uses it only in ``flwr-clientapp`` processes on Linux. ``FEDCROSS_RUNTIME``: the folder
+in which the socket folder is made (default: the system's folder for temporary files). ``FEDCROSS_TRAINER_IDLE``:
+seconds without work after which a trainer ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedcross.core.paths import import_root
 
 RUNTIME = "FEDCROSS_RUNTIME"
 IDLE = "FEDCROSS_TRAINER_IDLE"
-#: A trainer that died is started again once for the same message.
+#: How often a message is tried: if the trainer dies, it is started once more.
 ATTEMPTS = 2
 IDLE_SECONDS = 1800.0
 _BACKLOG = 64
@@ -48,7 +48,7 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Keeper:
-    """A process whose end is the trainer's end: its id and when it started (ids are used again)."""
+    """The process with which the trainer ends: its id and its start time (the system reuses ids)."""
 
     pid: int
     started: str
@@ -60,12 +60,12 @@ class Keeper:
 
 
 def started(pid: int) -> str:
-    """Return when process `pid` started, in clock ticks since boot; empty if there is none (Linux)."""
+    """Return when process `pid` started, in clock ticks since boot; empty if it does not exist (Linux)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    return text.rpartition(")")[2].split()[19]  # field 22; the program's name before it may hold spaces
+    return text.rpartition(")")[2].split()[19]  # field 22; the program's name, an earlier field, may contain spaces
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Resident:
     keeper : Keeper
         The process that starts the ClientApps; default: this process's parent.
     root : Path
-        Folder in which ``import fedcross`` finds the package; default: this process's.
+        Folder in which ``import fedcross`` finds the package; default: that of this process.
     work : str
         ``module:function`` that does the work, ``(task, overrides, content) -> content``.
     """
@@ -93,7 +93,7 @@ class Resident:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def do(self, task: str, overrides: str, content: RecordDict, seconds: float) -> RecordDict:
-        """Return what the trainer answers to `content`.
+        """Send `content` to the trainer and return its answer.
 
         Parameters
         ----------
@@ -102,15 +102,15 @@ class Resident:
         overrides : str
             The run's configuration.
         content : RecordDict
-            Of the message.
+            The content of the message.
         seconds : float
-            Until the answer must be there; a trainer that takes longer is ended.
+            Time limit for the answer; a trainer that takes longer is killed.
 
         Raises
         ------
         FedcrossError
-            What the trainer met, with its own class where it is one of ours; ProtocolError if it died twice or took
-            too long.
+            The trainer's error, in its own class if fedcross defines it; ProtocolError if the trainer died twice or
+            took too long.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -123,7 +123,7 @@ class Resident:
         )
 
     def prepare(self, overrides: str) -> None:
-        """Let the trainer, started if need be, load what a run needs; returns at once."""
+        """Ask the trainer to load what a run needs, and return at once; start a trainer if there is none."""
         with self._connect(_CONNECT_SECONDS) as connection:
             channel.send(connection, {"task": "prepare", "overrides": overrides})
 
@@ -149,13 +149,13 @@ class Resident:
         return answer
 
     def _connect(self, seconds: float) -> socket.socket:
-        """Return a connection to the trainer, started if there is none."""
+        """Return a connection to the trainer; start a trainer if there is none."""
         with runtime_folder() as folder:
             try:
                 return self._reach(folder, seconds)
             except (FileNotFoundError, ConnectionRefusedError):
                 with locked(folder):
-                    try:  # another message's process may have been faster
+                    try:  # the process of another message may have started it meanwhile
                         return self._reach(folder, seconds)
                     except (FileNotFoundError, ConnectionRefusedError):
                         self._start(folder)
@@ -174,9 +174,9 @@ class Resident:
         return connection
 
     def _start(self, folder: int) -> None:
-        """Make the socket and start a trainer on it. Whoever connects from now on waits until it is ready."""
+        """Make the socket and start a trainer on it. Later connections wait until the trainer is ready."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            os.fchmod(listener.fileno(), 0o600)  # becomes the mode of the file that bind makes
+            os.fchmod(listener.fileno(), 0o600)  # `bind` gives this mode to the file that it makes
             sweep(folder)
             listener.bind(address(folder, self.name))
             listener.listen(_BACKLOG)
@@ -186,7 +186,7 @@ class Resident:
                 *(sys.executable, "-P", "-m", "fedcross.client.resident.process"),
                 *(str(listener.fileno()), self.name, str(self.keeper.pid), self.keeper.started, self.work),
             ]
-            # A session of its own: a signal to Flower's group is not for it, it watches its keeper.
+            # In its own session, it gets no signals for Flower's process group; it watches its keeper instead.
             os.posix_spawn(
                 sys.executable,
                 command,
@@ -197,7 +197,7 @@ class Resident:
 
 
 def _error(kind: str, text: str) -> FedcrossError:
-    """Return the trainer's error; of a class that is not ours as a plain one that names it."""
+    """Return the trainer's error: in its own class if fedcross defines it, else a FedcrossError that names it."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, FedcrossError) and found is not errors.UploadError:
         return found(text)
@@ -206,12 +206,12 @@ def _error(kind: str, text: str) -> FedcrossError:
 
 @contextmanager
 def runtime_folder() -> Iterator[int]:
-    """Open the folder of this user's sockets, made if it is not there; yields its descriptor.
+    """Open the folder of this user's sockets, creating it if needed; yield its descriptor.
 
     Raises
     ------
     StorageError
-        If it cannot be made, or others than this user may enter it.
+        If it cannot be made, or if other users may enter it.
     """
     base = Path(os.environ.get(RUNTIME) or tempfile.gettempdir())
     path = base / f"fedcross-{os.geteuid()}"
@@ -235,12 +235,12 @@ def runtime_folder() -> Iterator[int]:
 
 
 def address(folder: int, name: str) -> str:
-    """Return a path of socket `name` in the open `folder`: short whatever the folder's own path (108 bytes at most)."""
+    """Return a short path of socket `name` in the open `folder`; the system allows at most 108 bytes."""
     return f"/proc/self/fd/{folder}/{name}.sock"
 
 
 def remove(folder: int, name: str) -> None:
-    """Remove socket `name`, if it is there."""
+    """Remove socket `name`, if it exists."""
     try:
         os.unlink(f"{name}.sock", dir_fd=folder)
     except FileNotFoundError:
@@ -248,7 +248,7 @@ def remove(folder: int, name: str) -> None:
 
 
 def sweep(folder: int) -> None:
-    """Remove the sockets that nobody listens on; under the lock, so that none is just being made."""
+    """Remove the sockets on which no process listens. The caller holds the lock, so none is just being made."""
     for file in os.listdir(folder):
         name = file.removesuffix(".sock")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -263,7 +263,7 @@ def sweep(folder: int) -> None:
 
 @contextmanager
 def locked(folder: int) -> Iterator[None]:
-    """Hold the lock of the open `folder`, under which trainers start and end."""
+    """Hold the lock of the open `folder` inside the block; trainers start and end only under this lock."""
     fcntl.flock(folder, fcntl.LOCK_EX)
     try:
         yield
@@ -272,7 +272,7 @@ def locked(folder: int) -> Iterator[None]:
 
 
 def wait_for(descriptors: list[int], seconds: float | None = None) -> set[int]:
-    """Return which of `descriptors` can be read or have been hung up, after `seconds` at the latest."""
+    """Wait at most `seconds` and return those of `descriptors` that can be read or were closed by the other side."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN | select.POLLHUP | select.POLLERR)

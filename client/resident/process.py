@@ -1,8 +1,11 @@
 """The resident trainer: a process beside a SuperNode that keeps torch, data, model and device ready between messages.
 
-Started by :mod:`client.resident.connect` with a listening socket. It answers one message at a time and ends when its
-keeper (the process that starts the ClientApps) ends, when the ClientApp that waits for an answer is gone (nobody wants
-it), after an error that is not one of ours (the device may be in any state), or when it was idle for long.
+:mod:`client.resident.connect` starts it with a listening socket. It answers one message at a time. It ends
+
+- when its keeper (the process that starts the ClientApps) ends,
+- when the ClientApp that waits for its answer has ended,
+- after an error that fedcross does not define (the device may be in any state),
+- after ``FEDCROSS_TRAINER_IDLE`` seconds without a message.
 """
 
 from __future__ import annotations
@@ -32,11 +35,11 @@ FAILED = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Answer messages until there is a reason to end; returns the exit code."""
+    """Answer messages until the process should end; return the exit code."""
     descriptor, name, pid, started, work = arguments
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
-    listener.listen(_BACKLOG)  # again, so that SO_PEERCRED at the other end tells of this process
+    listener.listen(_BACKLOG)  # once more, so that SO_PEERCRED names this process at the other end
     with warm.runtime_folder() as folder:
         own = _identity(folder, name)
         end_on_signal(lambda: _forget(folder, name, own))
@@ -47,7 +50,7 @@ def main(arguments: list[str]) -> int:
         idle = float(os.environ.get(warm.IDLE, warm.IDLE_SECONDS))
         while True:
             if not warm.wait_for([listener.fileno()], idle):
-                # Under the lock nobody starts another one; who connects until we have gone finds out and tries again.
+                # The lock prevents a new trainer. A client that connects meanwhile gets an error and tries again.
                 with warm.locked(folder):
                     if not warm.wait_for([listener.fileno()], 0):
                         _forget(folder, name, own)
@@ -59,9 +62,9 @@ def main(arguments: list[str]) -> int:
 
 
 def answer(connection: socket.socket, do: Work) -> bool:
-    """Answer one message; return False if this process should not go on."""
+    """Answer one message; return False if this process should end."""
     try:
-        connection.settimeout(_HEAD_SECONDS)  # one of our user, but who connects and says nothing must not block us
+        connection.settimeout(_HEAD_SECONDS)  # a client that sends nothing must not block the trainer
         head, content = channel.receive(connection)
         connection.settimeout(None)
         if content is None:
@@ -71,7 +74,7 @@ def answer(connection: socket.socket, do: Work) -> bool:
             head, made, sound = _work(do, str(head["task"]), str(head["overrides"]), content)
         channel.send(connection, head, made)
     except (OSError, EOFError, ProtocolError) as error:
-        log(ERROR, "fedcross: a message of the ClientApp was lost: %s", error)
+        log(ERROR, "fedcross: a message from the ClientApp was lost: %s", error)
         return True
     return sound
 
@@ -79,32 +82,32 @@ def answer(connection: socket.socket, do: Work) -> bool:
 def _prepare(do: Work, overrides: str) -> bool:
     try:
         do("prepare", overrides, None)
-    except Exception as error:  # noqa: BLE001 - the message that needs it meets the same error, and is told
-        log(ERROR, "fedcross: not ready yet: %s: %s", type(error).__name__, error)
+    except Exception as error:  # noqa: BLE001 - the next message raises the same error and reports it
+        log(ERROR, "fedcross: loading the run failed: %s: %s", type(error).__name__, error)
         return isinstance(error, FedcrossError)
     return True
 
 
 def _work(do: Work, task: str, overrides: str, content: RecordDict) -> tuple[dict[str, Any], RecordDict | None, bool]:
-    """Return head and content of the answer, and whether this process is still sound."""
+    """Return head and content of the answer, and whether this process can go on."""
     try:
         return {}, do(task, overrides, content), True
     except FedcrossError as error:
         return {"error": type(error).__name__, "text": str(error)}, None, True
-    except Exception as error:  # noqa: BLE001 - told to the server; a device error would fail all later messages
-        log(ERROR, "fedcross: the trainer failed and ends.", exc_info=error)
+    except Exception as error:  # noqa: BLE001 - sent to the server; after a device error, all later messages would fail
+        log(ERROR, "fedcross: the trainer failed and stops.", exc_info=error)
         return {"error": type(error).__name__, "text": str(error)}, None, False
 
 
 @contextmanager
 def while_connected(connection: socket.socket) -> Iterator[None]:
-    """End this process if the other side of `connection` hangs up inside the block."""
+    """End this process if the other side closes `connection` during the block."""
     done, finish = os.pipe()
     watched = os.dup(connection.fileno())
 
     def follow() -> None:
         if done not in warm.wait_for([watched, done]):
-            log(INFO, "fedcross: the ClientApp is gone, its training is given up.")
+            log(INFO, "fedcross: the ClientApp has ended, so the trainer stops.")
             os._exit(0)
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -119,7 +122,7 @@ def while_connected(connection: socket.socket) -> Iterator[None]:
 
 
 def watch_keeper(keeper: warm.Keeper, forget: Callable[[], None]) -> None:
-    """End this process, after `forget`, when `keeper` ends; at once if it has ended already."""
+    """Call `forget` and end this process when `keeper` ends; at once if it has already ended."""
     try:
         watched = os.pidfd_open(keeper.pid)
     except ProcessLookupError:
@@ -135,10 +138,10 @@ def watch_keeper(keeper: warm.Keeper, forget: Callable[[], None]) -> None:
 
 
 def end_on_signal(forget: Callable[[], None]) -> None:
-    """End this process, after `forget`, on SIGTERM: at once, where a handler would wait for the end of a step.
+    """Call `forget` and end this process on SIGTERM, at once; a plain signal handler would wait for the end of a step.
 
-    The signal may reach any thread, also those of a library that was imported before. Python's own part of a handler
-    writes the signal's number to a pipe whichever it is.
+    The signal may reach any thread, also those of an imported library. Whichever thread it reaches, Python's internal
+    handler writes the number of the signal to a pipe, and a thread of this process reads it there.
     """
     come, gone = os.pipe()
     os.set_blocking(gone, False)

@@ -1,4 +1,4 @@
-"""``fedcross analyse``: pictures of what the models of a run have learned."""
+"""``fedcross analyse``: plots of the models that a run kept: t-SNE, Grad-CAM and others."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross analyse``."""
     line = argparse.ArgumentParser(
         prog="fedcross analyse",
-        description="Pictures of the models that a run kept (fedcross ... snapshots.rounds=[1,10,100]).",
+        description="Plots of the models that a run kept (fedcross ... snapshots.rounds=[1,10,100]).",
         epilog="kinds: " + "; ".join(f"{name}: {text}" for name, text in KINDS.items()),
     )
     line.add_argument("run", metavar="RUN", type=Path, help="folder of one run")
     line.add_argument("kind", choices=tuple(KINDS), help="what to show")
-    line.add_argument("--rounds", nargs="+", type=int, default=[], metavar="N", help="rounds (default: all kept ones)")
+    line.add_argument(
+        "--rounds", nargs="+", type=int, default=[], metavar="N", help="rounds (default: all kept rounds)"
+    )
     line.add_argument(
         "--slots", nargs="+", type=int, default=[], metavar="I", help="single models, for tsne and gradcam"
     )
     line.add_argument("--examples", type=int, default=500, metavar="N", help="test examples (default: 500)")
     line.add_argument("--images", nargs="+", type=int, default=[], metavar="I", help="test images for gradcam")
-    line.add_argument("--data", type=Path, metavar="DIR", help="where the data sets lie (default: as the run said)")
-    line.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: 'analysis' in RUN)")
+    line.add_argument("--data", type=Path, metavar="DIR", help="folder of the data sets (default: that of the run)")
+    line.add_argument("--out", type=Path, metavar="FOLDER", help="folder for the plots (default: 'analysis' in RUN)")
     return line
 
 

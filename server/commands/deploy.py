@@ -1,4 +1,4 @@
-"""The ``fedcross deploy`` command: keys, certificates and programs of a federation.
+"""``fedcross deploy``: makes keys and certificates of a federation of devices and starts its programs.
 
 ::
 
@@ -22,7 +22,7 @@ from fedcross.core.keys import AUTHORITY_DAYS, MAX_LEAF_DAYS
 from fedcross.deploy import commands
 from fedcross.deploy.commands import Arguments
 
-#: Where the commands at the server find it, so that they need not be told.
+#: Environment variables with the SuperLink's address and the authority's certificate, for commands at the server.
 SUPERLINK = "FEDCROSS_SUPERLINK"
 AUTHORITY = "FEDCROSS_AUTHORITY"
 
@@ -59,11 +59,13 @@ Add = Callable[[str, Callable[[Arguments], None], str], argparse.ArgumentParser]
 def _device_parts(add: Add) -> None:
     part = add("new-client", commands.new_client, "make the bundle of a new edge device")
     part.add_argument("authority", type=Path, help="the federation's ca.crt")
-    part.add_argument("folder", type=Path, help="where the bundle FOLDER/NAME goes")
+    part.add_argument("folder", type=Path, help="folder for the bundle, which becomes FOLDER/NAME")
     part.add_argument("name", help="the device's name")
-    part.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the gateway as the device reaches it")
-    part.add_argument("--partition", type=int, required=True, help="the device's number, from 0; no two share one")
-    part.add_argument("--partitions", type=int, required=True, help="how many devices there are")
+    part.add_argument(
+        "--superlink", required=True, metavar="HOST:PORT", help="address of the gateway, as the device reaches it"
+    )
+    part.add_argument("--partition", type=int, required=True, help="number of the device, from 0, unique")
+    part.add_argument("--partitions", type=int, required=True, help="number of devices")
 
     part = add("rotate-key", commands.rotate_key, "give a device a new key; register it and revoke the old one")
     part.add_argument("bundle", type=Path, help="the folder that new-client made")
@@ -102,7 +104,13 @@ def _certificate_parts(add: Add) -> None:
 
     part = add("revoke-certificate", commands.revoke_certificate, "put certificates on the authority's list ca.crl")
     part.add_argument("authority", type=Path, help="folder of ca.crt and ca.key")
-    part.add_argument("files", type=Path, nargs="*", metavar="FILE.crt", help="none: renew the list's dates")
+    part.add_argument(
+        "files",
+        type=Path,
+        nargs="*",
+        metavar="FILE.crt",
+        help="certificates to revoke; without any, renew the dates of the list",
+    )
 
     part = add("node", commands.node, "make a SuperNode's key pair")
     part.add_argument("folder", type=Path)
@@ -115,13 +123,15 @@ def _certificate_parts(add: Add) -> None:
 
 def _program_parts(add: Add) -> None:
     part = add(
-        "federation", commands.federation, "make what is missing of all keys and certificates, renew what runs out"
+        "federation", commands.federation, "make all missing keys and certificates, renew those that expire soon"
     )
     part.add_argument("folder", type=Path)
-    part.add_argument("--device", action="append", default=[], metavar="NAME", help="a device that gets a key here")
+    part.add_argument(
+        "--device", action="append", default=[], metavar="NAME", help="name of a device that gets a key here"
+    )
     part.add_argument("--names", default="", help="further names of the gateway, separated by commas")
 
-    part = add("sample", commands.sample, "write sample data: digits, dealt unevenly to the devices")
+    part = add("sample", commands.sample, "write sample data: digits, divided unevenly over the devices")
     part.add_argument("folder", type=Path)
     part.add_argument("devices", nargs="+", metavar="NAME")
 
@@ -129,17 +139,21 @@ def _program_parts(add: Add) -> None:
     part.add_argument("keys", type=Path, help="folder of ca.crt, server.crt and server.key")
     part.add_argument("--secret", type=Path, required=True, help="folder of the SuperExec's secret")
     part.add_argument("--database", type=Path, required=True)
-    part.add_argument("--host", default="127.0.0.1", help="whoever reaches it controls the federation")
+    part.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; anyone who reaches it controls the federation"
+    )
 
-    part = add("superexec", commands.superexec, "become the SuperExec, which starts ServerApps")
+    part = add("superexec", commands.superexec, "run as the SuperExec, which starts ServerApps")
     part.add_argument("keys", type=Path, help="folder of ca.crt and the secret")
     part.add_argument("--superlink", required=True, metavar="HOST:PORT")
     part.add_argument("--health", default="127.0.0.1:9100", metavar="HOST:PORT")
 
-    part = add("supernode", commands.supernode, "become a device's SuperNode")
+    part = add("supernode", commands.supernode, "run as a device's SuperNode")
     part.add_argument("keys", type=Path, help="folder of ca.crt and NAME-node.key")
     part.add_argument("--name", required=True)
     part.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the gateway")
     part.add_argument("--partition", type=int, required=True)
     part.add_argument("--partitions", type=int, required=True)
-    part.add_argument("--port", type=int, default=9094, help="for processes of this machine; one per SuperNode")
+    part.add_argument(
+        "--port", type=int, default=9094, help="port for processes of this machine; a different one for each SuperNode"
+    )

@@ -1,4 +1,4 @@
-"""The ``fedcross doctor`` command: is this machine, or this deployment, fit to run, and if not, what is to be done.
+"""``fedcross doctor``: checks whether this machine or deployment can run fedcross, and says what to repair.
 
 ::
 
@@ -6,7 +6,7 @@
     fedcross doctor --keys keys/server --authority keys/ca/ca.crt --listen 9092
     fedcross doctor --keys keys/devices --authority ca.crt --connect superlink.example.org:443 --data /data
 
-Exit code 0 if nothing is wrong, 1 if something is (a line that begins with ``FAULT``), 2 for wrong use.
+The exit code is 0 if all is well, 1 after a fault (a line that begins with ``FAULT``), 2 for wrong use.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Literal
 from fedcross.core.errors import StorageError
 
 GIB = 2**30
-#: Below this there is no room for the checkpoints of a large pool.
+#: With less free space, the checkpoints of a large pool do not fit.
 LEAST_DISK = 2 * GIB
-#: With so much left there is time to rotate a certificate in working hours.
+#: With this much time left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
 CONNECT_S = 5.0
 
@@ -42,22 +42,22 @@ class Finding:
 
 
 def ok(text: str) -> Finding:
-    """Return a finding that asks for nothing."""
+    """Return a finding that needs no action."""
     return Finding("ok", text)
 
 
 def note(text: str) -> Finding:
-    """Return what is worth knowing and not wrong."""
+    """Return a finding that the user should know, but that is not wrong."""
     return Finding("note", text)
 
 
 def fault(text: str) -> Finding:
-    """Return what must be put right."""
+    """Return a finding that the user must repair."""
     return Finding("FAULT", text)
 
 
 def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
-    """Compare what is installed with what the installed package asks for."""
+    """Compare the installed versions with the requirements of the installed package."""
     from packaging.requirements import Requirement
 
     version = ".".join(map(str, sys.version_info[:3]))
@@ -86,16 +86,16 @@ def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
 
 
 def check_environment() -> Iterator[Finding]:
-    """Look at the user and at Flower's switches."""
+    """Check the user, and the environment variables that control Flower."""
     if os.geteuid() == 0:
-        yield note("running as root. A deployment must not: whoever can submit a run acts as this user.")
+        yield note("running as root. A deployment must not: anyone who can submit a run acts as this user.")
     for name, wanted in (("FLWR_TELEMETRY_ENABLED", "0"), ("FLWR_DISABLE_UPDATE_CHECK", "1")):
         if os.environ.get(name) != wanted:
-            yield note(f"{name} is not {wanted}: Flower calls home. export {name}={wanted}")
+            yield note(f"{name} is not {wanted}: Flower sends data to its makers. export {name}={wanted}")
 
 
 def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
-    """Check that `folder`, or where it would be made, can be written and has room."""
+    """Check that `folder`, or its nearest existing parent, can be written and has enough free space."""
     place = next(p for p in (folder.resolve(), *folder.resolve().parents) if p.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         yield fault(f"{folder}: {place} cannot be written by this user. Choose another folder or change its owner.")
@@ -106,7 +106,7 @@ def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
 
 
 def check_data(folder: Path, required: bool) -> Iterator[Finding]:
-    """Check that the data folder is there, readable and not empty; without `required` its absence is a note."""
+    """Check that the data folder exists, is readable and not empty; a missing one is a note unless `required`."""
     missing = fault if required else note
     if not folder.is_dir():
         yield missing(f"{folder}: no such data folder. Only task=digits runs without; see docs/data.md.")
@@ -119,7 +119,7 @@ def check_data(folder: Path, required: bool) -> Iterator[Finding]:
 
 
 def check_gpu(required: bool) -> Iterator[Finding]:
-    """Check that torch sees the GPU, where there is one or one is asked for."""
+    """Check that torch can use the GPU, if the machine has one or one is required."""
     import torch
 
     if torch.cuda.is_available():
@@ -129,10 +129,10 @@ def check_gpu(required: bool) -> Iterator[Finding]:
             yield ok(f"GPU {index}: {name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
     elif shutil.which("nvidia-smi"):
         yield fault(
-            "there is a GPU driver, but torch does not see a GPU. Install the torch build for its CUDA version."
+            "this machine has a GPU driver, but torch finds no GPU. Install the torch build for its CUDA version."
         )
     else:
-        yield (fault if required else note)("no GPU here: training runs on the CPU.")
+        yield (fault if required else note)("this machine has no GPU: training runs on the CPU.")
 
 
 def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
@@ -145,7 +145,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
         return
     certificates, keys = sorted(folder.glob("*.crt")), sorted(folder.glob("*.key"))
     if not certificates and not keys:
-        yield fault(f"{folder}: no .crt and no .key here. Make them with fedcross deploy.")
+        yield fault(f"{folder}: no .crt and no .key in this folder. Make them with fedcross deploy.")
     root = authority or folder / "ca.crt"
     for path in [folder, *keys, *certificates]:
         try:
@@ -164,13 +164,13 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
 
 
 def check_listen(port: int, host: str = "0.0.0.0") -> Finding:  # noqa: S104 - the SuperLink's own default
-    """Check that a server could listen on `port`."""
+    """Check that a server can listen on `port`."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            return fault(f"port {port}: {error.strerror}. Stop what uses it, or choose another port.")
+            return fault(f"port {port}: {error.strerror}. Stop the program that uses it, or choose another port.")
     return ok(f"port {port} is free")
 
 
@@ -185,7 +185,7 @@ def check_connect(address: str) -> Finding:
 
 
 def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """Yield all findings that were asked for."""
+    """Yield the findings of all requested checks."""
     yield from check_versions()
     yield from check_environment()
     yield from check_disk(arguments.output)
@@ -221,13 +221,15 @@ def _address(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="fedcross doctor", description="Checks a machine or a deployment and says what to do."
+        prog="fedcross doctor", description="Check a machine or a deployment and say what to repair."
     )
-    parser.add_argument("--data", type=Path, help="data folder that must be there (else FEDCROSS_DATA, else ./data)")
+    parser.add_argument("--data", type=Path, help="data folder that must exist (default: FEDCROSS_DATA, else ./data)")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="where runs write")
-    parser.add_argument("--gpu", action="store_true", help="a GPU is needed here")
+    parser.add_argument("--gpu", action="store_true", help="require a GPU")
     parser.add_argument("--keys", type=Path, nargs="*", default=[], metavar="FOLDER", help="keys and certificates")
-    parser.add_argument("--authority", type=Path, help="ca.crt that signed them (else the folder's own)")
+    parser.add_argument(
+        "--authority", type=Path, help="the ca.crt that signed the certificates (default: the folder's own)"
+    )
     parser.add_argument("--listen", type=int, nargs="*", default=[], metavar="PORT", help="ports that must be free")
     parser.add_argument("--connect", type=_address, nargs="*", default=[], metavar="HOST:PORT", help="must answer")
     return parser

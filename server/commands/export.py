@@ -1,6 +1,6 @@
-"""``fedcross export``: a model out of a checkpoint of a run, finished or still running.
+"""``fedcross export``: writes a model from a checkpoint of a run, finished or still running.
 
-Needs neither the run's data nor its network: a checkpoint says what the model looks like.
+It needs neither the run's data nor its network: the checkpoint holds names and shapes of all weights.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from fedcross.strategies.round.base import Method
     from fedcross.strategies.round.federation import State
 
-#: A running run drops old checkpoints while we read: how often to look again for the newest.
+#: An active run deletes old checkpoints while they are read: how often to look again for the newest one.
 ATTEMPTS = 3
 
 
 def export(run: Path, number: int | None = None, model: int | None = None, out: Path | None = None) -> Path:
-    """Write a model of `run` as ``safetensors`` with the names of its ``state_dict`` and return the file.
+    """Write a model of `run` as ``safetensors`` with the names of its ``state_dict``; return the file's path.
 
     Parameters
     ----------
     run : Path
         A run's folder.
     number : int, optional
-        The round; None is the newest checkpoint's.
+        The round of the checkpoint; None for the newest.
     model : int, optional
-        A middleware model of the pool, from 0; None is the global model.
+        Index of a middleware model of the pool, from 0; None for the global model.
     out : Path, optional
-        The file to write; None is ``model-round-NUMBER.safetensors`` (``model-round-NUMBER-MODEL...``) in `run`.
+        The file to write; None for ``model-round-NUMBER.safetensors`` (``model-round-NUMBER-MODEL...``) in `run`.
 
     Raises
     ------
     StorageError
-        If there is no such run, round or model; the message lists what there is. If `out` cannot be written.
+        If there is no such run, round or model (the message lists those that exist), or `out` cannot be written.
     """
     from fedcross.server.session import write_model
 
@@ -58,9 +58,9 @@ def export(run: Path, number: int | None = None, model: int | None = None, out: 
 
 
 def network(run: Path, data_root: str | None = None) -> nn.Module:
-    """Return the network of `run` with the weights of its global model: the final ones, else the newest checkpoint's.
+    """Return the network of `run` with the final global weights, or those of the newest checkpoint.
 
-    Needs the run's data set, which says what goes in and out of the network; `data_root` names where it lies.
+    Needs the run's data set, which determines the network's inputs and outputs; `data_root` is its folder.
     """
     from omegaconf import OmegaConf
     from safetensors.numpy import load_file
@@ -102,8 +102,8 @@ def _checkpoint(run: Path, number: int | None) -> tuple[int, State, dict[str, An
         if number is not None and number not in rounds:
             kept = ", ".join(map(str, rounds))
             raise StorageError(
-                f"--round {number}: {run} has no checkpoint of it, only of round {kept}. checkpoint.keep and "
-                "checkpoint.milestone say which ones stay."
+                f"--round {number}: {run} has no checkpoint of that round, only of round {kept}. checkpoint.keep and "
+                "checkpoint.milestone set which ones stay."
             )
         try:
             return checkpoints.latest() if number is None else (number, *checkpoints.load(number))
@@ -114,7 +114,7 @@ def _checkpoint(run: Path, number: int | None) -> tuple[int, State, dict[str, An
 
 
 def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
-    """Return the method as it was at the checkpoint, without its network and data."""
+    """Return the method in its state at the checkpoint, without network and data."""
     import numpy as np
 
     from fedcross.conf.compose import activate_plugins
@@ -128,7 +128,7 @@ def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
         kind = method_class(identity["module"])
     except KeyError as error:
         raise StorageError(
-            f"this checkpoint has no {error}: an older version wrote it. Resume the run once."
+            f"this checkpoint has no {error}: an older version wrote it. Resume the run once to update it."
         ) from error
     federation = Federation(seed=config["seed"], clients_per_round=config["clients_per_round"])
     method = kind(kind.Params.model_validate(config["method"]), federation)
@@ -151,9 +151,9 @@ def main(arguments: Sequence[str]) -> int:
     """Write a model of a run; return the exit code."""
     parser = argparse.ArgumentParser("fedcross export", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of a run")
-    parser.add_argument("--round", type=int, help="round of a checkpoint; the newest unless given")
-    parser.add_argument("--model", type=int, help="a single middleware model, from 0; the global model unless given")
-    parser.add_argument("--out", type=Path, help="file to write; model-round-R.safetensors in the run unless given")
+    parser.add_argument("--round", type=int, help="round of a checkpoint (default: the newest)")
+    parser.add_argument("--model", type=int, help="index of a middleware model, from 0 (default: the global model)")
+    parser.add_argument("--out", type=Path, help="file to write (default: model-round-R.safetensors in RUN)")
     asked = parser.parse_args(arguments)
     print(export(asked.run, asked.round, asked.model, asked.out))
     return 0

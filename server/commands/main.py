@@ -1,4 +1,4 @@
-"""The ``fedcross`` command: a subcommand by its name, else a run or a sweep in Hydra's grammar."""
+"""The ``fedcross`` command: runs a subcommand, or else a run or a sweep in Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from importlib import import_module
 
 from fedcross.core.errors import ConfigError, FedcrossError, nearest
 
-#: Subcommand -> the module with its ``main(arguments)``, and what it does in a few words.
+#: Subcommand -> the module with its ``main(arguments)``, and a short description.
 SUBCOMMANDS = {
     "report": ("fedcross.server.commands.report", "tables, curves and a page from run folders"),
-    "export": ("fedcross.server.commands.export", "a model out of a run, finished or still running"),
-    "analyse": ("fedcross.server.commands.analyse", "pictures of what the models of a run have learned"),
-    "landscape": ("fedcross.server.commands.landscape", "how flat the global models of runs lie"),
-    "partition": ("fedcross.server.commands.partition", "who owns what, as a table and a bubble plot"),
-    "record": ("fedcross.server.commands.record", "small records of runs for the repository, and their page"),
+    "export": ("fedcross.server.commands.export", "write a model of a run, finished or still running, to a file"),
+    "analyse": ("fedcross.server.commands.analyse", "plots of the models that a run kept (t-SNE, Grad-CAM, ...)"),
+    "landscape": ("fedcross.server.commands.landscape", "loss surfaces around the global models of runs"),
+    "partition": ("fedcross.server.commands.partition", "examples per client and class, as a table and a bubble plot"),
+    "record": ("fedcross.server.commands.record", "small records of runs for the repository, and the results page"),
     "doctor": ("fedcross.server.commands.doctor", "check this machine or a deployment"),
-    "deploy": ("fedcross.server.commands.deploy", "keys, bundles and programs of a real federation"),
+    "deploy": ("fedcross.server.commands.deploy", "keys, bundles and programs of a federation of devices"),
     "onboard": ("fedcross.server.commands.onboard", "how fast a new client learns from finished runs"),
 }
 WRONG_USE = 2
 
 
 def run() -> None:
-    """Run what the command line says and exit; the entry point of the installed command."""
+    """Run the command line and exit; the entry point of the installed command."""
     sys.exit(main(sys.argv[1:]))
 
 
@@ -35,11 +35,11 @@ def main(arguments: Sequence[str]) -> int:
     name = f"fedcross {first}: " if first in SUBCOMMANDS else ""
     try:
         return _run(first, list(arguments))
-    except BrokenPipeError:  # the reader of our output (a pager, head) has gone
+    except BrokenPipeError:  # the reader of the output (a pager, head) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except FedcrossError as error:
-        print(f"{name}{_told(error)}", file=sys.stderr)
+        print(f"{name}{_text(error)}", file=sys.stderr)
         return error.exit_code
 
 
@@ -47,7 +47,7 @@ def _run(first: str, arguments: list[str]) -> int:
     if first not in SUBCOMMANDS:
         if first and not first.startswith("-") and not any(mark in first for mark in "=~"):
             print(f"fedcross {first}: no such subcommand. {nearest(first, list(SUBCOMMANDS))}", file=sys.stderr)
-            print("A run is described by settings: fedcross method=fedcross task=digits", file=sys.stderr)
+            print("To start a run, give its settings: fedcross method=fedcross task=digits", file=sys.stderr)
             return WRONG_USE
         from fedcross.server.commands.run import main as run_or_sweep
 
@@ -56,7 +56,7 @@ def _run(first: str, arguments: list[str]) -> int:
     return code
 
 
-def _told(error: FedcrossError) -> str:
+def _text(error: FedcrossError) -> str:
     if isinstance(error, ConfigError) and len(error.faults) > 1:
-        return "\n".join([f"{len(error.faults)} faults in the configuration:", *(f"  - {f}" for f in error.faults)])
+        return "\n".join([f"{len(error.faults)} errors in the configuration:", *(f"  - {f}" for f in error.faults)])
     return str(error)

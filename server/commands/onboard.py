@@ -1,8 +1,8 @@
-"""``fedcross onboard``: how fast a newcomer learns from the global models that finished runs left (FedFusion, Fig. 4).
+"""``fedcross onboard``: how fast a new client learns from the final global models of runs (FedFusion, Fig. 4).
 
-A newcomer is one client more than the run had. It receives the final global model and trains alone with the run's own
-method; its accuracy on its own test part is measured before training and after every local epoch. What it receives is
-what any client would: with FedFusion its frozen extractor is the received one, so at first E_g = E_l.
+The newcomer is one client more than the run had. It receives the final global model and trains alone with the run's
+method. Its accuracy on its own test part is measured before training and after every local epoch. It receives the same
+arrays as any client: with FedFusion, its frozen extractor is the received one, so E_g = E_l at first.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
     from fedcross.strategies.parts.objective import Visit
 
-#: Settings of a run that do not concern its newcomer.
+#: Settings of a run that do not apply to its newcomer.
 DROPPED = {"output", "resume", "data_root", "logger", "engine"}
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """What one run's newcomer did.
+    """The result of one run's newcomer.
 
     Attributes
     ----------
     run : str
         The run's folder.
     label : str
-        Method, and its settings as the run's overrides have them.
+        The method and its settings, as in the run's overrides.
     seed, client : int
         The run's seed; the newcomer's partition id.
     examples : int
-        What it trained on in each epoch.
+        Number of examples that it trained on in each epoch.
     accuracy : list of float
         In [0, 1], on its own test part: before training, then after epoch 1, 2, ...
     """
@@ -65,7 +65,7 @@ class Newcomer:
 
 
 def onboard(run: Path, epochs: int, changes: Sequence[str] = (), client: int | None = None) -> Newcomer:
-    """Let a newcomer learn from the final global model of `run`.
+    """Train a newcomer from the final global model of `run`.
 
     Parameters
     ----------
@@ -76,19 +76,19 @@ def onboard(run: Path, epochs: int, changes: Sequence[str] = (), client: int | N
     changes : sequence of str
         Overrides on top of the run's (``data_root=...``, ``train.examples=1000``, another partition).
     client : int, optional
-        Partition id of the newcomer. Unset: the partition gets one client more, and that is the newcomer.
+        Partition id of the newcomer. If not given, the partition gets one more client, which is the newcomer.
 
     Notes
     -----
-    The newcomer's learning rate is the run's initial one, not decayed (the paper does not say). With one client more,
-    a partition deals other parts, so the newcomer's examples may have been somebody else's before; on permuted pixels
-    it sees them through a permutation that nobody had.
+    The newcomer uses the run's initial learning rate without decay (the paper does not specify it). With one more
+    client, the partition divides the data anew, so the newcomer's examples may have belonged to another client during
+    the run. With permuted pixels, the newcomer has a permutation that no client of the run had.
 
     Raises
     ------
     ConfigError
-        If the partition cannot have one client more and `client` is not given, or the method's clients need more
-        than a model from the server.
+        If the partition cannot have one more client and `client` is not given, or if clients of the method need more
+        from the server than a model.
     StorageError
         If the run has no model or configuration.
     """
@@ -101,8 +101,8 @@ def onboard(run: Path, epochs: int, changes: Sequence[str] = (), client: int | N
         count = getattr(config.partition, "clients", None)
         if count is None:
             raise ConfigError(
-                f"{run}: partition {config.names['partition']!r} has no number of clients to raise. "
-                "Name the newcomer with --client, and what it owns with --set."
+                f"{run}: partition {config.names['partition']!r} has no number of clients to increase. "
+                "Choose the newcomer with --client, and its data with --set."
             )
         client = int(count)
         config = load([*overrides, f"partition.clients={client + 1}"])
@@ -134,7 +134,7 @@ def _train(shop: Workshop, arrays: dict[str, np.ndarray], client: int, epochs: i
         except KeyError as error:
             name = config.names["method"]
             raise ConfigError(
-                f"{name}: its clients get {error} beside the model, a newcomer has the model only."
+                f"{name}: its clients receive {error} besides the model, but a newcomer has only the model."
             ) from error
 
         def predict(x: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def _visit(shop: Workshop, client: int) -> Visit:
 
 
 def _overrides(run: Path) -> list[str]:
-    """Return the overrides of `run` that its newcomer shares."""
+    """Return the overrides of `run` that also apply to its newcomer."""
     from omegaconf import OmegaConf
 
     path = run / ".hydra" / "overrides.yaml"
@@ -188,7 +188,7 @@ def _overrides(run: Path) -> list[str]:
 
 
 def _model(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the arrays called `names` of a run's global model; what only its evaluation needs is left."""
+    """Return the arrays called `names` of a run's global model; arrays that only its evaluation needs are left out."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -199,7 +199,7 @@ def _model(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _label(overrides: Sequence[str], config: RunConfig) -> str:
-    """Return the method with its own settings, as the overrides have them."""
+    """Return the method with its own settings, as in the overrides."""
     given = [o.lstrip("+") for o in overrides]
     chosen = [o.removeprefix("method=") for o in given if o.startswith("method=")]
     settings = [o.removeprefix("method.") for o in given if o.startswith("method.")]
@@ -210,18 +210,25 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross onboard``."""
     line = argparse.ArgumentParser(
         prog="fedcross onboard",
-        description="Local epochs that a new client needs from the final global models of finished runs.",
+        description="How many local epochs a new client needs, starting from the final global models of runs.",
     )
     line.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folders of finished runs")
     line.add_argument("--out", type=Path, default=Path("onboard"), metavar="FOLDER", help="default: onboard")
     line.add_argument("--epochs", type=int, default=20, help="local epochs to train (default: 20)")
     line.add_argument("--client", type=int, help="partition id of the newcomer (default: one client more)")
     line.add_argument(
-        "--tolerance", type=float, default=0.005, help="converged: so near to the best accuracy (default: 0.005)"
+        "--tolerance",
+        type=float,
+        default=0.005,
+        help="converged: at most this far below the best accuracy (default: 0.005)",
     )
     line.add_argument("--target", nargs="+", type=float, default=[], metavar="SHARE", help="accuracies to reach")
     line.add_argument(
-        "--set", nargs="+", default=[], metavar="OVERRIDE", help="settings on top of the runs', such as data_root=DIR"
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="OVERRIDE",
+        help="settings added to the runs' own, such as data_root=DIR",
     )
     return line
 
@@ -230,7 +237,7 @@ def write(newcomers: Sequence[Newcomer], tolerance: float, targets: Sequence[flo
     """Write ``onboard.json`` into `out` and return its path."""
     from fedcross.server.accounting import write_atomically
 
-    told = [
+    entries = [
         {
             **asdict(newcomer),
             "converged": newcomer.converged(tolerance),
@@ -241,7 +248,7 @@ def write(newcomers: Sequence[Newcomer], tolerance: float, targets: Sequence[flo
     path = out / "onboard.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"tolerance": tolerance, "targets": list(targets), "newcomers": told}, indent=1)
+        text = json.dumps({"tolerance": tolerance, "targets": list(targets), "newcomers": entries}, indent=1)
         write_atomically(path, f"{text}\n".encode())
     except OSError as error:
         raise StorageError(f"{out}: cannot be written ({error.strerror}). Choose another folder with --out.") from error

@@ -1,4 +1,4 @@
-"""``fedcross partition``: who owns what, as a table of clients and classes and as the papers' bubble plot."""
+"""``fedcross partition``: examples per client and class, as a table and as the bubble plot of the papers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--plot", type=Path, metavar="FILE", help="write the bubble plot (.png, .pdf, .svg)")
     made.add_argument("--markdown", action="store_true", help="tables in Markdown")
-    made.add_argument("--seeds", type=int, default=1, metavar="N", help="client sizes over N seeds, not single clients")
+    made.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="show the client sizes over N seeds instead of single clients"
+    )
     return made
 
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show(header: Sequence[str], body: Sequence[Sequence[str]], title: str, plain: bool) -> None:
-    """Print a table, as Markdown or for the terminal."""
+    """Print a table as Markdown or formatted for the terminal."""
     if plain:
         print(f"{title}\n\n{markdown(header, body)}")
         return

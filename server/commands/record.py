@@ -1,4 +1,4 @@
-"""``fedcross record``: small records of finished runs for the repository, and the page of results made from them."""
+"""``fedcross record``: writes small records of runs into the repository, and the results page."""
 
 from __future__ import annotations
 
@@ -14,16 +14,26 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross record``."""
     line = argparse.ArgumentParser(
         prog="fedcross record",
-        description="Keep small records of finished runs, and make the page of results from all records.",
+        description="Write small records of finished runs, and the results page from all records.",
     )
-    line.add_argument("folders", nargs="*", metavar="DIR", type=Path, help="searched for runs; none: only the page")
-    line.add_argument("--name", help="what the records are of: a folder of RESULTS")
+    line.add_argument(
+        "folders",
+        nargs="*",
+        metavar="DIR",
+        type=Path,
+        help="folders to search for runs (default: none, write the page only)",
+    )
+    line.add_argument("--name", help="name of the records: a folder of RESULTS")
     line.add_argument("--results", type=Path, default=Path("results"), metavar="RESULTS", help="default: results")
     line.add_argument(
         "--page", type=Path, default=Path("docs/results.md"), metavar="FILE", help="default: docs/results.md"
     )
     line.add_argument(
-        "--limit-mb", type=float, default=LIMIT_MB, metavar="MB", help=f"default: {LIMIT_MB:g} for a name"
+        "--limit-mb",
+        type=float,
+        default=LIMIT_MB,
+        metavar="MB",
+        help=f"largest size of one name's records (default: {LIMIT_MB:g})",
     )
     return line
 

@@ -1,4 +1,4 @@
-"""``fedcross report``: tables, curves and a page from any set of run folders."""
+"""``fedcross report``: writes tables, curves and a page from any set of run folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross report``."""
     line = argparse.ArgumentParser(
         prog="fedcross report",
-        description="Tables and curves from run folders, mean and spread over seeds, beside the published numbers.",
+        description="Tables and curves from run folders: mean and spread over seeds, beside the published numbers.",
     )
     line.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="searched recursively for runs")
     line.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: 'report' in the first DIR)")
@@ -36,9 +36,9 @@ def parser() -> argparse.ArgumentParser:
         "--target", nargs="+", type=_share, metavar="SHARE", default=[], help="accuracies to reach, such as 0.5"
     )
     line.add_argument("--x", choices=tuple(AXES), default="rounds", help="x-axis of curves.png (default: rounds)")
-    line.add_argument("--unfinished", action="store_true", help="count runs that have not reached their last round")
+    line.add_argument("--unfinished", action="store_true", help="include runs that have not reached their last round")
     line.add_argument(
-        "--until", type=_round, metavar="ROUND", help="count rounds up to this one only: runs at equal rounds"
+        "--until", type=_round, metavar="ROUND", help="use only rounds up to this one, to compare runs at equal rounds"
     )
     line.add_argument(
         "--html", action=argparse.BooleanOptionalAction, default=True, help="write the interactive page report.html"

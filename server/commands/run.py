@@ -1,4 +1,4 @@
-"""``fedcross method=... task=...``: runs and sweeps, described by settings in Hydra's grammar."""
+"""``fedcross method=... task=...``: starts runs and sweeps from settings in Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import sys
 from typing import Any
 
 INTERRUPTED = 130
-#: Ours: what the command line would take, without running it.
+#: fedcross's own flag: estimate the time of the command line without running it.
 COST = "--cost"
-#: Hydra's flags that show something and run nothing.
+#: Hydra's flags that only print something.
 SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
 
 
 def main(arguments: list[str]) -> int:
-    """Run, sweep or explain, as `arguments` say; return the exit code, 130 for Ctrl-C."""
+    """Start a run or a sweep, or print help, as `arguments` say; return the exit code, 130 for Ctrl-C."""
     try:
         _main(arguments)
     except KeyboardInterrupt:
         print(
-            "\nInterrupted. The rounds done so far are on disk; continue with resume=RUN_FOLDER,\n"
+            "\nInterrupted. The finished rounds are on disk. Continue a run with resume=RUN_FOLDER,\n"
             "a sweep with the same command and the same hydra.sweep.dir.",
             file=sys.stderr,
         )
@@ -52,7 +52,7 @@ def _main(arguments: list[str]) -> None:
 
     from fedcross.server.jobs import job
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # our errors come out as they are; main() words them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of fedcross pass through Hydra; main() prints them
     sys.argv = [sys.argv[0], *arguments, *plugins]
     run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
     run()

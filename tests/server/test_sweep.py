@@ -103,13 +103,13 @@ def test_what_is_done_is_skipped_and_what_is_longer_is_continued(monkeypatch, tm
     assert call(monkeypatch, tmp_path, *sweep, "rounds=1") == 0
     # FedAvg has no alpha: its two jobs are one run.
     assert len(results(tmp_path / "all")) == 3
-    assert capsys.readouterr().err.count("Done already, 1 rounds") == 1
+    assert capsys.readouterr().err.count("Already finished, 1 rounds") == 1
     before = {
         path: path.read_bytes() for path in (tmp_path / "all").rglob("*") if path.is_file() and "seed" in str(path)
     }
     before = {path: data for path, data in before.items() if path.suffix != ".log" and path.name != ".lock"}
     assert call(monkeypatch, tmp_path, *sweep, "rounds=1") == 0
-    assert capsys.readouterr().err.count("Done already, 1 rounds") == 4
+    assert capsys.readouterr().err.count("Already finished, 1 rounds") == 4
     assert {path: path.read_bytes() for path in before} == before
     longer = ["-m", *TINY, "method=fedavg", "seed=1", "hydra.sweep.dir=all", "rounds=2"]
     assert call(monkeypatch, tmp_path, *longer) == 0
@@ -143,7 +143,7 @@ def test_a_job_that_runs_elsewhere_is_left_alone(tmp_path, capsys):
 
     with FileLock(tmp_path / ".lock"):
         sweep_job([*TINY, "rounds=1"], tmp_path)
-    assert "Runs in another process" in capsys.readouterr().err
+    assert "Already running in another process" in capsys.readouterr().err
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

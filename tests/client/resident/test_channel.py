@@ -116,5 +116,5 @@ def test_pieces_longer_than_one_call_can_read(monkeypatch: pytest.MonkeyPatch) -
 
 def test_bytes_outside_arrays_are_refused() -> None:
     here, there = socket.socketpair()
-    with here, there, pytest.raises(ProtocolError, match="cannot be handed"):
+    with here, there, pytest.raises(ProtocolError, match="cannot be sent"):
         channel.send(here, {}, RecordDict({"config": ConfigRecord({"b": b"x"}), "a": ArrayRecord()}))
