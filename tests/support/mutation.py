@@ -51,11 +51,15 @@ MORE = {
     "strategies/pool/kernels.py": ["tests/strategies/pool/test_pool.py"],
     "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py", "tests/strategies/pool/test_mixing.py"],
     "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
-    "strategies/round/base.py": ["tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py"],
+    "strategies/round/exchange.py": ["tests/strategies/test_start.py"],
+    "strategies/round/base.py": [
+        "tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py", "tests/strategies/test_start.py",
+        "tests/strategies/round/test_exchange.py", "tests/strategies/round/test_defence.py",
+    ],
     "client/trainer.py": ["tests/client/batched/test_trainer.py"],
     "client/flat_model.py": ["tests/client/test_trainer.py", "tests/strategies/test_scaffold.py"],
     "engines/workers.py": ["tests/engines/test_grid.py"],
-}
+}  # fmt: skip
 SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
     ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
