@@ -49,7 +49,7 @@ MORE = {
     "strategies/fedcross.py": ["tests/strategies/test_propellers.py", "tests/strategies/test_start.py"],
     "strategies/pool/blocks.py": ["tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py"],
     "strategies/pool/kernels.py": ["tests/strategies/pool/test_pool.py"],
-    "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py", "tests/strategies/pool/test_mixing.py"],
+    "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py"],
     "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
     "strategies/round/exchange.py": ["tests/strategies/test_start.py"],
     "strategies/round/base.py": [
