@@ -177,12 +177,12 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
     return node.ifs if isinstance(node, ast.comprehension) else []
 
 
-def tests_of(file: str) -> list[str]:
-    """Return the test files of a product file: those named after it, and :data:`MORE`."""
+def tests_of(file: str, root: Path = ROOT) -> list[str]:
+    """Return the test files of a product file in the tree `root`: those named after it, and :data:`MORE`."""
     path = Path(file)
-    near = ROOT / "tests" / path.parent
+    near = root / "tests" / path.parent
     named = sorted({*near.glob(f"test_{path.stem}.py"), *near.glob(f"test_{path.stem}_*.py")})
-    return list(dict.fromkeys([*(str(one.relative_to(ROOT)) for one in named), *MORE.get(file, [])]))
+    return list(dict.fromkeys([*(str(one.relative_to(root)) for one in named), *MORE.get(file, [])]))
 
 
 class Seen:
@@ -303,7 +303,7 @@ class Run:
             and (not lines or m.line in lines)
             and (everywhere or only or m.lines is not None)
         ]
-        self.tests = tests_of(file)
+        self.tests = tests_of(file, shadows[0])
 
     def baseline(self) -> None:
         """Trace the unchanged file."""
@@ -311,7 +311,7 @@ class Run:
         seen = Seen(os.path.realpath(shadow / self.file))
         code, late = in_child(shadow, self.tests, 900, seen)
         if code not in (0, 1) or late:
-            sys.exit(f"{self.file}: the tests {self.tests} do not run: {(shadow / '.log').read_text()[-3000:]}")
+            raise RuntimeError(f"{self.file}: {self.tests} do not run: {(shadow / '.log').read_text()[-3000:]}")
         record = json.loads((shadow / ".seen.json").read_text())
         for nodeid in record["failed"]:
             print(f"  left out, fails without a mutant: {nodeid}", flush=True)
@@ -396,7 +396,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         shadows = [copy_tree(Path(folder) / str(index)) for index in range(asked.workers)]
         for file in asked.files:
-            result = Run(file, shadows, only, at, asked.defaults).execute()
+            try:
+                result = Run(file, shadows, only, at, asked.defaults).execute()
+            except RuntimeError as error:
+                print(error, flush=True)
+                continue
             text = "{file}: {mutants} mutants, {killed} killed ({late} by time), {seconds} s, unclear {unclear}"
             print(text.format(**result), flush=True)
             for number, line, old, new in result["survivors"]:
