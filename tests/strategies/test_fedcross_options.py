@@ -420,7 +420,9 @@ def test_nothing_is_measured_where_nothing_is_mixed(alpha, members):
     seen = aggregate(method, 1, uploads(*models))
     assert method.pool.rows.tolist() == models + [[0, 0]] * (3 - members)
     assert "pool_spread" not in seen
-    assert seen == ({"chosen_most": 0, "chosen_models": 0, "chosen_0": 0, "chosen_1": 0, "chosen_2": 0} if members else {})
+    assert seen == (
+        {"chosen_most": 0, "chosen_models": 0, "chosen_0": 0, "chosen_1": 0, "chosen_2": 0} if members else {}
+    )
 
 
 def test_pools_of_up_to_twenty_models_are_counted_one_by_one():

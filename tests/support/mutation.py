@@ -274,7 +274,10 @@ def _child(shadow: Path, tests: list[str], plugin: Seen | None) -> None:
 def copy_tree(place: Path) -> Path:
     """Copy what git tracks, and what it does not ignore, to `place`."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     )
     for name in listed.stdout.decode().split("\0"):
         source, target = ROOT / name, place / name
@@ -368,6 +371,16 @@ class Run:
         }
 
 
+def survived(results: Path, file: str) -> set[int] | None:
+    """Return the mutants of `file` that survived last in `results`; all (empty) if it has changed, None for none."""
+    entries = [json.loads(line) for line in results.read_text().splitlines()]
+    last = [entry for entry in entries if entry["file"] == file][-1]
+    now = {m.number: [m.number, m.line, m.old, m.new] for m in mutants((ROOT / file).read_text())}
+    if any(now.get(one[0]) != one for one in last["survivors"]):
+        return set()
+    return {one[0] for one in last["survivors"]} or None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("files", nargs="+")
@@ -377,6 +390,7 @@ def main() -> None:
     parser.add_argument("--defaults", action="store_true", help="also what lies outside of functions: defaults, bounds")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, help="append one JSON line per file")
+    parser.add_argument("--again", type=Path, help="such lines: try only those mutants that survived there")
     asked = parser.parse_args()
     only, at = ({int(one) for one in text.split(",") if one} for text in (asked.only, asked.lines))
     if asked.list:
@@ -393,7 +407,10 @@ def main() -> None:
         shadows = [copy_tree(Path(folder) / str(index)) for index in range(asked.workers)]
         for file in asked.files:
             try:
-                result = Run(file, shadows, only, at, asked.defaults).execute()
+                again = survived(asked.again, file) if asked.again else only
+                if again is None:
+                    continue
+                result = Run(file, shadows, again, at, asked.defaults).execute()
             except RuntimeError as error:
                 print(error, flush=True)
                 continue

@@ -126,7 +126,9 @@ def test_shares_of_propellers_by_hand():
     assert mixing.propeller_share("alpha", 0.9, 2) == 0.9
 
 
-@pytest.mark.parametrize("row", [{}, {0: 0.5}, {0: 1.0, 1: 0.0}, {0: 1.5, 1: -0.5}, {0: 0.5, 2: 0.5}, {-1: 1.0}, {0: float("nan")}])
+@pytest.mark.parametrize(
+    "row", [{}, {0: 0.5}, {0: 1.0, 1: 0.0}, {0: 1.5, 1: -0.5}, {0: 0.5, 2: 0.5}, {-1: 1.0}, {0: float("nan")}]
+)
 def test_a_row_that_is_not_stochastic_is_refused(row):
     with pytest.raises(ValueError, match="row 0 of a mixing matrix"):
         mixing.Mixing((row, {1: 1.0}))
