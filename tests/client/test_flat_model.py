@@ -21,9 +21,12 @@ def net(precision="float32"):
 
 
 def others(tensors, **changes):
-    """Return copies of `tensors`, those named (by their last part) filled with other values."""
-    return {name: torch.full_like(t, changes.get(name.split(".")[-1], t)) if name.split(".")[-1] in changes else t.clone()
-            for name, t in tensors.items()}  # fmt: skip
+    """Return copies of `tensors`; those whose last part of the name is among `changes` are filled with that value."""
+    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    for name, tensor in copies.items():
+        if (last := name.split(".")[-1]) in changes:
+            tensor.fill_(changes[last])
+    return copies
 
 
 def test_training_normalises_by_the_batch_and_updates_the_statistics():
@@ -45,7 +48,7 @@ def test_evaluation_normalises_by_the_statistics_and_leaves_them():
 def test_other_parameters_and_buffers_are_those_that_count():
     """Weight 2 and bias 1 of the normalisation: (-1, 3) in training; statistics of 0 and 1: 2 x + 1 in evaluation."""
     one = net()
-    params = others({n: p.detach() for n, p in one.params.items()}, bias=1.0)
+    params = others(one.params, bias=1.0)
     params["features.weight"] = torch.tensor([2.0])
     assert one.features(params, one.buffers, X).ravel().tolist() == pytest.approx([-1, 3])
     assert one.buffers["features.running_mean"].item() == pytest.approx(1.1)  # what is given is updated

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import json
 import os
@@ -44,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("numpy", "torch", "torch.func", "flwr.app", "flwr.clientapp", "flwr.serverapp", "hydra", "omegaconf")
 HEAVY += ("pydantic", "scipy.optimize", "scipy.cluster.hierarchy", "sklearn.datasets", "hypothesis", "pytest", "numba")
 HEAVY += ("scipy.stats", "sympy", "torch._dynamo", "torch.onnx")
-#: Tests of a file beside those that are named after it (:func:`tests_of`).
+#: Tests of a file beside those that are named after it (:func:`own_tests`).
 MORE = {
     "strategies/fedcross.py": ["tests/strategies/test_propellers.py", "tests/strategies/test_start.py"],
     "strategies/pool/blocks.py": ["tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py"],
@@ -177,7 +178,7 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
     return node.ifs if isinstance(node, ast.comprehension) else []
 
 
-def tests_of(file: str, root: Path = ROOT) -> list[str]:
+def own_tests(file: str, root: Path = ROOT) -> list[str]:
     """Return the test files of a product file in the tree `root`: those named after it, and :data:`MORE`."""
     path = Path(file)
     near = root / "tests" / path.parent
@@ -238,10 +239,8 @@ def in_child(shadow: Path, tests: list[str], limit: float, plugin: Seen | None =
             _, status = os.waitpid(child, 0)
             break
         time.sleep(0.02)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what its tests left behind
-    except ProcessLookupError:
-        pass
     return os.waitstatus_to_exitcode(status), late
 
 
@@ -306,7 +305,7 @@ class Run:
             and (not lines or m.line in lines)
             and (everywhere or only or m.lines is not None)
         ]
-        self.tests = tests_of(file, shadows[0])
+        self.tests = own_tests(file, shadows[0])
 
     def baseline(self) -> None:
         """Trace the unchanged file."""
@@ -399,10 +398,8 @@ def main() -> None:
                 print(f"{file}:{m.line} #{m.number}  {m.old}  ->  {m.new}")
         return
     for name in HEAVY:
-        try:
+        with contextlib.suppress(ImportError):
             import_module(name)
-        except ImportError:
-            pass
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         shadows = [copy_tree(Path(folder) / str(index)) for index in range(asked.workers)]
         for file in asked.files:
