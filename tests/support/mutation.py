@@ -51,6 +51,7 @@ MORE = {
     "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py"],
     "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
     "strategies/round/exchange.py": ["tests/strategies/test_start.py"],
+    "strategies/wire/records.py": ["tests/strategies/wire/test_safetensors_record.py"],
     "strategies/round/base.py": [
         "tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py", "tests/strategies/test_start.py",
         "tests/strategies/round/test_exchange.py", "tests/strategies/round/test_defence.py",
