@@ -36,8 +36,6 @@ def effective_steps(steps: int, momentum: float) -> float:
     ``(1 - momentum^(steps-i+1)) / (1 - momentum)``. The weights add up to
     ``(steps - momentum (1 - momentum^steps) / (1 - momentum)) / (1 - momentum)``.
     """
-    if momentum == 0:
-        return float(steps)
     tail = momentum * (1 - momentum**steps) / (1 - momentum)
     return (steps - tail) / (1 - momentum)
 

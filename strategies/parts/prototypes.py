@@ -88,5 +88,5 @@ def partners(batch: Batch) -> Tensor:
     real = batch.mask > 0
     order = torch.argsort(real.to(torch.int8), descending=True, stable=True)
     place = torch.cumsum(real, dim=0) - 1
-    following = torch.remainder(place + 1, real.sum().clamp(min=1)).clamp(min=0)
+    following = torch.remainder(place + 1, real.sum().clamp(min=1))
     return order[following]

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.trainer import batches, step, train
+from fedcross.client.trainer import batches, later, step, train
 from fedcross.client.workshop import one_thread
 from fedcross.conf.schema import Train
 from fedcross.core.settings import Settings
@@ -57,6 +57,23 @@ def test_two_steps_with_momentum_and_weight_decay_by_hand():
     np.testing.assert_allclose(trained.momentum.numpy(), [-0.80254, 0.80254], atol=1e-5)
     # mean loss: (ln 2 + ln(1 + e^-.5)) / 2
     np.testing.assert_allclose(trained.loss, (np.log(2) + np.log1p(np.exp(-0.5))) / 2, rtol=1e-6)
+
+
+def test_the_loss_of_one_example_and_of_none():
+    net, settings = ModuleNet(Line(), torch.device("cpu")), Train(lr=0.5, epochs=1, batch=1)
+    for n, loss in ((1, np.log(2)), (0, 0)):
+        x, y = torch.ones(n, 1), torch.zeros(n, dtype=torch.int64)
+        trained = train(net, Objective(Settings()), visit_of(net, x, y), {}, settings)
+        assert trained.steps == n
+        np.testing.assert_allclose(trained.loss, loss, rtol=1e-6)
+
+
+def test_a_rounds_first_exchange_has_the_streams_of_a_round_with_one():
+    net = ModuleNet(Line(), torch.device("cpu"))
+    visit = visit_of(net, torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+    assert later(visit) == ()
+    visit.exchange = 2
+    assert later(visit) == (2,)
 
 
 def test_a_long_gradient_is_shortened_with_the_methods_term_before_decay_and_momentum():

@@ -1,11 +1,12 @@
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcross.engines.grid import FIRST_NODE, LocalGrid
+from fedcross.engines.grid import FIRST_NODE, RUN_ID, SERVER_NODE, LocalGrid, serve
 
 
 @pytest.fixture
@@ -55,3 +56,29 @@ def test_a_nodes_state_lives_across_messages(grid):
 
 def test_all_nodes_are_there(grid):
     assert sorted(grid.partitions[node] for node in grid.get_node_ids()) == [0, 1, 2]
+
+
+def test_a_run_is_what_was_set(grid):
+    with pytest.raises(RuntimeError, match="No run was set"):
+        _ = grid.run
+    run = object()
+    grid.set_run(run)
+    assert grid.run is run
+
+
+def test_older_apps_make_their_messages_here(grid):
+    content = RecordDict()
+    message = grid.create_message(content, "query", FIRST_NODE + 1, "group", ttl=5.0)
+    assert message.content is content
+    found = message.metadata
+    assert (found.message_type, found.dst_node_id, found.group_id, found.ttl) == ("query", FIRST_NODE + 1, "group", 5.0)
+
+
+def test_the_server_gets_the_grid_and_the_jobs_overrides(grid):
+    seen = []
+    job = SimpleNamespace(server_app=lambda *given: seen.append(given), overrides="task=digits")
+    serve(job, grid)
+    [(found, context)] = seen
+    assert found is grid
+    assert context.run_config == {"overrides": "task=digits"}
+    assert (context.run_id, context.node_id) == (RUN_ID, SERVER_NODE)

@@ -8,6 +8,7 @@ from fedcross.strategies.fedct import FedCT
 from fedcross.strategies.parts.objective import Batch
 from fedcross.strategies.round.cross_training import GROUP, Learner, Prototypes
 from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.tasks.models._split import Split
 from tests.support.federation import run, same, session
 from tests.support.plain import PlainNet
 
@@ -86,6 +87,8 @@ def test_the_whole_loss_is_the_weighted_sum():
     assert loss(params.model_copy(update={"kappa": 0.0}), data).item() == pytest.approx(plain + 0.3 * mixed)
     assert loss(params.model_copy(update={"eta": 0.0}), data).item() == pytest.approx(plain + 2 * apcl)
     assert loss(params, data, prepared={}).item() == pytest.approx(plain)  # at home
+    both = params.model_copy(update={"kappa": 1.0, "eta": 1.0})
+    assert loss(both, data).item() == pytest.approx(plain + apcl + mixed)
 
 
 def test_padded_rows_change_nothing():
@@ -230,6 +233,7 @@ def test_a_shared_hosts_prototypes_are_the_mean_of_its_models():
 def test_a_host_that_lacks_prototypes_costs_nothing_and_everybody_else_is_matched():
     method = begun()
     del method.latest[12]
+    assert method.consistencies([0, 1, 2], [12]).tolist() == [[0], [0], [0]]
     assert sorted(method.route(Round(1, 1, (10, 11, 12), 1)).values()) == [10, 11, 12]
     method.learners[0] = Learner(method.learners[0].arrays, 1.0, 10, None)
     assert method.guidance(0) == {}
@@ -261,6 +265,13 @@ def test_the_loss_at_home_is_moons():
     }
     value = loss(FedCT.Params(base="moon", mu=3, tau=0.5), batch([[1.0, 0.0]], [0]), prepared).item()
     assert value == pytest.approx(math.log(1 + math.exp(-1)) + 3 * math.log(1 + math.exp(-4)))
+
+
+def test_only_with_moon_there_is_a_projection_head():
+    model = Split(torch.nn.Identity(), torch.nn.Linear(3, 2))
+    assert FedCT.build_model(model, FedCT.Params()) is model
+    projected = FedCT.build_model(model, FedCT.Params(base="moon", hidden=5, width=4))
+    assert projected.classifier.in_features == 4
 
 
 def test_with_moon_the_first_round_has_no_negative_and_later_ones_do(tmp_path):

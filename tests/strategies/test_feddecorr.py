@@ -69,6 +69,10 @@ def test_one_real_row_is_0():
     assert decorrelation(torch.rand(4, 3), torch.tensor([1.0, 0, 0, 0])) == 0
 
 
+def test_padding_alone_is_0():
+    assert decorrelation(torch.rand(4, 3), torch.zeros(4)) == 0
+
+
 def test_beta_0_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=feddecorr", "method.beta=0")
     b = run(tmp_path / "b", "method=fedavg")

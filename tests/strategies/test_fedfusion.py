@@ -19,7 +19,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.engines.grid import LocalGrid
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedfusion import REFERENCE, SHARE, Blend, Concatenate, FedFusion, Fusion, frozen, operator
-from fedcross.strategies.parts.objective import Batch, Objective, Visit
+from fedcross.strategies.parts.objective import Batch, Objective, Trained, Visit
 from fedcross.strategies.round.federation import RoundReport
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -270,6 +270,63 @@ def test_momentum_is_kept_only_where_asked():
             assert float(visit.momentum.min()) == 0.5  # the loop did not write into the kept buffer
 
 
+def test_the_frozen_extractor_has_the_statistics_that_were_received():
+    """The running mean is 0 in the network and -5 as received, so (x + 5) / sqrt(1 + 1e-5) before ReLU."""
+    objective, module = fused("multi", norm=True, cache_mib=0.0)
+    net = ModuleNet(module, torch.device("cpu"))
+    visit = visit_of(net)
+    visit.buffers["features.extractor.1.running_mean"].fill_(-5.0)
+    found = frozen(net, objective.prepare(visit), visit.x)
+    extractor = module.features.get_submodule("extractor")
+    with torch.no_grad():
+        plain = extractor[2](nn.functional.conv2d(visit.x, extractor[0].weight, extractor[0].bias))
+    torch.testing.assert_close(found, ((plain + 5) / (1 + 1e-5) ** 0.5).relu())
+
+
+def test_a_client_predicts_with_the_extractor_it_held_and_without_dropout():
+    objective, module = fused("single", cache_mib=0.0)
+    net = ModuleNet(module, torch.device("cpu"))
+    visit = visit_of(net)
+    prepared = objective.prepare(visit)
+    params = {name: p + 0.1 for name, p in visit.params.items()}  # what came of training
+    found = objective.predict(net, params, visit.buffers, visit.x, prepared)
+    module.eval()
+    with torch.no_grad():
+        reference = module.features.get_submodule("extractor")(visit.x)
+        expected = torch.func.functional_call(module, params, (visit.x, reference))
+    torch.testing.assert_close(found, expected)
+
+
+def test_features_in_chunks_are_those_of_all_examples(monkeypatch: pytest.MonkeyPatch):
+    """Ten examples in chunks of four: 4, 4 and 2. Two channels of 2x2 float32 each: 320 bytes."""
+    monkeypatch.setattr("fedcross.strategies.fedfusion.CHUNK", 4)
+    objective, module = fused("conv")
+    net = ModuleNet(module, torch.device("cpu"))
+    visit = visit_of(net)
+    prepared = objective.prepare(visit)
+    torch.testing.assert_close(prepared["cache"], frozen(net, prepared, visit.x))
+    trained = Trained(visit.params, visit.buffers, net.flat, None, 1, 0.0)
+    assert objective.finish(visit, trained, prepared).metrics == {"cache-mib": 320 / 2**20}
+    del prepared["cache"]
+    assert objective.finish(visit, trained, prepared).metrics == {"cache-mib": 0}
+
+
+def test_the_operator_stands_behind_the_extractor_in_the_state_dict():
+    """The order decides how a pool's row and a flat gradient are laid out."""
+    _, module = fused("multi")
+    assert list(module.state_dict()) == [
+        "features.extractor.0.weight", "features.extractor.0.bias", "features.fusion.share",
+        "features.fc1.weight", "features.fc1.bias", "classifier.weight", "classifier.bias",
+    ]  # fmt: skip
+
+
+def test_one_channel_is_enough_and_no_word_of_channels_is_none():
+    one = Split(nn.Sequential(OrderedDict(extractor=nn.Conv2d(1, 1, 3))), nn.Linear(1, 1), extractor_channels=1)
+    assert FedFusion.build_model(one, FedFusion.Params()).extractor_channels == 1
+    with pytest.raises(ConfigError, match="marks none"):
+        FedFusion.build_model(nn.Sequential(), FedFusion.Params())
+
+
 # ---- the server ----------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +361,14 @@ def test_lambdas_average_by_hand(weighting: str, decay: float, expected: float):
     np.testing.assert_allclose(method.model[SHARE], [expected, expected], rtol=1e-6)
     assert metrics["lambda_mean"] == pytest.approx(expected)
     assert metrics["cache_mib"] == 3.0
+
+
+def test_a_round_without_uploads_and_clients_that_tell_no_size():
+    method = begun(operator="conv")
+    assert method.aggregate(Round(1, 0, (0,), 0), []) == {}
+    one = upload(method, 0, 1)
+    one.metrics.clear()
+    assert method.aggregate(Round(1, 0, (0,), 0), [one])["cache_mib"] == 0
 
 
 def test_lambda_over_rounds_is_the_shadow_of_the_code():

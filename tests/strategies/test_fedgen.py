@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedcross.core.errors import ConfigError
-from fedcross.strategies.fedgen import MOMENTS, FedGen
+from fedcross.strategies.fedgen import MOMENTS, FedGen, draw_noise
 from fedcross.strategies.parts.generator import TRAINED
 from fedcross.strategies.parts.objective import Batch, as_arrays
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
@@ -51,6 +51,80 @@ def test_two_server_steps_by_hand():
     assert loss == pytest.approx(sum(a_k * math.log1p(math.exp(-u_k * z1)) for a_k, u_k in zip(a, u)) + 1, rel=1e-5)
     assert float(method.generator["latent.weight"].abs().max()) == 0
     assert method.adam_steps == 2
+
+
+def heads(*values):
+    """Return models of two labels and one embedding value: head (value, -value)."""
+    return [{"classifier.weight": np.array([[v], [-v]]), "classifier.bias": np.zeros(2)} for v in values]
+
+
+def trained(number=1, counts=((1, 5),), **own):
+    """Return a method after a round's generator training with one client, and its last loss."""
+    method = tiny(generator_steps=1, generator_lr=0.1, generator_weight_decay=0.0, **own)
+    begin(method, linear([[0.0], [0.0]], [0.0, 0.0]))
+    return method, method.train_generator(number, np.array(counts), heads(0.7))
+
+
+@pytest.mark.parametrize(("number", "step"), [(1, 0.1), (2, 0.05), (4, 0.0125)])
+def test_the_generators_steps_get_shorter_with_the_rounds(number, step):
+    """Adam's first step is as long as the learning rate: .1 * .5^(number - 1)."""
+    method = tiny()
+    begin(method, linear([[0.0], [0.0]], [0.0, 0.0]))
+    start = method.generator["latent.bias"].item()
+    moved = trained(number, generator_lr_decay=0.5)[0].generator["latent.bias"].item()
+    assert abs(moved - start) == pytest.approx(step, rel=1e-4)
+
+
+def test_a_step_is_that_of_torch_adam_with_weight_decay():
+    method = tiny(generator_weight_decay=0.3)
+    begin(method, linear([[0.0], [0.0]], [0.0, 0.0]))
+    weights = {name: method.generator[name].clone().requires_grad_() for name in TRAINED}
+    adam = torch.optim.Adam(weights.values(), lr=0.05, weight_decay=0.3)
+    method.moments = {f"{m}.{n}": torch.zeros_like(method.generator[n]) for m in MOMENTS for n in TRAINED}
+    for step in (1, 2):
+        slopes = {name: torch.full_like(weight, 0.2 * step) for name, weight in weights.items()}
+        for name, weight in weights.items():
+            weight.grad = slopes[name]
+        adam.step()
+        method._adam(slopes, 0.05)
+    for name, weight in weights.items():
+        torch.testing.assert_close(method.generator[name], weight.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_one_clients_share_of_its_labels_is_1_however_few_it_has():
+    assert trained(counts=((1, 5),))[1] == trained(counts=((3, 50),))[1]
+
+
+def test_the_loss_is_linear_in_the_weight_of_diversity():
+    """The loss of the first step is from before it: L(p) = L(0) + p D with 0 < D <= 1."""
+    none, once, four = (trained(diversity=p)[1] for p in (0.0, 1.0, 4.0))
+    assert 0 < once - none <= 1
+    assert four - none == pytest.approx(4 * (once - none), rel=1e-5)
+
+
+def test_the_generators_statistics_follow_its_batches():
+    method, _ = trained()
+    assert method.generator["norm.mean"].abs().max() > 0
+    assert (method.generator["norm.variance"] != 1).all()
+
+
+def test_the_threads_of_others_are_left_alone():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        trained()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("law", "largest"), [("uniform", (0.9, 1)), ("normal", (2, 6))])
+def test_noise_is_drawn_by_its_law(law, largest):
+    """Of 1,000 values: uniform ones end at 1, of normal ones some are beyond 2 (4.6 % are)."""
+    noise = draw_noise(tiny(noise_law=law).params, torch.tensor(5), 0, 1, 500, torch.float32)
+    low, high = largest
+    assert low < noise.abs().max() <= high
+    assert noise.shape == (500, 2)
 
 
 def test_two_clients_two_steps_by_hand():

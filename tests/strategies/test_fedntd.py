@@ -71,7 +71,7 @@ def test_resume_and_wire(tmp_path):
 
 
 def test_the_teacher_runs_in_evaluation_behaviour():
-    """Batch normalisation of three features, the logits; batch (0, 0, 0), (2, 4, 6), labels 0, 0, tau 1, beta 1.
+    """Batch normalisation of three features that are the logits; batch (0, 0, 0), (2, 4, 6), labels 0, tau 1, beta 1.
 
     The student normalises by the batch, mean (1, 2, 3) and deviation (1, 2, 3): (-1, -1, -1), (1, 1, 1): it gives the
     other labels 1 and 2 a half each, and cross-entropy ln 3. The teacher normalises by its running mean 0 and variance

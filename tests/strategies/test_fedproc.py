@@ -1,10 +1,14 @@
 import numpy as np
 import pytest
+import torch
 
+from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.fedproc import FedProc, Prototypical
+from fedcross.strategies.parts.objective import Trained
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Round, Upload
-from tests.support.bench import check_batched, check_resume, descent, play, two_layers
+from fedcross.tasks.models._split import Split
+from tests.support.bench import check_batched, check_resume, descent, open_visit, play, two_layers
 from tests.support.federation import run, same
 
 F0, V0 = np.array([[1.0, 0.5], [0.2, 1.0]]), np.array([[0.5, -0.3], [0.1, 0.4], [-0.2, 0.3]])
@@ -107,3 +111,30 @@ def test_clients_batch():
     fields = {"round": 3, "rounds": 4, "extras": {"prototypes": {"mean": prototypes}}}
     fresh = {"extras": {"prototypes": {"mean": np.zeros((3, 6))}}}
     check_batched(Prototypical(FedProc.Params()), [fields, fresh])
+
+
+def test_prototypes_are_sums_over_all_examples_in_evaluation_behaviour(monkeypatch):
+    """Batch normalisation with running mean (1, -1) and variance (4, 1/4), three examples in chunks of two.
+
+    z = ((x_1 - 1) / 2, 2 (x_2 + 1)): (3, 0) gives (1, 2), (1, 1) gives (0, 4), (5, -1) gives (2, 0).
+    """
+    monkeypatch.setattr("fedcross.strategies.fedproc.CHUNK", 2)
+    norm = torch.nn.BatchNorm1d(2, eps=1e-12, dtype=torch.float64)
+    norm.running_mean.copy_(torch.tensor([1.0, -1.0]))
+    norm.running_var.copy_(torch.tensor([4.0, 0.25]))
+    net = ModuleNet(Split(norm, torch.nn.Linear(2, 2, dtype=torch.float64)), torch.device("cpu"))
+    extras = {"prototypes": {"mean": np.eye(2)}}
+    visit = open_visit(net, [[3.0, 0.0], [1.0, 1.0], [5.0, -1.0]], [1, 0, 1], extras=extras)
+    objective = Prototypical(FedProc.Params())
+    trained = Trained(visit.params, visit.buffers, net.flat, None, 1, 0.0)
+    sent = objective.finish(visit, trained, objective.prepare(visit)).extras["prototypes"]
+    assert sent["sum"] == pytest.approx(np.array([[0, 4], [3, 2]]), abs=1e-9)
+    assert sent["count"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("number", "share"), [(1, 0), (2, 0.5), (3, 1), (9, 1)])
+def test_the_share_of_cross_entropy_grows_to_1_and_stays(number, share):
+    """A ramp of two rounds: 0, 1/2, and then cross-entropy alone."""
+    net = ModuleNet(two_layers(None, np.eye(2)), torch.device("cpu"))
+    visit = open_visit(net, [[1.0, 0.0]], [0], extras={"prototypes": {"mean": np.eye(2)}}, round=number, rounds=50)
+    assert Prototypical(FedProc.Params(ramp=2)).prepare(visit)["share"] == share

@@ -69,6 +69,15 @@ def test_the_first_visit_is_fedavgs_to_the_bit(tmp_path):
     assert same(a.method.global_model(), b.method.global_model())
 
 
+def test_the_first_visits_loss_is_cross_entropy_alone():
+    """Logits of x = (1, 0) are V (1, .2) = (.44, .18): -log softmax_0 = ln(1 + e^-.26). No negative, no term."""
+    net = ModuleNet(two_layers(F0, V0), torch.device("cpu"))
+    visit = open_visit(net, [[1.0, 0.0]], [0])
+    contrast = Contrast(Moon.Params(mu=5.0, projection=False))
+    loss = contrast.loss(net, net.params, net.buffers, Batch(visit.x, visit.y), contrast.prepare(visit))
+    assert loss.item() == pytest.approx(np.log1p(np.exp(-0.26)), abs=1e-12)
+
+
 def test_the_head(tmp_path):
     """Digits MLP: features 64*64+64; head 64*512+512 + 512*256+256; classifier 256*10+10."""
     ready = session(tmp_path, "method=moon")

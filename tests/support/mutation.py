@@ -4,15 +4,15 @@
     python -m tests.support.mutation --list strategies/fedcross.py           # which mutants there are
     python -m tests.support.mutation --only 93,94 strategies/fedcross.py     # some of them, by their numbers
 
-A mutant is one change of one place (:func:`changes`): a comparison, an arithmetic or logical operator, a number plus or
-minus one, a truth value, a condition negated, a `return` of None, a call whose result nobody uses left out. Strings,
-annotations and decorators stay, as do message texts.
+A mutant is one change of one place (:mod:`tests.support.mutants`): a comparison, an arithmetic or logical operator, a
+number plus or minus one, a truth value, a condition negated, a `return` of None, a call whose result nobody uses left
+out. Strings, annotations and decorators stay, as do message texts; defaults of settings are tried with ``--defaults``.
 
 How a mutant costs about a second: the tree is copied once per worker, the parent imports torch, Flower and the other
 libraries (nothing of this project) and forks for every mutant. The child finds the mutated file *on disk*, so processes
-that a test starts see it too. It runs only those tests that execute the changed line, found by one traced run of the
-unchanged file; a line that runs at import, or of which no test is seen to run it (it runs in another process), gets all
-tests of the file. The fastest tests come first, and the first failure ends the run.
+that a test starts see it too. It runs the tests that execute the changed line, found by one traced run of the unchanged
+file, the fastest first, until one fails; if none does, all tests of the file, for a cache may keep a line from running
+a second time. A line that runs at import, or in another process, gets all tests at once.
 
 Killed: a test fails, nothing can be imported, or the tests need ten times as long as without the mutant. Survived: all
 tests pass. docs/mutation.md holds the results.
@@ -21,9 +21,7 @@ tests pass. docs/mutation.md holds the results.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import copy
 import json
 import os
 import shutil
@@ -33,153 +31,43 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from tests.support.mutants import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Libraries that take long to import; whatever is missing is imported by the tests that need it.
 HEAVY = ("numpy", "torch", "torch.func", "flwr.app", "flwr.clientapp", "flwr.serverapp", "hydra", "omegaconf")
 HEAVY += ("pydantic", "scipy.optimize", "scipy.cluster.hierarchy", "sklearn.datasets", "hypothesis", "pytest", "numba")
 HEAVY += ("scipy.stats", "sympy", "torch._dynamo", "torch.onnx")
-#: Tests of a file beside those that are named after it (:func:`tests_of`).
+#: Tests of a file beside those that are named after it (:func:`own_tests`).
 MORE = {
     "strategies/fedcross.py": ["tests/strategies/test_propellers.py", "tests/strategies/test_start.py"],
     "strategies/pool/blocks.py": ["tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py"],
     "strategies/pool/kernels.py": ["tests/strategies/pool/test_pool.py"],
-    "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py", "tests/strategies/pool/test_mixing.py"],
+    "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py"],
     "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
-    "strategies/round/base.py": ["tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py"],
+    "strategies/round/exchange.py": ["tests/strategies/test_start.py"],
+    "strategies/wire/records.py": ["tests/strategies/wire/test_safetensors_record.py"],
+    "strategies/round/base.py": [
+        "tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py", "tests/strategies/test_start.py",
+        "tests/strategies/round/test_exchange.py", "tests/strategies/round/test_defence.py",
+    ],
     "client/trainer.py": ["tests/client/batched/test_trainer.py"],
     "client/flat_model.py": ["tests/client/test_trainer.py", "tests/strategies/test_scaffold.py"],
     "engines/workers.py": ["tests/engines/test_grid.py"],
-}
-SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,), ast.And: (ast.Or,), ast.Or: (ast.And,),
-    ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,), ast.FloorDiv: (ast.Div,),
-    ast.Mod: (ast.FloorDiv,), ast.Pow: (ast.Mult,), ast.MatMult: (ast.Mult,), ast.BitAnd: (ast.BitOr,),
-    ast.BitOr: (ast.BitAnd,), ast.BitXor: (ast.BitAnd,), ast.LShift: (ast.RShift,), ast.RShift: (ast.LShift,),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change: `old` became `new`; `lines` are those whose execution can show it, None for all of the file."""
-
-    number: int
-    line: int
-    old: str
-    new: str
-    source: str
-    lines: frozenset[int] | None
-
-
-def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """Return every changed form of `node` itself, its children as they are."""
-
-    def changed(**fields: Any) -> ast.AST:
-        other = copy.copy(node)
-        for name, value in fields.items():
-            setattr(other, name, value)
-        return other
-
-    match node:
-        case ast.Compare(ops=ops):
-            for place, op in enumerate(ops):
-                for swap in SWAPS[type(op)]:
-                    yield changed(ops=[*ops[:place], swap(), *ops[place + 1 :]])
-        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op):
-            for swap in SWAPS[type(op)]:
-                yield changed(op=swap())
-        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-            yield operand
-        case ast.Constant(value=bool() as value):
-            yield changed(value=not value)
-        case ast.Constant(value=int() | float() as value):
-            yield changed(value=value + 1)
-            yield changed(value=value - 1)
-        case ast.Return(value=value) if value is not None and not _is_none(value):
-            yield changed(value=ast.Constant(None))
-        case ast.Expr(value=ast.Call()):
-            yield ast.Pass()
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def mutants(source: str) -> list[Mutant]:
-    """Return all mutants of a file's `source`."""
-    raw = source.encode()
-    starts = [0]
-    for line in raw.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    found: list[Mutant] = []
-    for node, lines in _places(ast.parse(source)):
-        begin = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
-        old = raw[begin:end].decode()
-        for other in _forms(node):
-            new = ast.unparse(ast.fix_missing_locations(other))
-            text = f"({new})" if isinstance(other, ast.expr) else new
-            mutated = (raw[:begin] + text.encode() + raw[end:]).decode()
-            found.append(Mutant(len(found), node.lineno, " ".join(old.split()), new, mutated, lines))
-    return found
-
-
-def _forms(node: ast.AST) -> Iterator[ast.AST]:
-    yield from changes(node)
-    if getattr(node, "condition", False) and not isinstance(node, ast.Compare) and not _negated(node):
-        yield ast.UnaryOp(ast.Not(), node)
-
-
-def _negated(node: ast.AST) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-
-
-def _places(tree: ast.Module) -> Iterator[tuple[Any, frozenset[int] | None]]:
-    """Return every node that may be changed, and the lines that show it (None outside of functions)."""
-
-    def walk(node: ast.AST, lines: frozenset[int] | None, inside: bool) -> Iterator[tuple[Any, frozenset[int] | None]]:
-        if isinstance(node, ast.JoinedStr | ast.Raise | ast.Import | ast.ImportFrom):
-            return  # message texts; an f-string's parts have no true places before Python 3.12
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return
-        if isinstance(node, ast.stmt) and inside:
-            last = node.body[0].lineno - 1 if getattr(node, "body", None) else node.end_lineno
-            lines = frozenset(range(node.lineno, (last or node.lineno) + 1)) | {node.lineno}
-        for tested in _conditions(node):
-            tested.condition = True  # type: ignore[attr-defined]
-        if isinstance(node, ast.stmt | ast.expr):
-            yield node, lines if inside else None
-        for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns", "decorator_list", "type_params", "bases"):
-                continue
-            within = inside or (field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from walk(child, lines, within)
-
-    yield from walk(tree, None, False)
-
-
-def _conditions(node: ast.AST) -> list[ast.expr]:
-    if isinstance(node, ast.If | ast.While | ast.IfExp):
-        return [node.test]
-    return node.ifs if isinstance(node, ast.comprehension) else []
-
-
-def tests_of(file: str) -> list[str]:
-    """Return the test files of a product file: those named after it, and :data:`MORE`."""
+def own_tests(file: str, root: Path = ROOT) -> list[str]:
+    """Return the test files of a product file in the tree `root`: those named after it, and :data:`MORE`."""
     path = Path(file)
-    near = ROOT / "tests" / path.parent
+    near = root / "tests" / path.parent
     named = sorted({*near.glob(f"test_{path.stem}.py"), *near.glob(f"test_{path.stem}_*.py")})
-    return list(dict.fromkeys([*(str(one.relative_to(ROOT)) for one in named), *MORE.get(file, [])]))
+    return list(dict.fromkeys([*(str(one.relative_to(root)) for one in named), *MORE.get(file, [])]))
 
 
 class Seen:
@@ -301,7 +189,7 @@ class Run:
             and (not lines or m.line in lines)
             and (everywhere or only or m.lines is not None)
         ]
-        self.tests = tests_of(file)
+        self.tests = own_tests(file, shadows[0])
 
     def baseline(self) -> None:
         """Trace the unchanged file."""
@@ -309,7 +197,7 @@ class Run:
         seen = Seen(os.path.realpath(shadow / self.file))
         code, late = in_child(shadow, self.tests, 900, seen)
         if code not in (0, 1) or late:
-            sys.exit(f"{self.file}: the tests {self.tests} do not run: {(shadow / '.log').read_text()[-3000:]}")
+            raise RuntimeError(f"{self.file}: {self.tests} do not run: {(shadow / '.log').read_text()[-3000:]}")
         record = json.loads((shadow / ".seen.json").read_text())
         for nodeid in record["failed"]:
             print(f"  left out, fails without a mutant: {nodeid}", flush=True)
@@ -332,10 +220,16 @@ class Run:
             for mutant in self.mutants[index :: len(self.shadows)]:
                 tests = self.choose(mutant)
                 write(target, mutant.source, 1_000_000_000 + 2 * mutant.number)
-                code, late = in_child(shadow, tests, 30 + 10 * sum(self.seconds[one] for one in tests))
+                code, late = self.attempt(shadow, tests)
+                if code == 0 and len(tests) < len(self.order):
+                    code, late = self.attempt(shadow, self.order)
                 out.write(json.dumps([mutant.number, "late" if late else code]) + "\n")
                 out.flush()
         write(target, self.source, 999_999_999)
+
+    def attempt(self, shadow: Path, tests: list[str]) -> tuple[int, bool]:
+        """Run `tests` in at most ten times their time, and half a minute."""
+        return in_child(shadow, tests, 30 + 10 * sum(self.seconds[one] for one in tests))
 
     def execute(self) -> dict[str, Any]:
         """Try all mutants and return the counts and the survivors."""
@@ -354,7 +248,7 @@ class Run:
         lines = [line for shadow in self.shadows for line in (shadow / ".result").read_text().splitlines()]
         codes = dict(json.loads(line) for line in lines)
         alive = [m for m in self.mutants if codes[m.number] == 0]
-        odd = [m.number for m in self.mutants if codes[m.number] in (3, 4, 5) and not self._imports(m)]
+        odd = [m.number for m in self.mutants if codes[m.number] in (3, 5)]  # 4: the tests cannot be imported
         return {
             "file": self.file,
             "mutants": len(self.mutants),
@@ -365,9 +259,15 @@ class Run:
             "survivors": [(m.number, m.line, m.old, m.new) for m in alive],
         }
 
-    def _imports(self, mutant: Mutant) -> bool:
-        """Return whether pytest's odd exit status has an innocent cause: a module that cannot be imported."""
-        return mutant.lines is None
+
+def survived(results: Path, file: str) -> set[int] | None:
+    """Return the mutants of `file` that survived last in `results`; all (empty) if it has changed, None for none."""
+    entries = [json.loads(line) for line in results.read_text().splitlines()]
+    last = [entry for entry in entries if entry["file"] == file][-1]
+    now = {m.number: [m.number, m.line, m.old, m.new] for m in mutants((ROOT / file).read_text())}
+    if any(now.get(one[0]) != one for one in last["survivors"]):
+        return set()
+    return {one[0] for one in last["survivors"]} or None
 
 
 def main() -> None:
@@ -379,6 +279,7 @@ def main() -> None:
     parser.add_argument("--defaults", action="store_true", help="also what lies outside of functions: defaults, bounds")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, help="append one JSON line per file")
+    parser.add_argument("--again", type=Path, help="such lines: try only those mutants that survived there")
     asked = parser.parse_args()
     only, at = ({int(one) for one in text.split(",") if one} for text in (asked.only, asked.lines))
     if asked.list:
@@ -392,7 +293,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         shadows = [copy_tree(Path(folder) / str(index)) for index in range(asked.workers)]
         for file in asked.files:
-            result = Run(file, shadows, only, at, asked.defaults).execute()
+            try:
+                again = survived(asked.again, file) if asked.again else only
+                if again is None:
+                    continue
+                result = Run(file, shadows, again, at, asked.defaults).execute()
+            except RuntimeError as error:
+                print(error, flush=True)
+                continue
             text = "{file}: {mutants} mutants, {killed} killed ({late} by time), {seconds} s, unclear {unclear}"
             print(text.format(**result), flush=True)
             for number, line, old, new in result["survivors"]:

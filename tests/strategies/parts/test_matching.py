@@ -56,6 +56,20 @@ def test_who_cannot_move_stays():
     assert sorted(matching.random(stay, stream(1, "test")).tolist()) == [0, 1]
 
 
+def test_of_two_that_could_stay_the_cheaper_one_does():
+    # Both models are at client 1. Model 0 stays and 1 goes: 1 + 5 = 6; the other way round: 3 + 5 = 8.
+    stay = np.array([[False, True], [False, True]])
+    assert matching.assignment(np.array([[5.0, 1.0], [5.0, 3.0]]), stay).tolist() == [1, 0]
+    assert matching.assignment(np.array([[5.0, 3.0], [5.0, 1.0]]), stay).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("stay", [[[False, True], [False, True]], [[True, True], [True, True]]])
+def test_where_somebody_stays_in_any_case_the_first_draw_counts(stay):
+    for seed in range(8):  # as many models stay in every permutation of these two
+        first = stream(seed, "test").permutation(2)
+        assert matching.random(np.array(stay), stream(seed, "test")).tolist() == first.tolist()
+
+
 square = st.integers(2, 6).flatmap(lambda n: arrays(np.float64, (n, n), elements=st.floats(-20, 20)))
 
 
@@ -97,6 +111,9 @@ def test_consistency_without_classes_or_bias():
     weight = np.eye(2, dtype=np.float32)
     nothing = np.zeros(2, bool)
     assert matching.consistency(weight, None, np.ones((2, 2), np.float32), nothing) == 0.0
+    # A class that is not recognised: logits (0, 1) for class 0 cost ln(1 + e).
+    wrong = np.array([[0.0, 1.0], [0.0, 0.0]], np.float32)
+    assert matching.consistency(weight, None, wrong, np.array([True, False])) == pytest.approx(math.log(1 + math.e))
     # Huge logits stay finite: class 0 with logits (1000, 0) costs 0.
     vectors = np.array([[1000.0, 0.0], [0.0, 0.0]], np.float32)
     assert matching.consistency(weight, None, vectors, np.array([True, False])) == 0.0

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedcross.strategies.parts.objective import Batch
-from fedcross.strategies.parts.prototypes import attend, away, class_means, contrast, partners
+from fedcross.strategies.parts.prototypes import NEVER, attend, away, class_means, contrast, cosines, partners
 from fedcross.strategies.round.cross_training import Prototypes, average, fuse
 from tests.support.plain import PlainNet
 
@@ -49,6 +49,14 @@ def test_fusion_takes_the_view_that_there_is():
     fused = fuse(overall, local, 0.25)
     assert fused.vectors.tolist() == [[5.0], [6.0], [7.0], [0.0]]
     assert fused.present.tolist() == [True, True, True, False]
+
+
+def test_cosines_by_hand():
+    """f = (1, 0) and (3, 4); prototypes (3, 4) of length 5, (0, 2), and one that is not there."""
+    f = torch.tensor([[1.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+    vectors = torch.tensor([[3.0, 4.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
+    found = cosines(f, vectors, torch.tensor([True, True, False]))
+    assert found.tolist() == [pytest.approx([0.6, 0, NEVER]), pytest.approx([1, 0.8, NEVER])]
 
 
 def test_contrast_by_hand():
@@ -116,3 +124,7 @@ def test_padded_rows_are_nobodys_partner(mask, expected):
     rows = torch.tensor(mask, dtype=torch.float32)
     found = partners(Batch(torch.zeros(4, 1), torch.zeros(4), rows))
     assert tuple(found[rows > 0].tolist()) == expected
+
+
+def test_a_batch_of_padding_alone_has_partners_that_nobody_asks_for():
+    assert partners(Batch(torch.zeros(2, 1), torch.zeros(2), torch.zeros(2))).shape == (2,)

@@ -46,6 +46,59 @@ def test_cosine_by_hand():
     assert values == pytest.approx([0, 1.4644660940672622, 5, 8.535533905932738, 10, 10])
 
 
+def test_cosine_from_another_start_by_hand():
+    """As above from 2 to 10: 2 + 8 * 0.14645 = 3.17157 in round 2, half way 6."""
+    values = number({"schedule": "cosine", "start": 2, "end": 10, "rounds": 5}, [1, 2, 3, 5])
+    assert values == pytest.approx([2, 2 + 8 * (1 - 0.5**0.5) / 2, 6, 10])
+
+
+LINEAR = {"schedule": "linear", "start": 1, "end": 2, "rounds": 4}
+
+
+@pytest.mark.parametrize(
+    ("value", "settled"),
+    [
+        (3, 1),
+        (LINEAR, 4),
+        (LINEAR | {"schedule": "cosine"}, 4),
+        ({"schedule": "staged", "stages": [{"value": LINEAR}]}, 4),
+        ({"schedule": "staged", "stages": [{"until": 3, "value": 1}, {"value": LINEAR}]}, 7),
+        ({"schedule": "staged", "stages": [{"until": 3, "value": LINEAR}, {"until": 5, "value": 1}, {"value": 9}]}, 6),
+    ],
+)
+def test_the_round_from_which_on_a_number_stays(value, settled):
+    """A ramp of four rounds is at its end in the fourth; stages before the last one add their rounds."""
+    schedule = Params.model_validate({"number": value}).number
+    assert schedule.settled() == settled
+    assert len({schedule.at(r) for r in range(settled, settled + 20)}) == 1
+    assert settled == 1 or schedule.at(settled - 1) != schedule.at(settled)
+
+
+def test_the_round_from_which_on_a_choice_stays():
+    stages = [{"until": 1, "value": "propellers"}, {"until": 7, "value": "cross"}, {"value": "propellers"}]
+    for count, settled in ((1, 1), (2, 2), (3, 8)):
+        mode = Params.model_validate({"mode": {"schedule": "staged", "stages": stages[:count]}}).mode
+        assert mode.settled() == settled
+
+
+def test_a_ramp_in_the_first_stage_begins_in_round_1():
+    stages = [{"until": 3, "value": {"schedule": "linear", "start": 0, "end": 2, "rounds": 3}}, {"value": 9}]
+    assert number({"schedule": "staged", "stages": stages}, range(5)) == [0, 0, 1, 2, 9]  # before it, as in round 1
+
+
+def test_what_a_choice_is_written_as():
+    """One word for all rounds is that word; a stage that ends, or several, are stages."""
+    ends = {"schedule": "staged", "stages": ({"until": 3, "value": "cross"},)}
+    two = {"schedule": "staged", "stages": ({"until": 3, "value": "cross"}, {"until": None, "value": "propellers"})}
+    for mode, written in (("cross", "cross"), (ends, ends), (two, two)):
+        assert Params.model_validate({"mode": mode}).model_dump()["mode"] == written
+
+
+def test_the_bounds_of_a_share_belong_to_it():
+    for value in (0, 1):
+        assert Params.model_validate({"alpha": value}).alpha.at(1) == value
+
+
 def test_stages_count_their_own_rounds():
     """Rounds 1-2 are 7; rounds 3-5 are rounds 1-3 of a ramp from 0 to 2; from round 6 on it is 9."""
     stages = [

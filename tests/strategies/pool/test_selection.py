@@ -70,6 +70,12 @@ def test_infinity_never_wins_either():
     assert choose("highest_similarity", 4, similarity=similarity)[0] == 3
 
 
+def test_who_can_compare_with_nobody_keeps_its_model_whoever_can_compare_with_it():
+    similarity = SIMILARITY.copy()
+    similarity[2, :] = NAN
+    assert choose("highest_similarity", 4, similarity=similarity) == [2, 2, 2, 0]
+
+
 def test_least_similar_derangement_by_hand():
     """The 9 derangements of 4 and their sums, as co(0)co(1)co(2)co(3).
 

@@ -80,7 +80,7 @@ def test_infinite_norms_never_pass():
     small = {"w": np.zeros(2)}
     with np.errstate(over="ignore"):
         found = defend(ON, [Upload(i, i, huge, {}, 1, {}) for i in range(3)], [small] * 3, PARAMETERS)
-    assert len(found.quarantined) == 3
+    assert (found.uploads, len(found.quarantined), found.lightened) == ([], 3, 0)
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=9), st.floats(0, 1))
@@ -155,6 +155,25 @@ def test_a_client_that_lies_about_its_examples_counts_for_three_medians():
     found = defend(ON, told, [MODEL] * 4, PARAMETERS)
     assert [u.num_examples for u in found.uploads] == [30, 10, 60, 20]
     assert found.lightened == 1
+
+
+def test_who_states_just_the_limit_is_left_alone():
+    # 1, 1, 3: the median is 1, the limit 3 by default and 1 with a weight of 1.
+    told = [replace(u, num_examples=n) for u, n in zip(uploads((3, 4), (3, 4), (3, 4)), (1, 1, 3))]
+    fair, lightened = defence.bounded(told, 3.0)
+    assert lightened == 0
+    assert all(a is b for a, b in zip(fair, told))
+    fair, lightened = defence.bounded(told, 1.0)
+    assert ([u.num_examples for u in fair], lightened) == ([1, 1, 1], 1)
+
+
+def test_only_what_was_sent_and_came_back_is_judged():
+    """`a` was sent only and `b` came back only: the update is (3, 4), its half (1.5, 2), and `b` stays."""
+    model = {"w": np.array([1.0, 1.0]), "a": np.array([9.0])}
+    upload = {"w": np.array([4.0, 5.0]), "b": np.array([100.0])}
+    assert update_norm(upload, model, ("w", "a", "b")) == 5
+    scaled = scale_update(upload, model, ("w", "a", "b"), 0.5)
+    assert {name: array.tolist() for name, array in scaled.items()} == {"w": [2.5, 3], "b": [100]}
 
 
 def test_of_two_clients_the_smaller_number_decides():

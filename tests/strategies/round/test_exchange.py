@@ -292,3 +292,67 @@ def test_whose_name_was_used_is_asked_again(clock):
     assert (report.clients, report.dropped) == (4, 0)
     assert dict(report.rejected) == {"wrong_nonce": 1, "client_error": 1}
     assert (method.pool.rows == 1).all()
+
+
+def seconds_left(seen, script):
+    """Return `script`, which first notes how many seconds its request may take."""
+
+    def noted(message):
+        seen.append(message.metadata.ttl)
+        return script(message)
+
+    return noted
+
+
+@pytest.mark.parametrize(("fails_after", "left"), [(5, 25), (29.25, 1)])
+def test_a_request_may_take_what_is_left_of_the_deadline_and_a_second_at_least(clock, fails_after, left):
+    method, grid = federation(clock, {}, reassign=1, deadline_s=30)
+    first, seen = [], []
+    grid.scripts = {
+        drawn(method)[0]: seconds_left(first, fails(fails_after)), spares(method)[0]: seconds_left(seen, answers(0.25)),
+    }  # fmt: skip
+    report = method.run_round(1, grid)
+    assert (report.dropped, report.spares) == (0, 1)
+    assert first == [pytest.approx(30)]
+    assert seen == [pytest.approx(left, abs=0.6 if left > 1 else 1e-9)]
+
+
+def test_a_slot_that_is_won_needs_no_spare_when_its_other_client_fails(clock):
+    """Slot 0 is asked twice; its own client wins it after 1 s, the other one fails after 2 s. Slot 1 takes 10 s."""
+    method, grid = federation(clock, {}, hedge=1, reassign=1)
+    grid.scripts = {spares(method)[0]: fails(2), drawn(method)[1]: answers(10)}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, report.spares) == (4, 0, 1)
+    assert dict(report.rejected) == {"superseded": 1}
+
+
+def test_at_the_deadline_itself_nobody_is_asked_any_more(clock):
+    """Slot 0 fails at the very end; slot 1 has been silent for exactly `resend_s` then."""
+    method, grid = federation(clock, {}, reassign=1, resend_s=30, deadline_s=30)
+    grid.scripts = {drawn(method)[0]: fails(30), drawn(method)[1]: silent}
+    report = method.run_round(1, grid)
+    assert clock.now == 30
+    assert dict(report.rejected) == {"client_error": 1}
+    assert (report.clients, report.dropped, report.spares) == (3, 2, 0)
+
+
+def test_what_flower_loses_twice_is_not_asked_for_a_third_time(clock):
+    method, grid = federation(clock, {}, resend_s=50)
+    grid.scripts = {drawn(method)[0]: lambda message: [(3, Message(Error(3, "?"), reply_to=message))]}
+    report = method.run_round(1, grid)
+    assert (report.clients, report.dropped, dict(report.rejected)) == (4, 1, {"client_error": 2})
+    assert clock.now < 8
+
+
+def test_what_flower_lost_of_a_client_that_is_gone_goes_to_a_spare(clock):
+    method, grid = federation(clock, {}, resend_s=50, reassign=1)
+    first = drawn(method)[0]
+
+    def last_words(message):
+        method.roster.has = lambda partition: partition != first
+        return [(3, Message(Error(3, "?"), reply_to=message))]
+
+    grid.scripts = {first: last_words}
+    report = method.run_round(1, grid)
+    assert [client for _, client, _ in grid.asked[3:]] == [spares(method)[0]]
+    assert (report.clients, report.dropped, report.spares) == (4, 0, 1)

@@ -4,7 +4,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedcross.core.errors import UploadError
 from fedcross.engines.grid import LocalGrid
-from fedcross.strategies.round.guard import MAX_METRICS, check
+from fedcross.strategies.round.guard import MAX_EXAMPLES, MAX_METRICS, check
 from fedcross.strategies.wire import protocol
 from fedcross.strategies.wire.protocol import Payload, Round
 from fedcross.strategies.wire.records import encode, spec_of
@@ -55,6 +55,12 @@ def test_examples_must_be_a_believable_count(asked, examples):
     assert reason(answer(message, examples=examples), expected) == "bad_examples"
 
 
+@pytest.mark.parametrize("examples", [1, MAX_EXAMPLES])
+def test_one_example_and_the_most_that_is_believed_pass(asked, examples):
+    message, expected = asked
+    assert check(answer(message, examples=examples), expected).num_examples == examples
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_metrics_must_be_finite(asked, value):
     message, expected = asked
@@ -64,7 +70,9 @@ def test_metrics_must_be_finite(asked, value):
 def test_lists_and_floods_of_metrics_are_rejected(asked):
     message, expected = asked
     assert reason(answer(message, metrics={"train-loss": [1.0, 2.0]}), expected) == "bad_metrics"
-    flood = {f"m{i}": 1.0 for i in range(MAX_METRICS)}
+    flood = {f"m{i}": 1.0 for i in range(MAX_METRICS - 1)}  # the number of examples is one more
+    assert check(answer(message, metrics=flood), expected).metrics == flood
+    flood["one more"] = 1.0
     assert reason(answer(message, metrics=flood), expected) == "bad_metrics"
 
 

@@ -120,6 +120,32 @@ def test_slots_have_streams_of_their_own_and_equal_models_are_coded_once() -> No
     }
 
 
+def test_an_empty_tensor_has_no_scale() -> None:
+    coded, decoded = code({"a": f32(), "b": f32(127, 5), "c": f32(254)}, "int8")
+    assert coded.scales.tolist() == [1, 2]
+    assert same(decode(coded.arrays, coded.scales), decoded)
+    assert decoded["b"].tolist() == [127, 5]
+
+
+def test_what_is_not_finite_leaves_no_residual() -> None:
+    wanted, decoded = {"w": f32(np.nan, np.inf, 3)}, {"w": f32(0, 0, 1)}
+    assert compression.remainder(wanted, decoded)["w"].tolist() == [0, 0, 2]
+
+
+def test_small_integers_of_the_model_itself_are_not_decoded() -> None:
+    """The buffer is int8 as coded parameters are; it is no parameter and travels as it is."""
+    half = ClientHalf(Compression(down="int8"), {"w": np.zeros(2, np.float32)})
+    flags = np.array([5, -7], np.int8)
+    model = half.received({"w": np.array([2, 4], np.int8), "flags": flags}, {SCALES: f32(0.5)})
+    assert (model["w"].tolist(), model["flags"] is flags) == ([1, 2], True)
+
+
+def test_exact_means_that_nothing_is_coded() -> None:
+    assert Compression().exact is True
+    assert not Compression(up="int8").exact
+    assert not Compression(down="float16").exact
+
+
 def test_a_model_is_coded_anew_in_the_next_exchange() -> None:
     """Scale 1; .25 rounds to 0 and waits. Asked again in the same exchange the client gets the same bytes; in the next
     one .25 + .25 = .5, which goes to the even 0, and then .75, which is 1."""

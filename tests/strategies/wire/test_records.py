@@ -7,7 +7,8 @@ from hypothesis.extra import numpy as arrays_of
 
 from fedcross.core.errors import UploadError
 from fedcross.strategies.wire.protocol import Payload
-from fedcross.strategies.wire.records import decode, encode, encode_like, is_packed, spec_of
+from fedcross.strategies.wire.records import decode, encode, encode_like, is_packed, spec_of, views
+from fedcross.strategies.wire.safetensors_record import PACKED, STYPE
 
 MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7, dtype=np.int64)}
 
@@ -122,3 +123,62 @@ def test_fortran_order_is_rejected_not_misread():
     buffer = io.BytesIO()
     np.save(buffer, np.asfortranarray(MODEL["w"]))
     assert reason(raw(buffer.getvalue())) == "malformed_array"
+
+
+def written(array, version=(1, 0), shape=None, fortran=False):
+    """Return a .npy file whose header has other spaces than numpy's, of this version of the format."""
+    head = f"{{'descr': '{array.dtype.str}',  'fortran_order': {fortran},  'shape': {shape or array.shape}}}\n".encode()
+    length = len(head).to_bytes(2 if version == (1, 0) else 4, "little")
+    return b"\x93NUMPY" + bytes(version) + length + head + array.tobytes()
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_a_header_in_another_style_is_read(version):
+    data = written(MODEL["w"], version)
+    assert not data.startswith(encode(MODEL)["w"].data[:40])
+    assert (decode(raw(data), spec_of(MODEL))["w"] == MODEL["w"]).all()
+
+
+def test_a_header_in_another_style_must_say_what_was_declared():
+    assert reason(raw(written(MODEL["w"], shape=(3, 2)))) == "malformed_array"
+    assert reason(raw(written(MODEL["w"].view(np.int32)))) == "malformed_array"
+    assert reason(raw(written(MODEL["w"], fortran=True))) == "malformed_array"
+
+
+def test_one_dimension_has_no_order():
+    line = np.arange(3, dtype=np.float32)
+    record = ArrayRecord({"w": Array("float32", (3,), "numpy.ndarray", written(line, fortran=True))})
+    assert decode(record, {"w": ((3,), "float32")})["w"].tolist() == [0, 1, 2]
+
+
+def test_the_array_that_is_too_many_is_named():
+    with pytest.raises(UploadError, match="'other' is not part of the model"):
+        decode(changed(other=np.zeros(1, np.float32)), spec_of(MODEL))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_the_own_server_sends_is_read_as_it_is_declared(packed):
+    """NaN too: only uploads must be finite."""
+    model = {**MODEL, "w": np.full((2, 3), np.nan, np.float32)}
+    record = encode(model, packed)
+    assert len(record) == (1 if packed else 2)
+    seen = views(record)
+    assert list(seen) == ["w", "n"] or packed
+    assert {name: (a.shape, str(a.dtype)) for name, a in seen.items()} == dict(spec_of(model))
+    assert np.isnan(seen["w"]).all()
+    assert seen["n"] == 7
+    assert reason(record) == "non_finite"
+    assert np.isnan(decode(record, spec_of(model), finite=False)["w"]).all()
+
+
+def test_a_packed_record_must_be_what_it_declares():
+    data = encode(MODEL, packed=True)[PACKED].data
+    for dtype, shape, why in (("int8", (len(data),), "wrong_dtype"), ("uint8", (len(data) + 1,), "wrong_shape")):
+        assert reason(ArrayRecord({PACKED: Array(dtype, shape, STYPE, data)})) == why
+    assert decode(encode(MODEL, packed=True), spec_of(MODEL))["n"] == 7
+
+
+def test_an_array_that_happens_to_have_the_packed_ones_name_is_an_array():
+    model = {PACKED: np.arange(3, dtype=np.float32)}
+    assert decode(encode(model), spec_of(model))[PACKED].tolist() == [0, 1, 2]
+    assert views(encode(model))[PACKED].tolist() == [0, 1, 2]

@@ -129,3 +129,16 @@ def test_foreign_clients_get_plain_arrays():
     assert Federation(networked=True, nonce=True).packs is True
     with pytest.raises(ValueError, match="packed messages need fedcross clients"):
         Federation(packed=True)
+
+
+def test_the_safetensors_library_reads_it_and_its_values_are_aligned():
+    """Three arrays of 8, 4 and 1 bytes a value: the header is padded to a multiple of 8."""
+    model = {"b": np.arange(3, dtype=np.int8), "w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array([7, 8])}
+    for count in (1, 2, 3):
+        arrays = dict(list(model.items())[-count:])
+        data = pack(arrays)
+        assert int.from_bytes(data[:8], "little") % 8 == 0
+        found = load(data)
+        assert set(found) == set(arrays)
+        for name, array in arrays.items():
+            assert (found[name].dtype, found[name].tolist()) == (array.dtype, array.tolist())
