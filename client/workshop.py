@@ -131,10 +131,24 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called `name`; ``auto`` is the first GPU if there is one, else the CPU."""
+    """Return the device called `name`; ``auto`` is the first GPU if there is one, else the CPU.
+
+    Raises
+    ------
+    ConfigError
+        If this machine has no such device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device={name}: torch finds {torch.cuda.device_count()} usable GPUs on this machine. Choose device=auto "
+            "or cpu, or mend the driver."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"device={name}: torch cannot use one on this machine. Choose device=auto or cpu.")
+    return device
 
 
 _open: dict[str, Workshop] = {}

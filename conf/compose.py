@@ -241,6 +241,14 @@ def hydra_part(overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(explain(str(error))) from error
 
 
+#: Words of Hydra's parser about an override that it cannot read.
+UNREADABLE = ("mismatched input", "no viable alternative", "LexerNoViableAlt", "extraneous input", "missing EQUAL")
+UNREAD = (
+    "A setting cannot be read. Write NAME=VALUE without spaces, and quote a value with special characters: "
+    "\"output='/tmp/a[1]'\"."
+)
+
+
 def explain(message: str) -> str:
     """Return Hydra's `message` as one sentence with the nearest valid name."""
     if found := re.search(r"Could not find '([\w-]+)/([^']+)'", message):
@@ -251,10 +259,20 @@ def explain(message: str) -> str:
         return f"{group}={name}: there is no such {group}. {nearest(name, known)}"
     if (found := re.search(r"Could not override '([^']+)'", message)) and "In '" not in message:
         name = found.group(1)
-        return f"{name}: no such setting. {nearest(name, _known_settings())} A new setting is added with +{name}=..."
+        known = _known_settings()
+        if name in known:
+            group, _, setting = name.rpartition(".")
+            return (
+                f"{name}: the {group} that is chosen here has no setting {setting}. docs/reference lists its settings."
+            )
+        return f"{name}: no such setting. {nearest(name, known)}"
     if found := re.search(r"Key '([^']+)' is not in struct|In '([^']+)'", message):
         name = found.group(1) or found.group(2)
         return f"{name}: {' '.join(message.split())[:300]}. See fedcross --help."
+    if found := re.search(r"Ambiguous value for argument '([^']+)'", message):
+        return f"{found.group(1)}: several values are a sweep. Add -m, or use fedcross.sweep in Python."
+    if any(words in message for words in UNREADABLE):
+        return f"{UNREAD} Hydra says: {' '.join(message.split())[:160]}"
     return " ".join(message.split())[:400] + ". See fedcross --help."
 
 

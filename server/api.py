@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,7 @@ def run(*overrides: str) -> Run:
     from fedcross.server.check import checked_plan
     from fedcross.server.launch import launch
 
-    plan = checked_plan(list(overrides))
+    plan = checked_plan(_texts(overrides))
     if plan.multirun:
         raise ConfigError("fedcross.run: these settings describe several runs (a sweep). Use fedcross.sweep.")
     settings = [o for o in plan.overrides if not is_hydras(o)]
@@ -204,8 +205,10 @@ def sweep(*overrides: str) -> list[Run]:
     from fedcross.server.check import checked_plan
     from fedcross.server.jobs import job_name, sweep_job
 
-    plan = checked_plan(["-m", *overrides])
-    root = plan.folder or Path(time.strftime("multirun/%Y-%m-%d/%H-%M-%S"))
+    plan = checked_plan(["-m", *_texts(overrides)])
+    named = any(o.startswith("hydra.sweep.dir=") for o in overrides)
+    # Hydra remembers the time of its first composition, so it would name one folder for all sweeps of a process.
+    root = plan.folder if named and plan.folder else _unused(Path(time.strftime("multirun/%Y-%m-%d/%H-%M-%S")))
     found = []
     for job in plan.jobs:
         folder = (root / job_name(job)).resolve()
@@ -226,6 +229,19 @@ def load(folder: str | Path, data_root: str | None = None) -> Run:
     if not (path / "metrics.jsonl").is_file():
         raise StorageError(f"{path}: no metrics.jsonl here. Name the folder of a run.")
     return Run(path.resolve(), data_root)
+
+
+def _texts(overrides: tuple[str, ...]) -> list[str]:
+    """Return `overrides` as a list, or raise a ConfigError about what is no text."""
+    if wrong := [o for o in overrides if not isinstance(o, str)]:
+        raise ConfigError(f'{wrong[0]!r}: a setting is text. Write "rounds=5".')
+    return list(overrides)
+
+
+def _unused(folder: Path) -> Path:
+    """Return `folder`, or the first of ``folder-2``, ``folder-3``... that does not exist."""
+    names = (folder if i == 1 else folder.with_name(f"{folder.name}-{i}") for i in count(1))
+    return next(name for name in names if not name.exists())
 
 
 def _opened(folder: Path, overrides: tuple[str, ...] | list[str]) -> Run:

@@ -7,6 +7,14 @@ from pathlib import Path
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.sweep import Plan, plan
 
+#: Flags of Hydra, and ``--cost``, which is fedcross's own.
+FLAGS = frozenset(
+    {
+        *("-m", "--multirun", "--run", "-r", "--cfg", "-c", "--resolve", "--package", "-p", "--info", "-i"),
+        *("--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc", "--config-path", "-cp"),
+        *("--config-name", "-cn", "--config-dir", "-cd", "--experimental-rerun", "--cost"),
+    }
+)
 #: How many jobs of a sweep (jobs that differ in the seed count once) are checked first; the others when they start.
 MOST_JOBS = 256
 
@@ -29,6 +37,8 @@ def checked_plan(arguments: list[str]) -> Plan:
     """
     flags = [a for a in arguments if a.startswith("-")]
     given = [a for a in arguments if not a.startswith("-")]
+    if wrong := [*_unknown_flags(arguments), *_no_settings(given, flags)]:
+        raise ConfigError(wrong)
     found = plan(flags, [*_saved(given), *given])
     faults: list[str] = []
     distinct = dict.fromkeys(tuple(o for o in job if not _seed(o, found)) for job in found.jobs)
@@ -44,6 +54,37 @@ def checked_plan(arguments: list[str]) -> Plan:
     if faults:
         raise ConfigError(faults)
     return found
+
+
+def _unknown_flags(arguments: list[str]) -> list[str]:
+    """Return a fault for every argument with dashes that neither Hydra nor fedcross knows."""
+    faults = []
+    for place, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name.startswith("-") and name not in FLAGS:
+            after = arguments[place + 1] if not value and place + 1 < len(arguments) else ""
+            setting = f"{name.lstrip('-').replace('-', '_')}={value or after or 'VALUE'}"
+            faults.append(f"{argument}: a setting has no dashes. Write {setting}. fedcross --help lists settings.")
+    return faults
+
+
+def _no_settings(given: list[str], flags: list[str]) -> list[str]:
+    """Return a fault for every argument that is no ``NAME=VALUE``; Hydra's own words name no cure."""
+    takes_value = any(flag in {"--cfg", "-c", "--info", "-i"} for flag in flags)
+    faults = []
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if not equals and not argument.startswith("~") and not takes_value:
+            faults.append(f"{argument}: not a setting. Write NAME=VALUE, such as rounds=5.")
+        elif equals and not name:
+            faults.append(f"{argument}: a setting needs a name. Write NAME=VALUE, such as rounds=5.")
+        elif name == "resume" and value in ("", "''", '""'):
+            faults.append("resume=: no folder is named. Name the folder of a run.")
+        elif equals and value.startswith("~"):
+            faults.append(
+                f"{argument}: Hydra does not know ~. Write the whole path: {name}={Path(value).expanduser()}."
+            )
+    return faults
 
 
 def _seed(override: str, found: Plan) -> bool:

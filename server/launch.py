@@ -31,11 +31,16 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         Whether to add a number to the name of `output` if it already holds a run; for names that no user chose.
     """
     from fedcross.conf.schema import load, remarks
+    from fedcross.engines.job import engine_of
     from fedcross.server.run_folder import claimed, free, refuse_used
 
     config = load(overrides)
     for remark in remarks(config):
         print(f"Note: {remark}", file=sys.stderr)
+    if config.device not in ("auto", "cpu") and not engine_of(config.module("engine")).CAPABILITIES.own_folders:
+        from fedcross.client.workshop import pick_device
+
+        pick_device(config.device)
     config.load_data()  # raises errors of the data before the run starts
     if config.resume is not None:
         folder = Path(config.resume).resolve()

@@ -111,7 +111,9 @@ def _product(overrides: list[str]) -> list[list[str]]:
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
-        raise ConfigError(f"{' '.join(str(error).split())[:300]}. See fedcross --help.") from error
+        from fedcross.conf.compose import explain
+
+        raise ConfigError(explain(str(error))) from error
     choices: dict[str, list[str]] = {}
     for one in parsed:
         line = one.input_line or ""

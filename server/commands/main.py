@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 
 from fedcross.core.errors import ConfigError, FedcrossError, nearest
 
@@ -44,8 +45,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(first: str, arguments: list[str]) -> int:
+    if first == "--version":
+        print(", ".join(f"{name} {version(name)}" for name in ("fedcross", "flwr", "torch")))
+        return 0
+    if first == "help":
+        arguments = ["--help"]
     if first not in SUBCOMMANDS:
-        if first and not first.startswith("-") and not any(mark in first for mark in "=~"):
+        if first != "help" and first and not first.startswith("-") and not any(mark in first for mark in "=~"):
             print(f"fedcross {first}: no such subcommand. {nearest(first, list(SUBCOMMANDS))}", file=sys.stderr)
             print("To start a run, give its settings: fedcross method=fedcross task=digits", file=sys.stderr)
             return WRONG_USE

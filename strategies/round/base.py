@@ -19,8 +19,9 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedcross.core.errors import UploadError
+from fedcross.core.errors import ConfigError, UploadError
 from fedcross.core.randomness import stream
+from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
@@ -49,8 +50,12 @@ class Method(FlowerHooks[P]):
     def __init__(self, params: P | None = None, federation: Federation | None = None, **values: Any) -> None:
         own = {name: value for name, value in values.items() if name not in Federation.model_fields}
         meeting = {name: value for name, value in values.items() if name in Federation.model_fields}
-        self.params = params if params is not None else cast(P, self.Params.model_validate(own))
-        self.federation = federation if federation is not None else Federation.model_validate(meeting)
+        faults: list[str] = []
+        checked = params if params is not None else cast("P | None", parse(self.Params, own, "", faults))
+        rules = federation if federation is not None else parse(Federation, meeting, "", faults)
+        if checked is None or rules is None:
+            raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
+        self.params, self.federation = checked, rules
         self.nodes = Nodes()
         #: Client -> number of requests sent to it, answered or not.
         self.requests: Counter[int] = Counter()

@@ -70,6 +70,21 @@ def test_a_sweep_returns_its_runs_in_order_and_continues(tmp_path):
     assert [(run.folder / "result.json").stat().st_mtime_ns for run in fedcross.sweep(*several)] == times
 
 
+def test_two_sweeps_of_one_process_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (fedcross.sweep(*SMALL, "method=fedavg", f"rounds={rounds}")[0] for rounds in (1, 2))
+    assert first.folder.parent != second.folder.parent
+    assert (len(first.metrics["round"]), len(second.metrics["round"])) == (1, 2)
+
+
+def test_what_is_no_setting_is_refused():
+    for wrong, words in (("--rounds=5", "no dashes"), (5, "a setting is text")):
+        with pytest.raises(ConfigError, match=words):
+            fedcross.run(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"FedCross: alhpa: unknown setting. Did you mean 'alpha'"):
+        fedcross.FedCross(alhpa=0.9)
+
+
 def test_wrong_settings_raise_before_anything_is_written(tmp_path):
     with pytest.raises(ConfigError, match=r"method\.alpha"):
         fedcross.run("method=fedcross", "method.alpha=7", f"output={tmp_path / 'x'}")

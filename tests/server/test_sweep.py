@@ -133,7 +133,7 @@ def test_another_configuration_is_never_overwritten(tmp_path):
         sweep_job([*TINY, "method=fedavg", "rounds=1", "train.lr=0.2"], folder)
     # And without a record either.
     (folder / ".hydra" / "overrides.yaml").unlink()
-    with pytest.raises(ConfigError, match="not which configuration"):
+    with pytest.raises(ConfigError, match="not its configuration"):
         sweep_job([*TINY, "method=fedavg", "rounds=1"], folder)
     assert (folder / "result.json").read_bytes() == kept
 

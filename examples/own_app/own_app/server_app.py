@@ -4,7 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from fedcross.strategies.fedcross import FedCross
+from fedcross import FedCross
 from own_app.task import network, test_part
 
 app = ServerApp()

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,9 +70,19 @@ def test_resume_continues_with_the_runs_own_settings(monkeypatch, tmp_path):
         (["partition.min_size=100"], ["min_size"]),
         (["resume=nowhere"], ["nowhere", "no such run folder"]),
         (["output=/proc/run"], ["/proc/run", "cannot be written"]),
-        (["rounds=[1,"], ["fedcross --help"]),
+        (["rounds=[1,"], ["cannot be read", "NAME=VALUE"]),
         (["-m", "method=fedavg,fedcross", "method.alfa=0.9"], ["alfa"]),
         (["-m", "method=fedavg,fedcros"], ["Did you mean 'fedcross'?"]),
+        (["--rounds=5"], ["--rounds=5", "no dashes", "rounds=5"]),
+        (["--rounds", "5"], ["--rounds", "no dashes", "rounds=5"]),
+        (["method=fedavg", "method.alpha=0.9"], ["method.alpha", "no setting alpha"]),
+        (["rounds"], ["rounds: not a setting", "NAME=VALUE"]),
+        (["=5"], ["=5", "needs a name"]),
+        (["output=~/x"], ["output=~/x", "whole path"]),
+        (["output=/tmp/a[1]"], ["cannot be read", "quote"]),
+        (["seed=1,2"], ["seed=1,2: several values", "-m"]),
+        (["resume="], ["resume=", "no folder"]),
+        (["device=cuda:7"], ["device=cuda:7", "device=auto"]),
     ],
 )
 def test_wrong_use_says_what_and_exits_with_2(monkeypatch, tmp_path, capsys, arguments, words):
@@ -141,3 +152,8 @@ def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
     assert "resume=" in told
     assert "Traceback" not in told
     assert all(json.loads(text) for text in metrics.read_text().splitlines())
+
+
+def test_version_and_help_are_of_fedcross(capsys):
+    assert main(["--version"]) == 0
+    assert re.match(r"fedcross \d+\.\d+\.\d+, flwr ", capsys.readouterr().out)

@@ -349,7 +349,7 @@ def test_what_flower_lost_of_a_client_that_is_gone_goes_to_a_spare(clock):
     first = drawn(method)[0]
 
     def last_words(message):
-        method.roster.has = lambda partition: partition != first
+        del method.nodes.online[first]
         return [(3, Message(Error(3, "?"), reply_to=message))]
 
     grid.scripts = {first: last_words}
