@@ -92,7 +92,7 @@ def test_a_step_is_that_of_torch_adam_with_weight_decay():
 
 
 def test_one_clients_share_of_its_labels_is_1_however_few_it_has():
-    assert trained(counts=((1, 5),))[1] == trained(counts=((3, 50),))[1]
+    assert trained(counts=((1, 1),))[1] == trained(counts=((3, 50),))[1]
 
 
 def test_the_loss_is_linear_in_the_weight_of_diversity():

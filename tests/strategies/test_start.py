@@ -207,6 +207,15 @@ def test_clients_that_are_gone_are_replaced_before_the_caller_sends(clock):
     assert drawn()[0] not in [client for _, client, _ in grid.asked]
 
 
+def test_the_first_messages_are_to_all_slots_clients_or_spares(clock):
+    method, grid = federation(clock, reassign=1)
+    method.roster.has = lambda partition: partition != drawn()[0]
+    messages = list(method.configure_train(1, INITIAL, ConfigRecord({}), grid))
+    asked = [message.content.config_records["config"] for message in messages]
+    assert sorted(one["slot"] for one in asked) == [0, 1, 2]
+    assert drawn()[0] not in [one["client"] for one in asked]
+
+
 def test_what_is_in_the_log_is_not_asked_for_again(clock):
     scripts = {client: answers(1, value=0.25 + client) for client in range(6)}
     whole, grid = federation(clock, scripts)

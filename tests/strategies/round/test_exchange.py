@@ -356,3 +356,20 @@ def test_what_flower_lost_of_a_client_that_is_gone_goes_to_a_spare(clock):
     report = method.run_round(1, grid)
     assert [client for _, client, _ in grid.asked[3:]] == [spares(method)[0]]
     assert (report.clients, report.dropped, report.spares) == (4, 0, 1)
+
+
+def test_a_request_that_cannot_be_sent_goes_to_a_spare(clock):
+    """Flower returns an empty id for a message that it could not take."""
+    method, grid = federation(clock, {}, reassign=1)
+    unreachable, push = drawn(method)[0], grid.push_messages
+
+    def refusing(messages):
+        settled = [(message, message.content.config_records["config"]["client"]) for message in messages]
+        ids = iter(push([message for message, client in settled if client != unreachable]))
+        return ["" if client == unreachable else next(ids) for _, client in settled]
+
+    grid.push_messages = refusing
+    report = method.run_round(1, grid)
+    assert [(client, slot) for _, client, slot in grid.asked[2:]] == [(spares(method)[0], 0)]
+    assert (report.clients, report.dropped, report.spares) == (3, 0, 1)
+    assert (method.pool.rows == 1).all()
