@@ -65,7 +65,7 @@ def test_the_readme_shows_what_the_app_does():
     server = (APP / "own_app" / "server_app.py").read_text()
     readme = (APP / "README.md").read_text()
     snippet = readme.split("```python\n")[1].split("```")[0]
-    for line in ("from fedcross.strategies.fedcross import FedCross", "initial = ArrayRecord(network().state_dict())"):
+    for line in ("from fedcross import FedCross", "initial = ArrayRecord(network().state_dict())"):
         assert line in snippet
         assert line in server
 

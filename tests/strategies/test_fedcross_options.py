@@ -403,7 +403,7 @@ def test_one_model_and_one_client_are_enough():
 def test_shares_are_checked_in_every_round_that_has_propellers():
     # Two propellers of .5 leave the own model 0, in round 1 alone.
     stages = [{"until": 1, "value": "propellers"}, {"value": "cross"}]
-    with pytest.raises(ValueError, match="in round 1, it must be above 0"):
+    with pytest.raises(ConfigError, match="in round 1, it must be above 0"):
         begun(3, mode={"schedule": "staged", "stages": stages}, propeller_weighting="each", alpha=0.5)
 
 

@@ -209,7 +209,7 @@ def test_clients_that_are_gone_are_replaced_before_the_caller_sends(clock):
 
 def test_the_first_messages_are_to_all_slots_clients_or_spares(clock):
     method, grid = federation(clock, reassign=1)
-    method.roster.has = lambda partition: partition != drawn()[0]
+    goes(method, drawn()[0])
     messages = list(method.configure_train(1, INITIAL, ConfigRecord({}), grid))
     asked = [message.content.config_records["config"] for message in messages]
     assert sorted(one["slot"] for one in asked) == [0, 1, 2]
