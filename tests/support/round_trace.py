@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The folders whose files count.
-SOURCES = ("analysis", "client", "conf", "deploy", "engines", "server", "strategies", "tasks")
+SOURCES = ("analysis", "client", "conf", "core", "deploy", "engines", "server", "strategies", "tasks")
 #: The round that is traced: one worker, so that everything happens in this process.
 #: Each step of training moves between files, so the data is fixed too: 1,000 digits, one epoch, 21 steps in all.
 SETTINGS = (
