@@ -89,7 +89,7 @@ def pool_case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any
         times["total"] = times["gram"] + times["mixing"]
         return times
 
-    return measured(once, repeats, patience) | {"peak": status("VmHWM") - before}
+    return measured(once, repeats, patience) | {"peak": max(status("VmHWM") - before, 0)}
 
 
 def loop_case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def loop_case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any
             mixed.append({key: value.to(models[i][key].dtype) for key, value in pairs})
         models = mixed
 
-    return measured(lambda: {"total": seconds(aggregate)}, repeats, patience) | {"peak": status("VmHWM") - before}
+    return measured(lambda: {"total": seconds(aggregate)}, repeats, patience) | {"peak": max(status("VmHWM") - before, 0)}
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -170,7 +170,7 @@ def status(key: str) -> int:
 
 
 def memory_now() -> int:
-    """Return the memory that this process uses now, and reset its peak."""
+    """Return the memory that this process uses now, and reset its peak; what it gives back later lies below that."""
     Path("/proc/self/clear_refs").write_text("5")
     return status("VmRSS")
 
