@@ -130,7 +130,9 @@ def loop_case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any
             mixed.append({key: value.to(models[i][key].dtype) for key, value in pairs})
         models = mixed
 
-    return measured(lambda: {"total": seconds(aggregate)}, repeats, patience) | {"peak": max(status("VmHWM") - before, 0)}
+    return measured(lambda: {"total": seconds(aggregate)}, repeats, patience) | {
+        "peak": max(status("VmHWM") - before, 0)
+    }
 
 
 def seconds(action: Callable[[], object]) -> float:
