@@ -176,16 +176,13 @@ def run(*overrides: str) -> Run:
     Prints the progress. On an interrupt (Ctrl-C, a notebook's stop button), ends the worker processes and then raises
     ``KeyboardInterrupt``; the finished rounds stay on disk.
     """
-    from fedcross.conf.compose import is_hydras, run_folder
     from fedcross.server.check import checked_plan
-    from fedcross.server.launch import launch
+    from fedcross.server.jobs import single
 
     plan = checked_plan(_texts(overrides))
     if plan.multirun:
         raise ConfigError("fedcross.run: these settings describe several runs (a sweep). Use fedcross.sweep.")
-    settings = [o for o in plan.overrides if not is_hydras(o)]
-    named = any(o.startswith("hydra.run.dir=") for o in overrides)
-    return _opened(launch(settings, run_folder(plan.overrides), numbered=not named), overrides)
+    return _opened(single(plan.overrides), overrides)
 
 
 def sweep(*overrides: str) -> list[Run]:

@@ -42,13 +42,13 @@ def job_name(overrides: Sequence[str]) -> str:
 OmegaConf.register_new_resolver("fedcross_job", folder_name, replace=True)
 
 
-def single(overrides: Sequence[str]) -> None:
+def single(overrides: Sequence[str]) -> Path:
     """Run one configuration, composed once by the check before; Hydra's own ``main`` would compose it twice more."""
     from fedcross.conf.compose import is_hydras, run_folder
     from fedcross.server.launch import launch
 
     named = any(o.startswith("hydra.run.dir=") for o in overrides)
-    launch([o for o in overrides if not is_hydras(o)], run_folder(overrides), numbered=not named)
+    return launch([o for o in overrides if not is_hydras(o)], run_folder(overrides), numbered=not named)
 
 
 def job(_: Any) -> None:

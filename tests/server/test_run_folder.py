@@ -85,7 +85,7 @@ def test_folders_named_by_the_second_get_a_number(tmp_path):
 
 
 def test_random_second_commands_leave_the_first_run_alone_unless_they_continue_it(finished, tmp_path):
-    """Twelve of the pairs (run, second command); docs/reliability.md has the command for 200."""
+    """Twelve random pairs of (run, second command): the first run's files change only when it is continued."""
     draw = random.Random(7)
     for _ in range(12):
         before = files(finished)
