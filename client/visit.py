@@ -7,6 +7,7 @@ trained model, stores the client's state and makes the reply.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
         store = StateStore(state_root(), str(asked["run"]), client)
         kept, residual = apart(store.load(int(asked["state"])))
     net.load(objective.start(received, kept))
+    settings = _asked_training(config.train, asked)
     if objective.pooled:
         x, y = pooled_examples(shop, client, number, float(asked["pooled-share"]))
     else:
@@ -99,7 +101,7 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
         rounds=int(asked["rounds"]),
         seed=config.seed,
         classes=shop.data.task.classes,
-        lr=learning_rate(config.train, number),
+        lr=learning_rate(settings, number),
         augmented=shop.data.task.augment is not None,
         exchange=exchange,
     )
@@ -107,10 +109,17 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
         seed_dropout(net.module, key(config.seed, "dropout", number, client, exchange))
     prepared = objective.prepare(visit)
     dropout = {name: net.module.get_buffer(name).clone() for name in net.dropout}
-    settings = config.train
-    if "epochs" in asked:  # a method may set other local epochs in some of its exchanges
-        settings = settings.model_copy(update={"epochs": int(asked["epochs"])})
     return Arrived(content, visit, prepared, dropout, settings, received, residual, store)
+
+
+def _asked_training(settings: Train, asked: Mapping[str, Any]) -> Train:
+    """Return the settings of training with the epochs and the learning rate that the method asks for, if it does.
+
+    A method may ask for others in some of its exchanges.
+    """
+    kinds = {"epochs": int, "lr": float}
+    found = {name: kind(asked[name]) for name, kind in kinds.items() if name in asked}
+    return settings.model_copy(update=found) if found else settings
 
 
 def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arrays]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,6 +45,9 @@ class FedCTParams(CrossTrainingParams, MoonParams):
     temperature: float = Field(0.5, gt=0)
     hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
     mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
+    mixing: Literal["batch", "prototypes"] = Field(
+        "batch", description="what an embedding is mixed with: another example's, or the prototype of its class"
+    )
 
     def remarks(self) -> list[str]:
         """Return what is allowed but unusual."""
@@ -78,7 +82,8 @@ class FedctObjective(CrossObjective[FedCTParams]):
 
         APCL (Eq. 6-8): ``-log softmax_y(cos(f_hy, u_f) / temperature)``, ``f_hy = f + hard (f - u_f^y)``; 0 for an
         example whose class has no prototype. MFA (Eq. 9-10): ``f_mix = m f_a + (1 - m) f_b`` with
-        ``m CE(H(f_mix), y_a) + (1 - m) CE(H(f_mix), y_b)``, b the partner of a in the batch.
+        ``m CE(H(f_mix), y_a) + (1 - m) CE(H(f_mix), y_b)``, b the partner of a in the batch. With
+        ``mixing=prototypes`` the fused prototype of class y_b stands for f_b.
         """
         p = self.params
         if "global" in prepared:
@@ -90,7 +95,7 @@ class FedctObjective(CrossObjective[FedCTParams]):
         if p.kappa:
             loss = loss + p.kappa * self.apcl(features, batch.y, prepared)
         if p.eta:
-            loss = loss + p.eta * self.mixed(net, params, buffers, features, batch)
+            loss = loss + p.eta * self.mixed(net, params, buffers, features, batch, prepared)
         return batch.mean(loss)
 
     def apcl(self, features: Tensor, y: Tensor, prepared: Prepared) -> Tensor:
@@ -98,10 +103,19 @@ class FedctObjective(CrossObjective[FedCTParams]):
         hardened = away(features, y, prepared["vectors"], self.params.hard)
         return contrast(hardened, y, prepared["vectors"], prepared["present"], self.params.temperature)
 
-    def mixed(self, net: Net, params: Tensors, buffers: Tensors, features: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of mixed embeddings against both labels, per example (batch,)."""
+    def mixed(
+        self, net: Net, params: Tensors, buffers: Tensors, features: Tensor, batch: Batch, prepared: Prepared
+    ) -> Tensor:
+        """Return the cross-entropy of mixed embeddings against both labels, per example (batch,).
+
+        A partner whose class has no prototype is mixed in with its own embedding.
+        """
         share, other = self.params.mix, partners(batch)
-        scores = net.classify(params, buffers, share * features + (1 - share) * features[other])
+        second = features[other]
+        if self.params.mixing == "prototypes":
+            known = prepared["present"][batch.y[other]].unsqueeze(1)
+            second = torch.where(known, prepared["vectors"][batch.y[other]], second)
+        scores = net.classify(params, buffers, share * features + (1 - share) * second)
         own = functional.cross_entropy(scores, batch.y, reduction="none")
         return share * own + (1 - share) * functional.cross_entropy(scores, batch.y[other], reduction="none")
 
@@ -128,7 +142,8 @@ class FedCT(CrossTraining[FedCTParams]):
         - If a client lacks a class: U_g averages over the clients that have it, v_ij over the classes present, and U_f
           takes the other view; if both views lack it, it is left out of the softmax and its examples have no APCL.
         - Eq. 10's mixed label is read as manifold mixup with a fixed share; the permutation is the neighbour in the
-          randomly ordered batch (see :func:`strategies.parts.prototypes.partners`).
+          randomly ordered batch (see :func:`strategies.parts.prototypes.partners`). The text also says that MFA reuses
+          "the class-aware prototypes to refine and augment image features"; ``mixing=prototypes`` reads it that way.
         - N_e > 1: prototypes are computed anew at each host, then models are matched again; only the client where a
           model is now is forbidden.
         - With MOON as the base loss (``base=moon``), phase I is MOON's: the global model and the one that the client
@@ -149,7 +164,12 @@ class FedCT(CrossTraining[FedCTParams]):
     @property
     def uses_prototypes(self) -> bool:
         """Whether the route or the contrast needs them."""
-        return self.params.broadcast != "random" or self.params.kappa > 0
+        return self.params.broadcast != "random" or self._guides
+
+    @property
+    def _guides(self) -> bool:
+        """Whether a term of the host's loss needs the fused prototypes."""
+        return self.params.kappa > 0 or (self.params.eta > 0 and self.params.mixing == "prototypes")
 
     def route(self, current: Round) -> dict[int, int]:
         """Return the host of each model by the broadcast rule."""
@@ -169,7 +189,7 @@ class FedCT(CrossTraining[FedCTParams]):
     def guidance(self, slot: int) -> dict[str, Arrays]:
         """Send the fused prototypes of both views."""
         local = self.learners[slot].prototypes
-        if local is None or not self.params.kappa:
+        if local is None or not self._guides:
             return {}
         overall = average([self.latest[client] for client in sorted(self.latest)])
         return {GROUP: fuse(overall, local, self.params.fusion).group()}

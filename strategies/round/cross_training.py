@@ -82,10 +82,14 @@ def fuse(overall: Prototypes, local: Prototypes, share: float) -> Prototypes:
 
 
 class CrossTrainingParams(Settings):
-    """Number N_e of exchanges after phase I, local epochs of each, and which client's examples weight a model."""
+    """Number N_e of exchanges after phase I, epochs and learning rate at a host, and whose examples weight a model.
+
+    ``host_lr`` is this project's: the papers train at a host as at home. It decays as ``train.lr`` does.
+    """
 
     exchanges: int = Field(1, ge=1, description="N_e, how often each model is sent to another client in a round")
     host_epochs: int | None = Field(None, ge=1, description="local epochs at a host; train.epochs if unset")
+    host_lr: float | None = Field(None, gt=0, description="learning rate at a host in round 1; train.lr if unset")
     weight: Literal["home", "host"] = Field("home", description="client whose number of examples weights a model")
 
 
@@ -215,10 +219,12 @@ class CrossTraining(SingleModel[X]):
         stay = np.array([[self.learners[slot].client == client for client in clients] for slot in slots], dtype=bool)
         return slots, clients, stay
 
-    def _settings(self, current: Round) -> dict[str, int | bool]:
-        settings: dict[str, int | bool] = {}
+    def _settings(self, current: Round) -> dict[str, float | bool]:
+        settings: dict[str, float | bool] = {}
         if self.uses_prototypes and current.exchange + 1 < self.exchanges:
             settings[GROUP] = True
         if current.exchange and self.params.host_epochs is not None:
             settings["epochs"] = self.params.host_epochs
+        if current.exchange and self.params.host_lr is not None:
+            settings["lr"] = self.params.host_lr
         return settings

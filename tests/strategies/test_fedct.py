@@ -47,8 +47,29 @@ def test_mixing_by_hand():
     first = 0.75 * entropy((1.5, 0.25), 0) + 0.25 * entropy((1.5, 0.25), 1)
     second = 0.75 * entropy((0.5, 0.75), 1) + 0.25 * entropy((0.5, 0.75), 0)
     data = batch([[2.0, 0.0], [0.0, 1.0]], [0, 1])
-    value = FedCT.Objective(FedCT.Params(mix=0.75)).mixed(PlainNet(), {}, {}, data.x, data)
+    value = FedCT.Objective(FedCT.Params(mix=0.75)).mixed(PlainNet(), {}, {}, data.x, data, AXES)
     assert value.tolist() == pytest.approx([first, second])
+
+
+def test_mixing_in_prototypes_by_hand():
+    # f_1 = (2, 0) of class 0, f_2 = (0, 1) of class 1, m = .75, prototypes u_0 = (4, 4) and none for class 1.
+    # Partner of 1 is 2, class 1 without prototype: its own embedding, mix_1 = (1.5, .25). Partner of 2 is 1, class 0:
+    # mix_2 = .75 (0, 1) + .25 (4, 4) = (1, 1.75).
+    first = 0.75 * entropy((1.5, 0.25), 0) + 0.25 * entropy((1.5, 0.25), 1)
+    second = 0.75 * entropy((1.0, 1.75), 1) + 0.25 * entropy((1.0, 1.75), 0)
+    views = {"vectors": torch.tensor([[4.0, 4.0], [9.0, 9.0]], dtype=F64), "present": torch.tensor([True, False])}
+    data = batch([[2.0, 0.0], [0.0, 1.0]], [0, 1])
+    objective = FedCT.Objective(FedCT.Params(mix=0.75, mixing="prototypes"))
+    assert objective.mixed(PlainNet(), {}, {}, data.x, data, views).tolist() == pytest.approx([first, second])
+
+
+def test_mixing_in_prototypes_needs_them_even_without_contrast():
+    method = FedCT(kappa=0.0, broadcast="random", mixing="prototypes", clients_per_round=2)
+    assert method.uses_prototypes
+    method.learners = {0: Learner({}, 1.0, 5, Prototypes(np.eye(2, dtype=np.float32), np.ones(2, bool)))}
+    method.latest = {5: Prototypes(3 * np.eye(2, dtype=np.float32), np.ones(2, bool))}
+    assert method.guidance(0)[GROUP]["vectors"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
+    assert not FedCT(kappa=0.0, eta=0.0, broadcast="random", mixing="prototypes").uses_prototypes
 
 
 def test_the_gradient_of_mixing_by_hand():
@@ -56,7 +77,7 @@ def test_the_gradient_of_mixing_by_hand():
     # dL/dmix = softmax(1, 0) - (.5, .5) = (s - .5, .5 - s), s = 1 / (1 + 1/e). f_1 enters both with .5, over 2 rows.
     x = torch.tensor([[2.0, 0.0], [0.0, 0.0]], dtype=F64, requires_grad=True)
     data = Batch(x, torch.tensor([0, 1]))
-    data.mean(FedCT.Objective(FedCT.Params(mix=0.5)).mixed(PlainNet(), {}, {}, x, data)).backward()
+    data.mean(FedCT.Objective(FedCT.Params(mix=0.5)).mixed(PlainNet(), {}, {}, x, data, AXES)).backward()
     s = 1 / (1 + math.exp(-1))
     assert x.grad is not None
     assert x.grad[0].tolist() == pytest.approx([(s - 0.5) / 2, (0.5 - s) / 2])
@@ -82,7 +103,7 @@ def test_the_whole_loss_is_the_weighted_sum():
     objective = FedCT.Objective(params)
     plain = (entropy((2.0, 0.0), 0) + entropy((0.0, 1.0), 1)) / 2
     apcl = objective.apcl(data.x, data.y, AXES).mean().item()
-    mixed = objective.mixed(PlainNet(), {}, {}, data.x, data).mean().item()
+    mixed = objective.mixed(PlainNet(), {}, {}, data.x, data, AXES).mean().item()
     assert loss(params, data).item() == pytest.approx(plain + 2 * apcl + 0.3 * mixed)
     assert loss(params.model_copy(update={"kappa": 0.0}), data).item() == pytest.approx(plain + 0.3 * mixed)
     assert loss(params.model_copy(update={"eta": 0.0}), data).item() == pytest.approx(plain + 2 * apcl)

@@ -230,6 +230,16 @@ def test_local_epochs_at_a_host_are_a_setting(tmp_path):
     assert lines(tmp_path / "c")[0]["test_loss"] == b["test_loss"]
 
 
+def test_the_learning_rate_at_a_host_is_a_setting_and_decays(tmp_path):
+    def losses(name, *overrides):
+        run(tmp_path / name, "method=fedexg", "rounds=2", "train.lr=0.1", "train.lr_decay=0.5", *overrides)
+        return [line["test_loss"] for line in lines(tmp_path / name)]
+
+    plain, same_rate, lower = losses("a"), losses("b", "method.host_lr=0.1"), losses("c", "method.host_lr=0.001")
+    assert same_rate == plain  # in round 2 too: it decays as train.lr does
+    assert lower[0] != plain[0]
+
+
 def test_random_routes_differ_between_rounds_and_repeat_with_the_seed():
     def route(seed, number):
         method = method_class("fedexg")(clients_per_round=8, seed=seed)
