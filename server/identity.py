@@ -54,7 +54,15 @@ def describe(config: RunConfig) -> dict[str, Any]:
 #: Settings added by later versions, each with the value that stands for the old behaviour. A setting with that value is
 #: left out of the identity, so that runs of older versions are still found and continued.
 LATER: dict[str, dict[str, Any]] = {
-    "method": {"independent_start": False, "unit": False, "ramp": None, "strategy": None, "arguments": {}},
+    "method": {
+        "independent_start": False,
+        "unit": False,
+        "ramp": None,
+        "strategy": None,
+        "arguments": {},
+        "host_lr": None,
+        "mixing": "batch",
+    },
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
 }
 
