@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.private_files import own_folder
 from fedcross.engines.processes import ANSI, Family
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def absolute_folders(variables: Mapping[str, str]) -> dict[str, str]:
 def scratch(work: Path) -> Iterator[Path]:
     """Make `work` and, inside it, a temporary folder for its owner only; remove that folder at the end of the block."""
     try:
-        work.mkdir(parents=True, exist_ok=True)
+        own_folder(work)
         folder = tempfile.TemporaryDirectory(prefix="federation-", dir=work, ignore_cleanup_errors=True)
     except OSError as error:
         raise StorageError(f"{work}: cannot be written ({error.strerror}). Choose another output folder.") from error

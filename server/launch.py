@@ -62,12 +62,11 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
 def _check_continued(config: RunConfig, folder: Path) -> None:
     """Raise a ConfigError if `config` does not describe the run in `folder`."""
     from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.identity import check_same, describe
-    from fedcross.strategies.round.registry import method_class
+    from fedcross.server.identity import check_continues
 
     identity = Checkpoints(folder).identity()
     if identity is not None:  # otherwise the session raises the error
-        check_same(identity["config"], describe(config), method_class(config.modules["method"]).may_change)
+        check_continues(identity, config)
 
 
 def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:

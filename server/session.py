@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import secrets
 import time
@@ -17,11 +16,12 @@ from safetensors.numpy import save
 from fedcross.client.workshop import pick_device
 from fedcross.conf.schema import RunConfig
 from fedcross.core.randomness import key
+from fedcross.core.strict_json import dumps
 from fedcross.engines.job import engine_of
 from fedcross.server import accounting
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
-from fedcross.server.identity import check_same, describe, flatten
+from fedcross.server.identity import check_continues, describe, flatten
 from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
@@ -71,7 +71,7 @@ class Session:
         state = None
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
-            check_same(identity["config"], describe(config), kind.may_change)
+            check_continues(identity, config)
             self.run = identity["run"]
         self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
         self.method.durable = {}
@@ -151,7 +151,7 @@ class Session:
             self._last_score,
         )
         write_model(self.folder / "model.safetensors", self.method.evaluation_arrays(), self.method.tied)
-        accounting.write_atomically(self.folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+        accounting.write_atomically(self.folder / "result.json", (dumps(result, indent=2) + "\n").encode())
         return result
 
     def _privacy(self) -> dict[str, Any]:
