@@ -4,8 +4,8 @@ Keys are readable by their owner only (0600, in folders 0700). A key that others
 functions here refuse to use it and say what to do, instead of repairing it silently.
 
 What a run writes (uploads, checkpoints, models, logs) has the same modes, because a model tells about the data of the
-clients that trained it. ``FEDCROSS_SHARE=group`` lets the folder's group read it (0640, 0750): the compose file sets it,
-as there the server has a user of its own. Others never can. Such a file that is found open is closed, not refused.
+clients that trained it. ``FEDCROSS_SHARE=group`` lets the folder's group read it (0640, 0750): the compose file sets
+it, as there the server has a user of its own. Others never can. Such a file that is found open is closed, not refused.
 """
 
 from __future__ import annotations

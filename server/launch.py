@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcross.core.overrides import quote as quote
+
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
 
@@ -107,8 +109,3 @@ def record(folder: Path, overrides: list[str]) -> None:
         OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
-
-
-def quote(value: str) -> str:
-    """Return `value` as a Hydra string that keeps every character."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -129,9 +129,10 @@ class WriteAheadLog:
         if self._file is None:
             with _DiskErrors(self.path):
                 own_folder(self.path.parent)
-                self._file = open_own(self.path, "r+b" if self._good else "wb")
-                self._file.truncate(self._good)
-                self._file.seek(self._good)
+                file: BinaryIO = open_own(self.path, "r+b" if self._good else "wb")  # type: ignore[assignment]
+                self._file = file
+                file.truncate(self._good)
+                file.seek(self._good)
                 sync_folder(self.path.parent)
             if not self._good:
                 self._append({"kind": "start", "run": self.run, "after": self._after}, durable=False)
