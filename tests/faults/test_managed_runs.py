@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,15 +45,16 @@ def wait_until(holds, seconds: float = PATIENCE_S) -> None:
 def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_path, capsys):
     """The watcher is what the compose file's service `run` is: it must end only with the run, and as the run does."""
     output = tmp_path / "run"
-    with Network(tmp_path / "work") as network:
+    with Network(tmp_path / "work") as network, contextlib.ExitStack() as stack:
         where = ["--superlink", f"127.0.0.1:{network.port}", "--authority", str(network.authority.public)]
         network.start_nodes("nodes", [0, 1, 2])
         engine = ["engine=remote", f"engine.address=127.0.0.1:{network.port}", f"engine.authority={where[3]}"]
+        log = stack.enter_context((tmp_path / "watcher.log").open("w"))
         watcher = subprocess.Popen(
             [sys.executable, "-m", "fedcross", *SETTINGS, *engine, "rounds=100000", f"output={output}"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=(tmp_path / "watcher.log").open("w"),
+            stdout=log,
             stderr=subprocess.STDOUT,
         )
         try:
@@ -79,6 +81,8 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
         finally:
             watcher.kill()
             watcher.wait()
+        network.stop("nodes", signal.SIGKILL)  # these light nodes do not outlive a run that is stopped, SuperNodes do
+        network.start_nodes("nodes", [0, 1, 2])
         done = len(lines(output))
         assert main(["deploy", "stop", "last", *where]) == 1
         assert main(["deploy", "resume", "last", f"rounds={done + 2}", *where]) == 0
