@@ -60,7 +60,7 @@ class StateStore:
             log(WARNING, "%s: no state of visit %s found, this client starts anew. Was its disk replaced?", path, visit)
             return {}
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         except (OSError, ValueError, EOFError, KeyError, AttributeError, BadZipFile, zlib.error) as error:
             log(WARNING, "%s: damaged (%s), this client starts anew.", path, error)

@@ -62,7 +62,7 @@ class WriteAheadLog:
         self._after = after
         self._file: BinaryIO | None = None  # opened when the first record is written
         with _DiskErrors(self.path):
-            self._good = self._read(after) if self.path.is_file() else 0
+            self._good = self._read(after) if self.path.is_file() and not self.path.is_symlink() else 0
 
     # ---- strategies.round.federation.ReplyLog -------------------------------------------------------------------
 
@@ -129,6 +129,8 @@ class WriteAheadLog:
         if self._file is None:
             with _DiskErrors(self.path):
                 own_folder(self.path.parent)
+                if self.path.is_symlink():  # not ours: nothing is read or written through it
+                    self.path.unlink()
                 file: BinaryIO = open_own(self.path, "r+b" if self._good else "wb")  # type: ignore[assignment]
                 self._file = file
                 file.truncate(self._good)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcross.deploy.nodes import connect, listing
 from fedcross.engines.processes import marked
 from tests.support.command import main
 from tests.support.killer import digest
@@ -38,6 +39,17 @@ def wait_until(holds, seconds: float = PATIENCE_S) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def renew(network: Network) -> None:
+    """Start the nodes again: the heartbeat of these light ones may have ended while their SuperLink was away.
+
+    A SuperLink lets a key in again when it has not heard of its node for a while.
+    """
+    network.stop("nodes", signal.SIGKILL)
+    with connect(f"127.0.0.1:{network.port}", network.authority.public) as client:
+        wait_until(lambda: not any(node.status == "online" for node in listing(client)))
+    network.start_nodes("nodes", [0, 1, 2])
 
 
 @pytest.mark.slow
@@ -81,8 +93,7 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
         finally:
             watcher.kill()
             watcher.wait()
-        network.stop("nodes", signal.SIGKILL)  # these light nodes do not outlive a run that is stopped, SuperNodes do
-        network.start_nodes("nodes", [0, 1, 2])
+        renew(network)
         done = len(lines(output))
         assert main(["deploy", "stop", "last", *where]) == 1
         assert main(["deploy", "resume", "last", f"rounds={done + 2}", *where]) == 0
