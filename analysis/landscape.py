@@ -9,7 +9,6 @@ directions. It also changes normalisation weights.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedcross.core.errors import ConfigError, DataError, StorageError
 from fedcross.core.randomness import stream
+from fedcross.core.strict_json import dumps
 
 if TYPE_CHECKING:
     import torch
@@ -267,7 +267,7 @@ def landscape(
         out.mkdir(parents=True, exist_ok=True)
         draw_views(views, axis, out / "landscape.png")
         found: list[dict[str, Any]] = [{"run": v.name, **v.sharpness, "surface": v.surface.tolist()} for v in views]
-        text = json.dumps({"axis": axis.tolist(), "examples": examples, "seed": seed, "runs": found}, indent=1)
+        text = dumps({"axis": axis.tolist(), "examples": examples, "seed": seed, "runs": found}, indent=1)
         (out / "landscape.json").write_text(text + "\n", encoding="utf-8")
         pool = draw_diversity(runs, out / "diversity.png")
     except OSError as error:

@@ -5,7 +5,6 @@ The file contains everything, also plotly's JavaScript; a content security polic
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from html import escape
@@ -18,6 +17,7 @@ from fedcross.analysis.curves import COLOURS, DASHES, SMOOTH_FROM, styles
 from fedcross.analysis.groups import Group
 from fedcross.analysis.runs import Run
 from fedcross.analysis.tables import Table, compact
+from fedcross.core.strict_json import dumps
 from fedcross.tasks.scoring import WINDOW
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def page(report: Report, x: str = "rounds") -> str:
         _provenance(report.groups),
         _notes(report.notes),
     ]
-    values = json.dumps(_data(report, x), separators=(",", ":")).replace("<", "\\u003c")
+    values = dumps(_data(report, x), separators=(",", ":")).replace("<", "\\u003c")
     return "\n".join(
         [
             "<!doctype html>",

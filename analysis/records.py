@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcross.core.errors import ConfigError, DataError, StorageError
+from fedcross.core.strict_json import dumps
 
 LIMIT_MB = 10.0
 """Most megabytes (1e6 bytes) that the records of one name may take."""
@@ -73,12 +74,25 @@ def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = 
 def _texts(run: Path) -> dict[str, str]:
     """Return the files of one record: path inside the record -> text."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
-    config = OmegaConf.to_container(OmegaConf.load(run / ".hydra" / "config.yaml"), resolve=False)
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(run / ".hydra" / "config.yaml"), resolve=False)
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return _record(dict(config), lines, run)  # type: ignore[arg-type]
+    except (OSError, ValueError, TypeError, KeyError, YAMLError, OmegaConfBaseException) as error:
+        raise DataError(
+            f"{run}: not a finished run with readable files ({' '.join(str(error).split())[:200]})."
+        ) from error
+
+
+def _record(config: dict[str, Any], lines: list[str], run: Path) -> dict[str, str]:
+    from omegaconf import OmegaConf
+
     return {
-        ".hydra/config.yaml": OmegaConf.to_yaml(OmegaConf.create(neutral(dict(config)))),  # type: ignore[arg-type]
-        "metrics.jsonl": "".join(json.dumps(short(json.loads(line))) + "\n" for line in lines if line),
+        ".hydra/config.yaml": OmegaConf.to_yaml(OmegaConf.create(neutral(config))),
+        "metrics.jsonl": "".join(dumps(short(json.loads(line))) + "\n" for line in lines if line),
         "result.json": (run / "result.json").read_text(encoding="utf-8"),
     }
 

@@ -58,12 +58,16 @@ class Subject:
 
     def __init__(self, folder: Path, root: Path | None = None) -> None:
         from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
 
         self.folder = folder
         try:
             plain = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "config.yaml"), resolve=False)
         except OSError as error:
             raise DataError(f"{folder}: no .hydra/config.yaml. Give the output folder of a run.") from error
+        except (ValueError, YAMLError, OmegaConfBaseException) as error:
+            raise DataError(f"{folder}: .hydra/config.yaml cannot be read ({type(error).__name__}).") from error
         self.config: dict[str, Any] = {str(k): v for k, v in plain.items()} if isinstance(plain, dict) else {}
         if root is not None and "root" in self.config.get("task", {}):
             self.config["task"]["root"] = str(root)
@@ -135,7 +139,8 @@ class Subject:
         DataError
             If there is none, or a wanted round is missing.
         """
-        kept = sorted({int(path.stem.split("-")[1]) for path in self._files("round-*.safetensors")})
+        names = (path.stem.split("-") for path in self._files("round-*.safetensors"))
+        kept = sorted({int(name[1]) for name in names if name[1].isdigit()})
         if not kept:
             raise DataError(f"{self.folder}: no snapshots. Run it with snapshots.rounds=[1,10,100], for example.")
         if missing := sorted(set(wanted) - set(kept)):
@@ -149,12 +154,16 @@ class Subject:
 
     def global_model(self, number: int) -> Arrays:
         """Return the global model after round `number`."""
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         path = self.folder / "snapshots" / f"round-{number:06d}.safetensors"
         if not path.exists():
             raise DataError(f"{path}: no such snapshot. The run may have been cut off in round {number}.")
-        return dict(load_file(path))
+        try:
+            return dict(load_file(path))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise DataError(f"{path}: damaged ({error}).") from error
 
     def _files(self, pattern: str) -> list[Path]:
         return sorted((self.folder / "snapshots").glob(pattern))
@@ -180,13 +189,16 @@ class Subject:
 
 
 def _read_exchange(path: Path) -> RecordedExchange:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, framework="numpy") as file:
-        header = file.metadata()
-        models: dict[int, Arrays] = {}
-        for key in file.keys():  # noqa: SIM118 - not a dict
-            slot, name = key.split("/", 1)
-            models.setdefault(int(slot), {})[name] = file.get_tensor(key)
-    clients = {int(one["slot"]): int(one["client"]) for one in json.loads(header["uploads"])}
-    return RecordedExchange(int(header["round"]), int(header["exchange"]), dict(sorted(models.items())), clients)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            models: dict[int, Arrays] = {}
+            for key in file.keys():  # noqa: SIM118 - not a dict
+                slot, name = key.split("/", 1)
+                models.setdefault(int(slot), {})[name] = file.get_tensor(key)
+        clients = {int(one["slot"]): int(one["client"]) for one in json.loads(header["uploads"])}
+        return RecordedExchange(int(header["round"]), int(header["exchange"]), dict(sorted(models.items())), clients)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not a snapshot of uploads ({error}).") from error

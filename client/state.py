@@ -8,15 +8,21 @@ run does not change the result.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+import zlib
 from logging import WARNING
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from flwr.common.logger import log
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import ProtocolError, StorageError
+from fedcross.core.private_files import own_folder
 from fedcross.strategies.wire.records import Arrays
+
+_RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class StateStore:
@@ -30,10 +36,20 @@ class StateStore:
         The run's identity.
     client : int
         Partition id.
+
+    Raises
+    ------
+    ProtocolError
+        If `run` or `client` could name a folder elsewhere: both come from the server.
     """
 
     def __init__(self, root: Path, run: str, client: int) -> None:
-        self.folder = root / (run or "run") / f"client-{client}"
+        run = run or "run"
+        if not _RUN.fullmatch(run):
+            raise ProtocolError(f"run={run[:80]!r}: not a name of a run (letters, digits, -, _). Nothing is stored.")
+        if client < 0:
+            raise ProtocolError(f"client={client}: a client's number is not negative.")
+        self.folder = root / run / f"client-{client}"
 
     def load(self, visit: int) -> Arrays:
         """Return the state that `visit` made; empty for visit 0, or if it is missing (then a warning is logged)."""
@@ -43,20 +59,25 @@ class StateStore:
         if not path.exists():
             log(WARNING, "%s: no state of visit %s found, this client starts anew. Was its disk replaced?", path, visit)
             return {}
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, EOFError, KeyError, AttributeError, BadZipFile, zlib.error) as error:
+            log(WARNING, "%s: damaged (%s), this client starts anew.", path, error)
+            return {}
 
     def save(self, visit: int, state: Arrays, keep: int) -> None:
         """Write the `state` of `visit` durably, and delete the states of all visits before `keep`."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            own_folder(self.folder.parent)
+            own_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as part:
                 np.savez(part, **state)  # type: ignore[arg-type]
                 part.flush()
                 os.fsync(part.fileno())
             Path(part.name).replace(self._path(visit))
             for old in self.folder.glob("*.npz"):
-                if int(old.stem) < keep:
+                if old.stem.isdecimal() and int(old.stem) < keep:
                     old.unlink()
         except OSError as error:
             raise StorageError(

@@ -8,7 +8,6 @@ import functools
 import importlib
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.overrides import join as join
+from fedcross.core.overrides import split as split
 from fedcross.core.paths import room
 from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders
 
@@ -86,16 +87,6 @@ def activate_plugins() -> list[str]:
         search += [folder for folder in extra_folders(package) if folder not in search]
     search_path = ",".join(f"file://{folder / 'conf'}" for folder in folders if (folder / "conf").is_dir())
     return [f"hydra.searchpath=[{search_path}]"] if search_path else []
-
-
-def join(overrides: Sequence[str]) -> str:
-    """Return `overrides` as one string for Flower's run config."""
-    return shlex.join(overrides)
-
-
-def split(text: str) -> list[str]:
-    """Return the overrides in `text`; the inverse of :func:`join`."""
-    return shlex.split(text)
 
 
 def environment() -> tuple[str, str]:

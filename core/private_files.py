@@ -1,19 +1,27 @@
-"""Reads and writes files that hold secrets, and refuses unsafe ones.
+"""Reads and writes files that hold secrets, and refuses unsafe ones; makes the files of runs private.
 
 Keys are readable by their owner only (0600, in folders 0700). A key that others can read is treated as lost: the
 functions here refuse to use it and say what to do, instead of repairing it silently.
+
+What a run writes (uploads, checkpoints, models, logs) has the same modes, because a model tells about the data of the
+clients that trained it. ``FEDCROSS_SHARE=group`` lets the folder's group read it (0640, 0750): the compose file sets
+it, as there the server has a user of its own. Others never can. Such a file that is found open is closed, not refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import IO, Any
 
 from fedcross.core.errors import StorageError
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+#: Environment variable: ``group`` lets the group read the files of runs.
+SHARE = "FEDCROSS_SHARE"
 
 
 def private_folder(path: Path) -> Path:
@@ -89,3 +97,35 @@ def _write(path: Path, content: bytes, mode: int) -> None:
             raise
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+
+
+def own_folder(path: Path) -> Path:
+    """Create the folder `path` for a run's files, or close it to others if this user owns it; return it."""
+    path.mkdir(parents=True, mode=0o777 & ~_closed(), exist_ok=True)
+    with contextlib.suppress(PermissionError):  # another user's folder: only its owner can close it
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & _closed():
+            path.chmod(mode & ~_closed())
+    return path
+
+
+def open_own(path: Path, mode: str) -> IO[Any]:
+    """Open a file of a run, as ``open`` does; it is closed to others from its first byte on.
+
+    A symbolic link is not followed: it could lead what is written to another file.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o666 & ~_closed())
+        with contextlib.suppress(PermissionError):
+            found = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            if found & _closed():
+                os.fchmod(descriptor, found & ~_closed())
+        return descriptor
+
+    return open(path, mode, opener=opener)
+
+
+def _closed() -> int:
+    """Return the permissions that files of runs do not have."""
+    return stat.S_IWGRP | stat.S_IRWXO if os.environ.get(SHARE) == "group" else _OTHERS

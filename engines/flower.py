@@ -10,17 +10,19 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.private_files import open_own, own_folder
+from fedcross.engines import runs
 from fedcross.engines.processes import ANSI, Family
+from fedcross.engines.runs import LogSink as LogSink
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -29,14 +31,11 @@ CONNECTION = "fedcross"
 LOOPBACK = "127.0.0.1"
 #: Environment variables that hold folders; Flower's processes get them as absolute paths.
 FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
-LogSink = Callable[[str], None]
 
 # Time limits that only a hanging program should reach: on a loaded machine, a start took up to a minute. A process that
 # ends is noticed at once.
 _START_SECONDS = 300.0
-_FINAL_SECONDS = 120.0
 _POLL_SECONDS = 0.1
-_STREAM_BEGINS = "Starting logstream"
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
@@ -98,7 +97,7 @@ def absolute_folders(variables: Mapping[str, str]) -> dict[str, str]:
 def scratch(work: Path) -> Iterator[Path]:
     """Make `work` and, inside it, a temporary folder for its owner only; remove that folder at the end of the block."""
     try:
-        work.mkdir(parents=True, exist_ok=True)
+        own_folder(work)
         folder = tempfile.TemporaryDirectory(prefix="federation-", dir=work, ignore_cleanup_errors=True)
     except OSError as error:
         raise StorageError(f"{work}: cannot be written ({error.strerror}). Choose another output folder.") from error
@@ -188,15 +187,15 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
     Parameters
     ----------
     family : Family
-        Has a running process ``superlink``; this function adds the process ``run``.
+        This function adds the process ``run``. If it has a process ``superlink``, that one must not end.
     app : Path
         Folder with a ``pyproject.toml`` that names the Flower app.
     run_config : Path
         From :func:`write_run_config`.
     client : ControlHttpClient
-        Returns the final status of the run, because ``flwr run`` exits with 0 even if the ServerApp failed.
+        Returns log and final status of the run; ``flwr run`` exits with 0 even if the ServerApp failed.
     sink : callable
-        Receives each line of the ServerApp's log; earlier output of ``flwr run`` is in ``run.log``.
+        Receives each line of the ServerApp's log; it is in ``run.log`` too.
     *more : str
         Further arguments of ``flwr run``.
 
@@ -205,49 +204,46 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
     FederationError
         If the run could not be started or did not complete.
     """
-    run = family.start(
-        "run", [executable("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more, "--stream"]
-    )
-    run_id = _follow(family, run, sink)
-    if run_id is None or run.returncode != 0:
-        raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
-    status, details = run_status(client, run_id)
-    if status != "finished:completed":
-        raise family.failure("run", f"The Flower run {run_id} is {status}{f' ({details})' if details else ''}.")
+    finish(family, start(family, app, run_config, *more), client, sink)
 
 
-def _follow(family: Family, run: subprocess.Popen[bytes], sink: LogSink) -> int | None:
-    """Pass on the log of `run` until it ends; return Flower's id of the run if it started."""
-    run_id, streaming, pending, gone = None, False, b"", set(family.ended())
-    with family.log("run").open("rb") as log:
-        while True:
-            finished = run.poll() is not None
-            *lines, pending = (pending + log.read()).split(b"\n")
-            for raw in [*lines, pending] if finished and pending else lines:
-                line = ANSI.sub("", raw.decode("utf-8", errors="replace")).rstrip("\r")
-                if streaming:
-                    sink(line)
-                elif match := _RUN_ID.search(line):
-                    run_id = int(match[1])
-                streaming = streaming or _STREAM_BEGINS in line
-            if finished:
-                return run_id
-            for name in set(family.ended()) - gone - {"run"}:
-                if name == "superlink":
-                    raise family.failure(name, "SuperLink ended in the middle of the run.")
-                # A federation goes on without a client; the ServerApp counts missing replies.
-                sink(f"{name} ended (exit code {family.exit_code(name)}); the run goes on without it.")
-                gone.add(name)
-            time.sleep(_POLL_SECONDS)
-
-
-def run_status(client: ControlHttpClient, run_id: int, seconds: float = _FINAL_SECONDS) -> tuple[str, str]:
-    """Return the status of a run and its details; wait up to `seconds` for a final status."""
-    from flwr.proto.control_pb2 import ListRunsRequest
-
-    deadline = time.monotonic() + seconds
-    while True:
-        status = client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
-        if status.status == "finished" or time.monotonic() > deadline:
-            return ":".join(part for part in (status.status, status.sub_status) if part), status.details
+def start(family: Family, app: Path, run_config: Path, *more: str) -> int:
+    """Submit the Flower app in folder `app` with ``flwr run`` and return Flower's id of the run."""
+    command = [executable("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more]
+    run = family.start("run", command)
+    while run.poll() is None:
+        _superlink_lives(family)
         time.sleep(_POLL_SECONDS)
+    found = _RUN_ID.search(ANSI.sub("", family.log("run").read_text(encoding="utf-8", errors="replace")))
+    if found is None or run.returncode != 0:
+        raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
+    return int(found[1])
+
+
+def finish(family: Family, run_id: int, client: ControlHttpClient, sink: LogSink) -> None:
+    """Pass on the log of a run until it has ended; raise FederationError unless it has completed."""
+    gone = {*family.ended(), "run"}
+
+    def check() -> None:
+        _superlink_lives(family)
+        for name in set(family.ended()) - gone:
+            # A federation goes on without a client; the ServerApp counts missing replies.
+            sink(f"{name} ended (exit code {family.exit_code(name)}); the run goes on without it.")
+            gone.add(name)
+
+    with open_own(family.log("run"), "a") as log:
+
+        def both(line: str) -> None:
+            log.write(f"{line}\n")
+            log.flush()
+            sink(line)
+
+        ended = runs.follow(client, run_id, both, check)
+    if ended.status != "finished:completed":
+        details = f" ({ended.details})" if ended.details else ""
+        raise family.failure("run", f"The Flower run {run_id} is {ended.status}{details}.")
+
+
+def _superlink_lives(family: Family) -> None:
+    if "superlink" in family.ended():
+        raise family.failure("superlink", "SuperLink ended in the middle of the run.")

@@ -25,6 +25,7 @@ from typing import Self
 
 from fedcross.core.errors import FederationError
 from fedcross.core.paths import import_root
+from fedcross.core.private_files import open_own
 
 MARK = "FEDCROSS_FAMILY"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -72,7 +73,7 @@ class Family:
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start `command` in its own session, so that Ctrl-C reaches only this process; log its output to a file."""
-        with self.log(name).open("wb") as log:
+        with open_own(self.log(name), "wb") as log:
             try:
                 process = subprocess.Popen(
                     command,

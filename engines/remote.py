@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import ssl
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -20,11 +21,13 @@ from pydantic import Field
 
 from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.settings import Settings
-from fedcross.engines import bundle, flower
+from fedcross.engines import bundle, flower, runs
 from fedcross.engines.job import Capabilities
 from fedcross.engines.processes import Family, terminated_by_signal
 
 if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
     from fedcross.engines.job import Job
 
 CAPABILITIES = Capabilities(own_folders=True)
@@ -59,20 +62,65 @@ def run(job: Job) -> None:
         If the SuperLink does not answer, or the run does not complete.
     """
     params = job.settings
+    submit(params, job.overrides, job.output / "engine", app_folder=job.app_folder)
+
+
+def submit(params: Params, overrides: str, work: Path, *, app_folder: Path | None = None, watch: bool = True) -> int:
+    """Submit a run of fedcross to the SuperLink that `params` name; return Flower's id of the run.
+
+    Ctrl-C and SIGTERM stop the run, not only the watching: its checkpoints stay, ``resume`` continues it. If this
+    process is killed, the run goes on; ``fedcross deploy runs`` shows it.
+
+    Parameters
+    ----------
+    params : Params
+        Address and certificate.
+    overrides : str
+        The run's configuration, as it travels in Flower's run config.
+    work : Path
+        Folder for the logs (kept) and, while this function runs, for Flower's own files (removed).
+    app_folder : Path, optional
+        Folder that holds the packages of fedcross; default: the one from which this process imported them.
+    watch : bool
+        Whether to pass on the run's log and to wait until the run has completed.
+
+    Raises
+    ------
+    FederationError
+        If the SuperLink does not answer, or the run does not complete.
+    """
     host, port = host_and_port(params.address)
     authority = params.authority.resolve()
     with contextlib.ExitStack() as stack:
         stack.enter_context(terminated_by_signal())
         wait_for(params.address, authority, params.wait_s)
-        work = job.output / "engine"
         state = stack.enter_context(flower.scratch(work))
         home = state / "flwr"
         flower.write_connection(home, port, authority, host)
-        app = bundle.make(state / "app", job.app_folder)
-        config = flower.write_run_config(state / "run.toml", job.overrides)
+        app = bundle.make(state / "app", app_folder)
+        config = flower.write_run_config(state / "run.toml", overrides)
         family = stack.enter_context(Family(work, flower.environment(home), [state]))
         client = stack.enter_context(contextlib.closing(flower.control_client(port, authority, host)))
-        flower.submit(family, app, config, client, print)
+        run_id = flower.start(family, app, config)
+        if watch:
+            try:
+                flower.finish(family, run_id, client, print)
+            except (KeyboardInterrupt, SystemExit):
+                _stop(client, run_id)
+                raise
+        return run_id
+
+
+def _stop(client: ControlHttpClient, run_id: int) -> None:
+    """Stop the run, and say whether that worked: nobody watches it any more."""
+    import httpx
+
+    try:
+        runs.stop(client, run_id)
+    except (httpx.HTTPError, FederationError) as error:
+        print(f"Run {run_id} could not be stopped ({error}): fedcross deploy stop {run_id}", file=sys.stderr)
+    else:
+        print(f"Run {run_id} is stopped; its finished rounds are on disk.", file=sys.stderr)
 
 
 def host_and_port(address: str) -> tuple[str, int]:

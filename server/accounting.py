@@ -7,15 +7,20 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.common.logger import log
 
 from fedcross.core.errors import StorageError
+from fedcross.core.private_files import open_own
+from fedcross.core.strict_json import dumps
 from fedcross.strategies.round.federation import RoundReport
 from fedcross.tasks.scoring import WINDOW, Score, smoothed
 
@@ -86,27 +91,23 @@ def commit() -> str | None:
 
 
 class Ledger:
-    """Writes ``metrics.jsonl``; each line is on disk when :meth:`add` returns.
+    """Writes ``metrics.jsonl``; each line is on disk (fsync) when :meth:`add` returns.
 
     Parameters
     ----------
     folder : Path
         The run's folder.
     keep_until : int
-        The file keeps the lines up to this round. Later lines, which an interrupted run left, are removed.
+        The file keeps the lines up to this round. Later lines, which an interrupted run left, are removed. A warning
+        names rounds up to this one that are missing, and those that occur more than once, of which the last line stays.
     """
 
     def __init__(self, folder: Path, keep_until: int = 0) -> None:
         self.path = folder / "metrics.jsonl"
-        self.lines: list[dict[str, Any]] = []
         try:
-            if self.path.exists() and keep_until:
-                for text in self.path.read_text().splitlines():
-                    entry = _parsed(text)
-                    if entry is not None and entry["round"] <= keep_until:
-                        self.lines.append(entry)
-            write_atomically(self.path, "".join(json.dumps(entry) + "\n" for entry in self.lines).encode())
-            self._file = self.path.open("a")
+            self.lines = _kept(self.path, keep_until) if keep_until else []
+            write_atomically(self.path, "".join(dumps(entry) + "\n" for entry in self.lines).encode())
+            self._file = open_own(self.path, "a")
         except OSError as error:
             raise StorageError(
                 f"{self.path}: cannot be written ({error}). Choose another output folder, or free disk space and "
@@ -117,8 +118,9 @@ class Ledger:
         """Append one round."""
         self.lines.append(entry)
         try:
-            self._file.write(json.dumps(entry) + "\n")
+            self._file.write(dumps(entry) + "\n")
             self._file.flush()
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be written ({error}). Free disk space, then resume.") from error
 
@@ -128,18 +130,54 @@ class Ledger:
             self._file.close()
 
 
-def _parsed(text: str) -> dict[str, Any] | None:
+#: Fields that every line of metrics has; without these numbers it cannot be counted.
+_COUNTED = ("bytes_down", "bytes_up", "seconds")
+
+
+def _kept(path: Path, until: int) -> list[dict[str, Any]]:
+    """Return the lines of the rounds up to `until`, in their order; log what is missing, repeated or unreadable."""
+    try:
+        found = [_parsed(text) for text in path.read_bytes().splitlines()]
+    except FileNotFoundError:
+        found = []
+    entries = [entry for entry in found if entry is not None and 1 <= entry["round"] <= until]
+    times = Counter(entry["round"] for entry in entries)
+    if repeated := sorted(number for number, count in times.items() if count > 1):
+        log(WARNING, "%s: %s more than once; the last line of each counts.", path, _rounds(repeated))
+    if missing := [number for number in range(1, until + 1) if number not in times]:
+        log(WARNING, "%s: %s missing. The model does not depend on it, sums and means do.", path, _rounds(missing))
+    by_round = {entry["round"]: entry for entry in entries}
+    return [by_round[number] for number in sorted(by_round)]
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    """Return ``round 3`` or ``rounds 3, 4, 5``; a long list is cut."""
+    shown = ", ".join(map(str, numbers[:10]))
+    rest = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    return f"round {shown} is" if len(numbers) == 1 else f"rounds {shown}{rest} are"
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Return a line of metrics; None if it is not one."""
     try:
         entry = json.loads(text)
-    except ValueError:
+    except ValueError:  # also if it is not UTF-8
         return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get("round"), int) else None
+    if not isinstance(entry, dict) or type(entry.get("round")) is not int:
+        return None
+    counted = [entry.get(name) for name in _COUNTED]
+    accuracy = entry.get("test_accuracy")
+    whole = all(isinstance(value, int | float) for value in (*counted, 0 if accuracy is None else accuracy))
+    return {**entry, "test_accuracy": accuracy} if whole else None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a crash leaves either the old file or the new one, never a part."""
+    """Write `data` to `path` so that a crash leaves either the old file or the new one, never a part.
+
+    Only this user can read the file (:func:`core.private_files.open_own`).
+    """
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with open_own(part, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError
 from fedcross.server.sweep import Plan, plan
 
 #: Flags of Hydra, and ``--cost``, which is fedcross's own.
@@ -108,12 +108,8 @@ def _saved(overrides: list[str]) -> list[str]:
     if not named or named[-1] in ("null", ""):
         return []
     folder = Path(named[-1].strip("'\""))
-    path = folder / ".hydra" / "overrides.yaml"
     if not folder.is_dir():
         raise ConfigError(f"resume={folder}: no such run folder. Name the folder of a run.")
-    try:
-        from omegaconf import OmegaConf
+    from fedcross.server.run_folder import saved_overrides
 
-        return [str(o) for o in OmegaConf.load(path) if not str(o).startswith(("resume=", "hydra."))]
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read ({error}). This folder is not a run's folder.") from error
+    return [one for one in saved_overrides(folder) if not one.startswith(("resume=", "hydra."))]

@@ -1,13 +1,26 @@
-"""Checkpoints of a run; a checkpoint on disk is always complete.
+"""Checkpoints of a run; a checkpoint on disk is always complete, and used only in the run and round that it names.
 
-``checkpoints/round-000012.safetensors`` holds the method's arrays. Its header holds the method's JSON values, the run's
-identity and a digest of all bytes. Each file is written under a temporary name, synced and then renamed.
+``checkpoints/round-000012.safetensors`` holds the method's arrays. Its header holds the round, the method's JSON
+values, the run's identity, the format's number, a digest of the header and a digest of all bytes.
+``checkpoints/run.json`` names the run to which the folder belongs. Each file is written under a temporary name, synced
+and then renamed.
+
+Formats
+-------
+1. Version 0.1: no format number, no digest of the header, no ``run.json``; the folder belongs to the one run that all
+   its checkpoints name.
+2. The one that is written now.
+
+Each number in :data:`READABLE` is read; a checkpoint with another one is passed over with a warning. Whoever changes
+what the header holds raises :data:`FORMAT`, and keeps the old number in :data:`READABLE` as long as a test continues a
+folder of that format (``tests/server/run-0.1`` for 1).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -18,8 +31,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedcross.core.errors import StorageError
+from fedcross.core.private_files import own_folder
+from fedcross.core.strict_json import dumps_exact, loads_exact
 from fedcross.server.accounting import write_atomically
 from fedcross.strategies.round.federation import State
+
+FORMAT = 2
+READABLE = (1, 2)
+#: Names the run to which the folder of checkpoints belongs.
+RECORD = "run.json"
+_NAME = re.compile(r"round-(\d{6,18})\.safetensors")
 
 
 class Checkpoints:
@@ -46,17 +67,22 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Return the rounds on disk, oldest first."""
-        return sorted(int(p.stem.removeprefix("round-")) for p in self.folder.glob("round-*.safetensors"))
+        found = (_NAME.fullmatch(path.name) for path in self.folder.glob("round-*.safetensors"))
+        return sorted({int(name[1]) for name in found if name and name[0] == self.path(int(name[1])).name})
 
     def save(self, number: int, state: State, identity: dict[str, Any]) -> None:
         """Write the checkpoint of round `number` durably, then delete old ones."""
         arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
-        header = {"round": str(number), "values": json.dumps(state.values), "identity": json.dumps(identity)}
+        header = {"format": str(FORMAT), "round": str(number)}
+        header |= {"values": dumps_exact(state.values), "identity": dumps_exact(identity)}
+        header["seal"] = _seal(header)
         header["digest"] = _digest(arrays, header)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            own_folder(self.folder)
+            self._record(str(identity.get("run", "")))
             write_atomically(self.path(number), save(arrays, metadata=header))
-            for old in self.rounds()[: -self.keep]:
+            # Later rounds are not of this run, or were passed over as damaged: they must not push out good ones.
+            for old in [round_ for round_ in self.rounds() if round_ <= number][: -self.keep]:
                 if not (self.milestone and old and old % self.milestone == 0):
                     self.path(old).unlink()
         except OSError as error:
@@ -71,45 +97,115 @@ class Checkpoints:
         Raises
         ------
         StorageError
-            If the file is missing or damaged.
+            If the file is missing, damaged, of a newer format, or is not this run's checkpoint of that round.
         """
+        path = self.path(number)
+        header = self._header(number)
         try:
-            with safe_open(self.path(number), framework="numpy") as file:
-                header = dict(file.metadata() or {})
+            with safe_open(path, framework="numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             found = header.pop("digest")
             if found != _digest(arrays, header):
-                raise StorageError(f"{self.path(number)}: the digest does not match, so the file is damaged.")
-            values = json.loads(header["values"])
-            return State(arrays, values), json.loads(header["identity"])
+                raise StorageError(f"{path}: the digest does not match, so the file is damaged.")
+            identity = loads_exact(header["identity"])
+            owner = self.owner()
+            if owner is not None and identity.get("run") != owner:
+                raise StorageError(f"{path}: a checkpoint of run {identity.get('run')}, but this is run {owner}.")
+            return State(arrays, loads_exact(header["values"])), identity
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise StorageError(f"{self.path(number)}: cannot be read ({error}).") from error
+            raise StorageError(f"{path}: cannot be read ({error}).") from error
 
     def identity(self) -> dict[str, Any] | None:
-        """Return the identity in the newest checkpoint with a readable header; None if there is none."""
+        """Return the identity in this run's newest checkpoint with a readable header; None if there is none."""
+        owner = self.owner()
         for number in reversed(self.rounds()):
-            try:
-                with safe_open(self.path(number), framework="numpy") as file:
-                    found: dict[str, Any] = json.loads((file.metadata() or {})["identity"])
-                    return found
-            except (OSError, SafetensorError, KeyError, ValueError):
-                continue
+            found = self._identity(number)
+            if found is not None and owner in (None, found.get("run")):
+                return found
         return None
 
     def latest(self) -> tuple[int, State, dict[str, Any]]:
-        """Return round, state and identity of the newest readable checkpoint; log a warning for each damaged one.
+        """Return round, state and identity of the newest checkpoint that can be used; log a warning for each other one.
 
         Raises
         ------
         StorageError
-            If none is readable.
+            If there is none.
         """
-        for number in reversed(self.rounds()):
+        rounds = self.rounds()
+        known = {self.path(number) for number in rounds} | {self.folder / RECORD, self.folder / "accepted.log"}
+        for stray in sorted(set(self.folder.glob("*")) - known):
+            log(WARNING, "%s: not a checkpoint's name (round-000001.safetensors); it is ignored.", stray)
+        reason = ""
+        for number in reversed(rounds):
             try:
                 return (number, *self.load(number))
             except StorageError as error:
                 log(WARNING, "%s Trying the checkpoint before it.", error)
-        raise StorageError(f"{self.folder}: no readable checkpoint. Start the run again without resume.")
+                reason = reason or f" {error}"
+        raise StorageError(f"{self.folder}: no readable checkpoint. Start the run again without resume.{reason}")
+
+    def owner(self) -> str | None:
+        """Return the run to which this folder belongs; None if no file names one.
+
+        Raises
+        ------
+        StorageError
+            If nothing says which one of several runs it is.
+        """
+        try:
+            named = json.loads((self.folder / RECORD).read_bytes())["run"]
+            if isinstance(named, str):
+                return named
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log(WARNING, "%s: cannot be read (%s); the checkpoints say whose they are.", self.folder / RECORD, error)
+        runs = {str(found.get("run")) for number in self.rounds() if (found := self._identity(number)) is not None}
+        if len(runs) > 1:
+            raise StorageError(
+                f"{self.folder}: checkpoints of {len(runs)} runs ({', '.join(sorted(runs))}). Keep those of one."
+            )
+        return runs.pop() if runs else None
+
+    def _record(self, run: str) -> None:
+        """Write whose folder this is, unless it says so already."""
+        path, text = self.folder / RECORD, dumps_exact({"format": FORMAT, "run": run}) + "\n"
+        if not path.is_file() or path.read_bytes() != text.encode():
+            write_atomically(path, text.encode())
+
+    def _header(self, number: int) -> dict[str, str]:
+        """Return the header of the checkpoint of round `number`, or raise a StorageError that says why it is no use."""
+        path = self.path(number)
+        try:
+            if not path.is_file():  # opening a pipe would wait for ever
+                raise StorageError(f"{path}: there is no such file.")
+            with safe_open(path, framework="numpy") as file:
+                header = dict(file.metadata() or {})
+            version = int(header.get("format", "1"))
+            if version not in READABLE:
+                raise StorageError(f"{path}: format {version}, this version reads up to {FORMAT}. Update fedcross.")
+            unsealed = {name: text for name, text in header.items() if name not in ("digest", "seal")}
+            if version > 1 and header["seal"] != _seal(unsealed):
+                raise StorageError(f"{path}: the header's digest does not match, so the file is damaged.")
+            if int(header["round"]) != number:
+                raise StorageError(f"{path}: the name says round {number}, the content round {int(header['round'])}.")
+            return header
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise StorageError(f"{path}: cannot be read ({error}).") from error
+
+    def _identity(self, number: int) -> dict[str, Any] | None:
+        """Return the identity in the header of the checkpoint of round `number`; None if it cannot be used."""
+        try:
+            found = loads_exact(self._header(number)["identity"])
+        except (StorageError, KeyError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def _seal(header: dict[str, str]) -> str:
+    """Return the SHA-256 of the header's entries, so that a header is trusted without reading the arrays."""
+    return hashlib.sha256(json.dumps(sorted(header.items())).encode()).hexdigest()
 
 
 def _digest(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:

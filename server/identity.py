@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings
 
 #: Settings that may differ between a run and its continuation: they do not change the result.
 FREE = {
@@ -51,8 +54,11 @@ def describe(config: RunConfig) -> dict[str, Any]:
     }
 
 
+#: Groups that :func:`describe` leaves out while they are off. One of them missing does not mean that it is new.
+SWITCHED = {"defence", "compression", "privacy", "attack"}
 #: Settings added by later versions, each with the value that stands for the old behaviour. A setting with that value is
-#: left out of the identity, so that runs of older versions are still found and continued.
+#: left out of the identity, so that sweeps find the folders of older versions. A new setting belongs here if those
+#: folders are to keep their names, or if its default is not the old behaviour; :func:`check_continues` needs no entry.
 LATER: dict[str, dict[str, Any]] = {
     "method": {
         "independent_start": False,
@@ -77,20 +83,53 @@ def _as_before(plain: dict[str, Any]) -> None:
         plain["method"]["propeller_weighting"] = "alpha"  # has no effect here; write the default of older versions
 
 
-def check_same(before: dict[str, Any], now: dict[str, Any], may_change: Collection[str] = ()) -> None:
+def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise a ConfigError if `config` does not continue the run with this `identity`, as its checkpoint holds it."""
+    from fedcross.strategies.round.registry import method_class
+
+    may_change = method_class(config.modules["method"]).may_change
+    check_same(identity["config"], describe(config), may_change, defaults(config))
+
+
+def check_same(
+    before: dict[str, Any],
+    now: dict[str, Any],
+    may_change: Collection[str] = (),
+    standard: Mapping[str, Any] | None = None,
+) -> None:
     """Raise a ConfigError that lists every setting in which a continued run differs from the run in the folder.
 
-    Settings in `may_change` and ``PLACES``, and all settings below them, may differ.
+    Settings in `may_change` and ``PLACES``, and all settings below them, may differ. A setting that the run in the
+    folder does not have, because its version did not know it, may have the value that it has in `standard`.
     """
     old, new = flatten(before), flatten(now)
     free_here = {*may_change, *PLACES}
+    added = {name for name, value in (standard or {}).items() if name not in old and name in new and new[name] == value}
+    added -= {name for name in added if (group := name.split(".")[0]) in SWITCHED and group not in before}
     faults = [
         f"{name}: the run in that folder has {old.get(name)!r}, now it is {new.get(name)!r}. Resume needs the same."
-        for name in sorted(old.keys() | new.keys())
+        for name in sorted((old.keys() | new.keys()) - added)
         if old.get(name) != new.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in free_here)
     ]
     if faults:
         raise ConfigError(faults)
+
+
+def defaults(config: RunConfig) -> dict[str, Any]:
+    """Return the default of every setting of `config` that has one in its class, with dotted names, as JSON values."""
+    return flatten(_defaults(config))
+
+
+def _defaults(settings: Settings) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value, default = getattr(settings, name), field.get_default(call_default_factory=True)
+        plain = None if default is PydanticUndefined else to_jsonable_python(default)  # as `describe` writes it
+        if default is not PydanticUndefined and not isinstance(plain, dict):
+            found[name] = plain
+        elif isinstance(value, Settings):
+            found[name] = _defaults(value)
+    return found
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:

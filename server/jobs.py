@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import OmegaConf
 
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
@@ -116,8 +116,7 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
     import json
 
     from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.identity import check_same, describe
-    from fedcross.strategies.round.registry import method_class
+    from fedcross.server.identity import check_continues
 
     checkpoints = Checkpoints(folder)
     result = folder / "result.json"
@@ -126,13 +125,13 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
     if before is None:
         return "new", 0
     try:
-        check_same(before, describe(config), method_class(config.modules["method"]).may_change)
+        check_continues({"config": before}, config)
     except ConfigError as error:
         advice = f"{folder}: another configuration is here. Choose another hydra.sweep.dir, or move the folder."
         raise ConfigError([advice, *error.faults]) from error
     try:
         rounds = int(json.loads(result.read_text())["rounds"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         rounds = 0
     if rounds >= config.rounds:
         return "done", rounds
@@ -144,11 +143,11 @@ def _recorded(folder: Path) -> dict[str, Any]:
     """Return the settings of a finished run without checkpoints, from its record."""
     from fedcross.conf.schema import load
     from fedcross.server.identity import describe
+    from fedcross.server.run_folder import saved_overrides
 
-    path = folder / ".hydra" / "overrides.yaml"
     try:
-        return describe(load([str(o) for o in OmegaConf.load(path)]))
-    except (OSError, ConfigError) as error:
+        return describe(load(saved_overrides(folder)))
+    except (StorageError, ConfigError) as error:
         raise ConfigError(
             f"{folder}: a result is here, but not its configuration ({error}). "
             "Choose another hydra.sweep.dir, or move the folder."

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcross.core.overrides import quote as quote
+
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
 
@@ -60,14 +62,27 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
 
 
 def _check_continued(config: RunConfig, folder: Path) -> None:
-    """Raise a ConfigError if `config` does not describe the run in `folder`."""
-    from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.identity import check_same, describe
-    from fedcross.strategies.round.registry import method_class
+    """Raise an error if `config` does not continue the run in `folder`; nothing there has been changed yet.
 
-    identity = Checkpoints(folder).identity()
-    if identity is not None:  # otherwise the session raises the error
-        check_same(identity["config"], describe(config), method_class(config.modules["method"]).may_change)
+    The session finds the same faults, but only after the settings in the folder have been written anew.
+
+    Raises
+    ------
+    ConfigError
+        If `config` is another run's.
+    StorageError
+        If no checkpoint can be used, or a folder has the name of a file that the run must write.
+    """
+    from fedcross.core.errors import StorageError
+    from fedcross.server.checkpoint import Checkpoints
+    from fedcross.server.identity import check_continues
+
+    places = (folder, ".*"), (folder, "*.json*"), (folder, "*.safetensors*"), (folder / "checkpoints", "*")
+    wrong = [path for place, names in places for path in place.glob(names) if path.is_dir() and path.name != ".hydra"]
+    if wrong:
+        raise StorageError(f"{wrong[0]}: a folder, where the run keeps a file or nothing. Move it away.")
+    _, _, identity = Checkpoints(folder).latest()
+    check_continues(identity, config)
 
 
 def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
@@ -108,8 +123,3 @@ def record(folder: Path, overrides: list[str]) -> None:
         OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
-
-
-def quote(value: str) -> str:
-    """Return `value` as a Hydra string that keeps every character."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

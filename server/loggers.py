@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.errors import ConfigError, StorageError, nearest
 
 
 class Scalars(Protocol):
@@ -100,7 +100,10 @@ class MLflow:
         self._client = tracking.MlflowClient(uri if ":" in uri else Path(uri).resolve().as_uri())
         known = folder / "mlflow-run"
         if known.exists():
-            self._id = known.read_text().strip()
+            try:
+                self._id = known.read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise StorageError(f"{known}: cannot be read ({error}). Delete it: MLflow gets a new run.") from error
             return
         name = str(settings.get("experiment", "fedcross"))
         found = self._client.get_experiment_by_name(name)

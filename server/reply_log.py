@@ -27,6 +27,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from fedcross.core.errors import StorageError
+from fedcross.core.private_files import open_own, own_folder
+from fedcross.core.strict_json import dumps_exact, loads_exact
 from fedcross.server.accounting import sync_folder
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.wire.protocol import EXTRA, Round, Upload
@@ -60,7 +62,7 @@ class WriteAheadLog:
         self._after = after
         self._file: BinaryIO | None = None  # opened when the first record is written
         with _DiskErrors(self.path):
-            self._good = self._read(after) if self.path.exists() else 0
+            self._good = self._read(after) if self.path.is_file() and not self.path.is_symlink() else 0
 
     # ---- strategies.round.federation.ReplyLog -------------------------------------------------------------------
 
@@ -126,10 +128,13 @@ class WriteAheadLog:
         """Return the file, positioned after its last complete record; start a new file if needed."""
         if self._file is None:
             with _DiskErrors(self.path):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("r+b" if self._good else "wb")
-                self._file.truncate(self._good)
-                self._file.seek(self._good)
+                own_folder(self.path.parent)
+                if self.path.is_symlink():  # not ours: nothing is read or written through it
+                    self.path.unlink()
+                file: BinaryIO = open_own(self.path, "r+b" if self._good else "wb")  # type: ignore[assignment]
+                self._file = file
+                file.truncate(self._good)
+                file.seek(self._good)
                 sync_folder(self.path.parent)
             if not self._good:
                 self._append({"kind": "start", "run": self.run, "after": self._after}, durable=False)
@@ -137,7 +142,7 @@ class WriteAheadLog:
 
     def _append(self, facts: dict[str, Any], arrays: Arrays | None = None, *, durable: bool = True) -> None:
         contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in (arrays or {}).items()}
-        data = save(contiguous, metadata={"facts": json.dumps(facts)})
+        data = save(contiguous, metadata={"facts": dumps_exact(facts)})
         file = self._open()
         with _DiskErrors(self.path):
             file.write(_HEAD.pack(MAGIC, len(data), zlib.crc32(data)))
@@ -216,7 +221,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], Arrays] | None:
     """Return facts and arrays of a record with a valid checksum; None if fedcross did not write it."""
     try:
         length = int.from_bytes(data[:8], "little")
-        facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
+        facts = loads_exact(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
         return facts, load(data)
     except (SafetensorError, ValueError, KeyError, TypeError):
         return None

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.private_files import own_folder
 
 #: Lock file, held by the process that runs in the folder.
 LOCK = ".lock"
@@ -22,7 +23,7 @@ class FolderInUseError(ConfigError):
 
 
 def prepare(folder: Path) -> Path:
-    """Return `folder`; create it if it does not exist.
+    """Return `folder`; create it if it does not exist, for this user only.
 
     Raises
     ------
@@ -30,13 +31,37 @@ def prepare(folder: Path) -> Path:
         If the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():  # a folder that the user made keeps its mode
+            own_folder(folder)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
     return folder
+
+
+def saved_overrides(folder: Path) -> list[str]:
+    """Return the settings with which the run in `folder` was started.
+
+    Raises
+    ------
+    StorageError
+        If they cannot be read.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = folder / ".hydra" / "overrides.yaml"
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:  # a ValueError: it is not UTF-8
+        reason = " ".join(str(error).split())[:200]
+        raise StorageError(f"{path}: cannot be read ({reason}). This folder is not a run's folder.") from error
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise StorageError(f"{path}: not a list of settings. This folder is not a run's folder.")
+    return [str(one) for one in found]
 
 
 @contextmanager

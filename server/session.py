@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,14 @@ from safetensors.numpy import save
 
 from fedcross.client.workshop import pick_device
 from fedcross.conf.schema import RunConfig
+from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.randomness import key
+from fedcross.core.strict_json import dumps
 from fedcross.engines.job import engine_of
 from fedcross.server import accounting
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
-from fedcross.server.identity import check_same, describe, flatten
+from fedcross.server.identity import check_continues, describe, flatten
 from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
@@ -71,7 +72,7 @@ class Session:
         state = None
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
-            check_same(identity["config"], describe(config), kind.may_change)
+            check_continues(identity, config)
             self.run = identity["run"]
         self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
         self.method.durable = {}
@@ -111,6 +112,7 @@ class Session:
             logger.close()
             if self.reply_log is not None:
                 self.reply_log.close()
+        _refuse_idle(ledger)
         return self._finish(ledger)
 
     def _round(self, number: int) -> dict[str, Any]:
@@ -150,8 +152,13 @@ class Session:
             },
             self._last_score,
         )
-        write_model(self.folder / "model.safetensors", self.method.evaluation_arrays(), self.method.tied)
-        accounting.write_atomically(self.folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+        try:
+            write_model(self.folder / "model.safetensors", self.method.evaluation_arrays(), self.method.tied)
+            accounting.write_atomically(self.folder / "result.json", (dumps(result, indent=2) + "\n").encode())
+        except OSError as error:
+            raise StorageError(
+                f"{self.folder}: the result cannot be written ({error}). Free disk space, resume."
+            ) from error
         return result
 
     def _privacy(self) -> dict[str, Any]:
@@ -164,6 +171,20 @@ class Session:
 
     def _identity(self) -> dict[str, Any]:
         return {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
+
+
+def _refuse_idle(ledger: accounting.Ledger) -> None:
+    """Raise a FederationError if no reply was ever accepted: such a run has trained nothing, and must not pass."""
+    asked, lost = (sum(int(line.get(name) or 0) for line in ledger.lines) for name in ("clients", "dropped"))
+    if asked and lost >= asked:
+        reasons: Counter[str] = Counter()
+        for line in ledger.lines:
+            reasons.update(line.get("rejected") or {})
+        why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(5)) or "no answer"
+        raise FederationError(
+            f"{len(ledger.lines)} rounds and not one accepted reply ({why}): nothing was trained. The warnings above "
+            "say what the clients answered. Mend it and start again in another folder."
+        )
 
 
 def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:

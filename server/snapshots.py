@@ -16,6 +16,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from fedcross.core.errors import StorageError
+from fedcross.core.private_files import own_folder
 from fedcross.server.accounting import write_atomically
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -54,7 +55,7 @@ class Snapshots:
         path = self.folder / f"{name}.safetensors"
         data = save({key: np.ascontiguousarray(array) for key, array in arrays.items()}, metadata=header)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            own_folder(self.folder)
             write_atomically(path, data)
         except OSError as error:
             raise StorageError(

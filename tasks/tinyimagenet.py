@@ -15,7 +15,7 @@ from pydantic import Field
 from fedcross.core.errors import DataError
 from fedcross.tasks.base import Task
 from fedcross.tasks.reading.cache import Store, cached
-from fedcross.tasks.reading.params import FileParams, ImageParams, checked, limited, require
+from fedcross.tasks.reading.params import FileParams, ImageParams, checked, limited, read_lines, require
 from fedcross.tasks.reading.pictures import Listing, decode_pictures
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -50,7 +50,7 @@ def _test(folder: Path, wnids: list[str]) -> Listing:
     number = {wnid: label for label, wnid in enumerate(wnids)}
     annotations = folder / "val" / "val_annotations.txt"
     listing = []
-    for row, line in enumerate(annotations.read_text().splitlines(), start=1):
+    for row, line in enumerate(read_lines(annotations), start=1):
         name, wnid, *_ = [*line.split("\t"), "", ""]
         if wnid not in number:
             raise DataError(f"{annotations}: line {row}: {wnid!r} is not a class of wnids.txt.")
@@ -62,7 +62,7 @@ def _test(folder: Path, wnids: list[str]) -> Listing:
 def _names(folder: Path, wnids: list[str]) -> tuple[str, ...]:
     """Return the first word for each class; the WNID where words.txt has none."""
     file = folder / "words.txt"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    lines = read_lines(file) if file.is_file() else []
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     return tuple(words.get(wnid, wnid).split(",")[0] for wnid in wnids)
 
@@ -93,7 +93,7 @@ def load(params: Params) -> Task:
         "Tiny ImageNet",
         f"Unpack tiny-imagenet-200.zip into {params.root.absolute()}, or set task.download=true.",
     )
-    wnids = lists[0].read_text().split()
+    wnids = " ".join(read_lines(lists[0])).split()
     listings = {"train": _train(folder, wnids), "test": _test(folder, wnids)}
 
     def decode(store: Store) -> None:

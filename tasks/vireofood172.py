@@ -17,7 +17,7 @@ from fedcross.core.errors import DataError
 from fedcross.tasks.base import Task
 from fedcross.tasks.reading.cache import Store, cached
 from fedcross.tasks.reading.leaf import no_download
-from fedcross.tasks.reading.params import FileParams, ImageParams, checked, limited, require
+from fedcross.tasks.reading.params import FileParams, ImageParams, checked, limited, read_lines, require
 from fedcross.tasks.reading.pictures import Listing, decode_pictures
 
 CLASSES = 172
@@ -48,7 +48,7 @@ def _listing(folder: Path, name: str) -> Listing:
     file = folder / "SplitAndIngreLabel" / name
     require([file], "VireoFood-172", HELP)
     listing = []
-    for row, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for row, line in enumerate(read_lines(file), start=1):
         entry = line.strip().split("\t")[0]
         if not entry:
             continue
@@ -96,5 +96,5 @@ def load(params: Params) -> Task:
         shape=(3, params.size, params.size),
         prepare=params.normaliser(channels=3),
         augment=params.augmentation(),
-        label_names=tuple(foods.read_text(encoding="utf-8").splitlines()) if foods.is_file() else (),
+        label_names=tuple(read_lines(foods)) if foods.is_file() else (),
     )

@@ -6,6 +6,10 @@
     fedcross deploy register   porch-node.pub          # at the server
     fedcross deploy revoke     porch-node.pub
     fedcross deploy nodes
+    fedcross deploy runs
+    fedcross deploy stop       last
+    fedcross deploy resume     last
+    fedcross deploy logs       last --follow
     fedcross deploy authority  keys/ca
     fedcross deploy server     keys/ca keys/server superlink.example.org 192.0.2.7
     fedcross deploy check      keys/ca/ca.crt keys/server/server.crt keys/server/server.key
@@ -19,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedcross.core.keys import AUTHORITY_DAYS, MAX_LEAF_DAYS
-from fedcross.deploy import commands
+from fedcross.deploy import commands, runs
 from fedcross.deploy.commands import Arguments
 
 #: Environment variables with the SuperLink's address and the authority's certificate, for commands at the server.
@@ -50,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _device_parts(add)
     _certificate_parts(add)
     _program_parts(add)
+    _run_parts(add)
     return parser
 
 
@@ -157,3 +162,23 @@ def _program_parts(add: Add) -> None:
     part.add_argument(
         "--port", type=int, default=9094, help="port for processes of this machine; a different one for each SuperNode"
     )
+
+
+def _run_parts(add: Add) -> None:
+    which = f"Flower's id of the run, or {runs.LAST} for the newest"
+    _superlink_options(add("runs", runs.show, "list the runs (at the server)"))
+
+    part = add("stop", runs.stop, "stop runs; their checkpoints stay (at the server)")
+    part.add_argument("runs", nargs="+", metavar="RUN", help=which)
+    _superlink_options(part)
+
+    part = add("resume", runs.resume, "go on with a run that was stopped or failed (at the server)")
+    part.add_argument("run", metavar="RUN", help=which)
+    part.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="further settings, such as rounds=200")
+    part.add_argument("--detach", action="store_true", help="do not wait for the end of the run")
+    _superlink_options(part)
+
+    part = add("logs", runs.logs, "print the log of a run's server (at the server)")
+    part.add_argument("run", metavar="RUN", help=which)
+    part.add_argument("--follow", action="store_true", help="until the run has ended; fails unless it completes")
+    _superlink_options(part)

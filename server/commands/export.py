@@ -62,26 +62,25 @@ def network(run: Path, data_root: str | None = None) -> nn.Module:
 
     Needs the run's data set, which determines the network's inputs and outputs; `data_root` is its folder.
     """
-    from omegaconf import OmegaConf
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     from fedcross.conf.schema import load
+    from fedcross.server.run_folder import saved_overrides
     from fedcross.strategies.round.registry import method_class
     from fedcross.tasks.models import create
     from fedcross.tasks.models.weights import load_arrays
 
-    path = run / ".hydra" / "overrides.yaml"
-    try:
-        overrides = [str(o) for o in OmegaConf.load(path)]
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read ({error.strerror}). Name the folder of a run.") from error
-    config = load([*overrides, *([f"data_root='{data_root}'"] if data_root else [])])
+    config = load([*saved_overrides(run), *([f"data_root='{data_root}'"] if data_root else [])])
     kind = method_class(config.modules["method"])
     plain = create(config.modules["model"], config.model, config.load_data().task, config.seed)
     model = kind.evaluation_network(kind.network(plain, config.method, config.seed), config.method)
     final = run / "model.safetensors"
     if final.exists():
-        arrays = load_file(final)
+        try:
+            arrays = load_file(final)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise StorageError(f"{final}: damaged ({error}). resume={run} writes it again.") from error
     else:
         _, state, identity = _checkpoint(run, None)
         arrays = _rebuilt(state, identity).evaluation_arrays()

@@ -23,6 +23,8 @@ SUBCOMMANDS = {
     "onboard": ("fedcross.server.commands.onboard", "how fast a new client learns from finished runs"),
 }
 WRONG_USE = 2
+#: As a shell reports a program that SIGPIPE ended.
+PIPE_CLOSED = 141
 
 
 def run() -> None:
@@ -31,14 +33,18 @@ def run() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `arguments` and return the exit code: 0, 1 for a failure, 2 for wrong use, 130 for Ctrl-C."""
+    """Run `arguments` and return the exit code: 0, 1 for a failure, 2 for wrong use, 130 for Ctrl-C, 141."""
     first = next(iter(arguments), "")
     name = f"fedcross {first}: " if first in SUBCOMMANDS else ""
     try:
         return _run(first, list(arguments))
     except BrokenPipeError:  # the reader of the output (a pager, head) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # Whoever reads a table may stop reading; a run that is cut off so has not completed.
+        from fedcross.server.commands.run import COST, SHOWING
+
+        shows = first in SUBCOMMANDS or bool({COST, *SHOWING} & {one.split("=")[0] for one in arguments})
+        return 0 if shows else PIPE_CLOSED
     except FedcrossError as error:
         print(f"{name}{_text(error)}", file=sys.stderr)
         return error.exit_code

@@ -8,7 +8,6 @@ arrays as any client: with FedFusion, its frozen extractor is the received one, 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.strict_json import dumps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -178,13 +178,9 @@ def _visit(shop: Workshop, client: int) -> Visit:
 
 def _overrides(run: Path) -> list[str]:
     """Return the overrides of `run` that also apply to its newcomer."""
-    from omegaconf import OmegaConf
+    from fedcross.server.run_folder import saved_overrides
 
-    path = run / ".hydra" / "overrides.yaml"
-    try:
-        return [str(o) for o in OmegaConf.load(path) if str(o).lstrip("+").split("=")[0] not in DROPPED]
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read ({error.strerror}). Name the folder of a finished run.") from error
+    return [one for one in saved_overrides(run) if one.lstrip("+").split("=")[0] not in DROPPED]
 
 
 def _model(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -248,7 +244,7 @@ def write(newcomers: Sequence[Newcomer], tolerance: float, targets: Sequence[flo
     path = out / "onboard.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"tolerance": tolerance, "targets": list(targets), "newcomers": entries}, indent=1)
+        text = dumps({"tolerance": tolerance, "targets": list(targets), "newcomers": entries}, indent=1)
         write_atomically(path, f"{text}\n".encode())
     except OSError as error:
         raise StorageError(f"{out}: cannot be written ({error.strerror}). Choose another folder with --out.") from error

@@ -195,5 +195,6 @@ def _fingerprint(sources: Iterable[Path], settings: Mapping[str, Any]) -> str:
     digest.update(json.dumps([FORMAT, settings], sort_keys=True, default=str).encode())
     for path in sources:
         status = path.stat()
-        digest.update(f"\n{path.resolve()}\t{status.st_size}\t{status.st_mtime_ns}".encode())
+        # A name need not be UTF-8: its bytes count.
+        digest.update(b"\n%b\t%d\t%d" % (os.fsencode(path.resolve()), status.st_size, status.st_mtime_ns))
     return digest.hexdigest()

@@ -186,6 +186,14 @@ def require(files: Sequence[Path], name: str, help_text: str) -> None:
         raise DataError(f"{name}: missing {shown}. {help_text}")
 
 
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a UTF-8 text file; raise :class:`DataError` if it is none or cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: not a readable UTF-8 text file ({error}). Copy or unpack it again.") from error
+
+
 def fetch(dataset: Callable[..., Any], root: Path, name: str) -> None:
     """Download what is missing with a torchvision class (bar, MD5); raise DataError if that fails."""
     try:

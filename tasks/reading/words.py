@@ -56,7 +56,7 @@ def read_glove(path: Path, wanted: frozenset[str]) -> dict[str, Array]:
     """
     found: dict[str, Array] = {}
     width = 0
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:  # a word that is not UTF-8 is none of the text's
         for number, line in enumerate(file, start=1):
             word, *values = line.rstrip().split(" ")
             width = width or len(values)

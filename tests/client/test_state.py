@@ -3,7 +3,7 @@ import pytest
 
 from fedcross.client.state import StateStore
 from fedcross.client.visit import state_root
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import ProtocolError, StorageError
 from tests.support.federation import run
 
 
@@ -89,3 +89,24 @@ def test_only_what_a_method_keeps_is_looked_for(tmp_path, monkeypatch, method, k
     run(tmp_path, *overrides)
     assert missing == []
     assert bool(list(state_root().rglob("*.npz"))) == kept
+
+
+@pytest.mark.parametrize("run", ["../x", "a/b", "/tmp/x", "..", ".", "a b", "x" * 65, "ä", "a\n"])
+def test_a_run_that_names_another_place_is_refused(tmp_path, run):
+    with pytest.raises(ProtocolError, match="not a name of a run"):
+        StateStore(tmp_path, run, 0)
+    with pytest.raises(ProtocolError, match="not negative"):
+        StateStore(tmp_path, "run", -1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_state_is_as_none_and_strange_files_stay(tmp_path):
+    store = StateStore(tmp_path, "run", 0)
+    store.save(1, {"c": np.zeros(3)}, keep=0)
+    (store.folder / "1.npz").write_bytes((store.folder / "1.npz").read_bytes()[:40])
+    (store.folder / "notes.npz").write_bytes(b"\xff")
+    assert store.load(1) == {}
+    store.save(2, {"c": np.zeros(3)}, keep=2)
+    assert sorted(path.name for path in store.folder.iterdir()) == ["2.npz", "notes.npz"]
+    assert {path.stat().st_mode & 0o777 for path in (store.folder.parent, store.folder)} == {0o700}
+    assert (store.folder / "2.npz").stat().st_mode & 0o777 == 0o600

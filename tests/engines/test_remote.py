@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,7 +12,7 @@ import pytest
 from fedcross.conf.schema import load
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, FederationError, StorageError
-from fedcross.engines import remote
+from fedcross.engines import flower, remote, runs
 
 
 @pytest.mark.parametrize(
@@ -76,3 +78,26 @@ def test_nobody_there(tmp_path: Path) -> None:
         remote.wait_for("127.0.0.1:1", authority, seconds=0.1)
     with pytest.raises(StorageError, match="not a readable certificate"):
         remote.wait_for("127.0.0.1:1", tmp_path / "none", seconds=0.1)
+
+
+@pytest.mark.parametrize("cut", [KeyboardInterrupt(), SystemExit(143)])
+def test_who_ends_the_watching_stops_the_run(tmp_path, monkeypatch, capsys, cut):
+    stopped = []
+
+    def broken(*_):
+        raise cut
+
+    monkeypatch.setattr(remote, "wait_for", lambda *_: None)
+    monkeypatch.setattr(remote.bundle, "make", lambda folder, _: folder)
+    monkeypatch.setattr(remote, "Family", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(flower, "control_client", lambda *_: contextlib.closing(io.StringIO()).thing)
+    monkeypatch.setattr(flower, "start", lambda *_: 7)
+    monkeypatch.setattr(flower, "finish", broken)
+    monkeypatch.setattr(runs, "stop", lambda _, number: stopped.append(number))
+    params = remote.Params(address="h:1", authority=tmp_path / "ca.crt")
+    with pytest.raises(type(cut)):
+        remote.submit(params, "rounds=1", tmp_path / "work")
+    assert stopped == [7]
+    assert "Run 7 is stopped" in capsys.readouterr().err
+    assert remote.submit(params, "rounds=1", tmp_path / "work", watch=False) == 7  # nobody watches: nobody stops it
+    assert stopped == [7]

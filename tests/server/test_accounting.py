@@ -62,3 +62,41 @@ def test_writing_replaces_whole_files(tmp_path):
     write_atomically(tmp_path / "a", b"two")
     assert (tmp_path / "a").read_bytes() == b"two"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_continued_ledger_names_gaps_and_repetitions(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("fedcross.server.accounting.log", lambda level, text, *more: told.append(text % more))
+    ledger = Ledger(tmp_path)
+    for number in (1, 2, 2, 5):
+        ledger.add(entry(number, 0.1 * number))
+    ledger.close()
+    with ledger.path.open("ab") as file:
+        file.write(b'\xff\xfe\n{"round": 3, "bytes_down": "x"}\n[]\n')
+    continued = Ledger(tmp_path, keep_until=5)
+    continued.close()
+    assert [one["round"] for one in continued.lines] == [1, 2, 5]
+    assert [text.split("metrics.jsonl: ")[1].split(" more")[0].split(" missing")[0] for text in told] == [
+        "round 2 is", "rounds 3, 4 are",
+    ]  # fmt: skip
+
+
+def test_a_line_is_strict_json_and_on_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("fedcross.server.accounting.os.fsync", synced.append)
+    ledger = Ledger(tmp_path)
+    before = len(synced)
+    ledger.add({**entry(1), "train_loss": float("inf"), "pool_spread": float("nan")})
+    assert len(synced) == before + 1
+    text = ledger.path.read_text()
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert (found["train_loss"], found["pool_spread"]) == (None, None)
+    ledger.close()
+
+
+def test_a_file_is_never_written_through_a_link(tmp_path):
+    (tmp_path / "victim").write_bytes(b"kept")
+    (tmp_path / "a.part").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_atomically(tmp_path / "a", b"new")
+    assert (tmp_path / "victim").read_bytes() == b"kept"

@@ -1,5 +1,10 @@
+import json
+import shutil
+
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from fedcross.core.errors import StorageError
 from fedcross.server.checkpoint import Checkpoints
@@ -59,3 +64,92 @@ def test_a_full_disk_keeps_the_rounds_before(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="The rounds before it are safe"):
         checkpoints.save(2, STATE, {})
     assert checkpoints.latest()[0] == 1
+
+
+def rewritten(path, **header):
+    """Write a checkpoint again with another header, as a newer or a careless program would."""
+    arrays = load_file(path)
+    with safe_open(path, framework="numpy") as file:
+        found = dict(file.metadata())
+    save_file(arrays, path, metadata=found | header)
+
+
+def test_a_renamed_or_copied_checkpoint_is_passed_over(tmp_path, caplog):
+    checkpoints = saved(tmp_path, 1, 2)
+    shutil.copy(checkpoints.path(1), checkpoints.path(7))
+    assert checkpoints.rounds() == [1, 2, 7]
+    assert checkpoints.latest()[0] == 2
+    with pytest.raises(StorageError, match="the name says round 7, the content round 1"):
+        checkpoints.load(7)
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(tmp_path):
+    mine, other = saved(tmp_path / "mine", 1, 2), Checkpoints(tmp_path / "other")
+    other.save(3, STATE, {"run": "y"})
+    shutil.copy(other.path(3), mine.path(3))
+    assert mine.latest()[0] == 2
+    assert mine.identity() == {"run": "x", "round": 2}
+    with pytest.raises(StorageError, match="a checkpoint of run y, but this is run x"):
+        mine.load(3)
+
+
+def test_without_a_record_the_checkpoints_say_whose_they_are_and_two_runs_are_refused(tmp_path):
+    mine, other = saved(tmp_path / "mine", 1, 2), Checkpoints(tmp_path / "other")
+    (mine.folder / "run.json").unlink()  # as version 0.1 left it
+    assert mine.latest()[0] == 2
+    other.save(3, STATE, {"run": "y"})
+    shutil.copy(other.path(3), mine.path(3))
+    with pytest.raises(StorageError, match="checkpoints of 2 runs"):
+        mine.latest()
+
+
+def test_names_that_are_no_checkpoints_are_ignored_with_a_word(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("fedcross.server.checkpoint.log", lambda level, text, *more: told.append(text % more))
+    checkpoints = saved(tmp_path, 1)
+    for name in ("round-x.safetensors", "round-1.safetensors", "round-0000001.safetensors", "notes.txt"):
+        (checkpoints.folder / name).write_bytes(b"\xff")
+    assert checkpoints.rounds() == [1]
+    assert checkpoints.latest()[0] == 1
+    assert len([text for text in told if "not a checkpoint's name" in text]) == 4
+
+
+def test_later_files_that_cannot_be_used_do_not_push_out_good_ones(tmp_path):
+    checkpoints = saved(tmp_path, 1, 2)
+    for number in (8, 9):
+        shutil.copy(checkpoints.path(1), checkpoints.path(number))
+    checkpoints.save(3, STATE, {"run": "x"})
+    assert checkpoints.rounds() == [2, 3, 8, 9]
+    assert checkpoints.latest()[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"format": "3"}, "format 3, this version reads up to 2"),
+        ({"format": "new"}, "cannot be read"),
+        ({"identity": "{}"}, "header's digest"),
+        ({"round": "9"}, "header's digest"),
+    ],
+)
+def test_a_header_that_was_changed_or_is_newer_is_refused(tmp_path, header, message):
+    checkpoints = saved(tmp_path, 1, 2)
+    rewritten(checkpoints.path(2), **header)
+    with pytest.raises(StorageError, match=message):
+        checkpoints.load(2)
+    assert checkpoints.latest()[0] == 1
+    assert checkpoints.identity() == {"run": "x", "round": 1}
+
+
+def test_numbers_that_json_does_not_have_come_back(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, State({}, {"best": [float("inf"), float("-inf")], "x": 1.5}), {"run": "x"})
+    assert checkpoints.load(1)[0].values == {"best": [float("inf"), float("-inf")], "x": 1.5}
+    with safe_open(checkpoints.path(1), framework="numpy") as file:
+        json.loads(file.metadata()["values"], parse_constant=lambda name: pytest.fail(name))
+
+
+def test_only_the_owner_can_read_them(tmp_path):
+    checkpoints = saved(tmp_path, 1)
+    assert checkpoints.folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in checkpoints.folder.iterdir()} == {0o600}

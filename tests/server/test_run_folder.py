@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcross.core.errors import ConfigError
-from fedcross.server.run_folder import FolderInUseError, claimed, free, refuse_used, used
+from fedcross.core.errors import ConfigError, DataError, StorageError
+from fedcross.server.run_folder import FolderInUseError, claimed, free, refuse_used, saved_overrides, used
+from fedcross.tasks.reading.params import read_lines
 from tests.support.command import main
 
 SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
@@ -112,3 +113,18 @@ def test_random_second_commands_leave_the_first_run_alone_unless_they_continue_i
         else:
             assert code == 2
             assert after == before
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x80", b"{}", b"- 1", b"a: [", b"", "- räume".encode("utf-16")])
+def test_settings_that_cannot_be_read_are_one_line(tmp_path, content):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_bytes(content)
+    with pytest.raises(StorageError, match=r"overrides\.yaml: .*This folder is not a run's folder\.$") as caught:
+        saved_overrides(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_a_data_set_that_is_not_utf8_is_one_line(tmp_path):
+    (tmp_path / "wnids.txt").write_bytes(b"n01443537\n\xe4\xff\n")
+    with pytest.raises(DataError, match=r"wnids\.txt: not a readable UTF-8 text file"):
+        read_lines(tmp_path / "wnids.txt")

@@ -1,0 +1,119 @@
+"""``fedcross deploy runs``, ``stop``, ``resume``, ``logs``: the runs of a SuperLink, managed over its Control API."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from fedcross.core.errors import ConfigError, FederationError
+from fedcross.core.overrides import join, quote, split, unquote
+from fedcross.deploy.nodes import connect
+from fedcross.engines import remote
+from fedcross.engines import runs as control
+from fedcross.engines.runs import Listed
+
+Arguments = argparse.Namespace
+#: Stands for the newest run.
+LAST = "last"
+
+
+def show(arguments: Arguments) -> None:
+    """List the runs that the SuperLink knows, the newest first."""
+    with connect(*_where(arguments)) as client:
+        for run in control.listing(client):
+            reason = f"  {' '.join(run.details.split())[:120]}" if run.details else ""
+            print(f"{run.run_id:>20}  {run.status:<18}  {run.since[:19]}  {folder(run) or '-'}{reason}")
+
+
+def stop(arguments: Arguments) -> None:
+    """Stop runs; their checkpoints stay."""
+    with connect(*_where(arguments)) as client:
+        for name in arguments.runs:
+            run = chosen(control.listing(client), name)
+            if run.over:
+                raise FederationError(f"run {run.run_id}: it is over already ({run.status}).")
+            control.stop(client, run.run_id)
+            print(f"run {run.run_id} is stopped, its ServerApp ends within a minute; to go on: resume {run.run_id}")
+
+
+def logs(arguments: Arguments) -> None:
+    """Print a run's log; with ``--follow`` until the run has ended.
+
+    Raises
+    ------
+    FederationError
+        With ``--follow``, if the run does not complete.
+    """
+    with connect(*_where(arguments)) as client:
+        run = chosen(control.listing(client), arguments.run)
+        if not (arguments.follow or run.over):
+            print(control.so_far(client, run.run_id), end="")
+            return
+        ended = control.follow(client, run.run_id, print)
+        if arguments.follow and ended.status != "finished:completed":
+            raise FederationError(f"run {ended.run_id} is {ended.status}. {ended.details}".rstrip())
+
+
+def resume(arguments: Arguments) -> None:
+    """Submit an ended run again, with the same settings, to go on from its newest checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        If the run has not ended, or another one writes into its folder.
+    """
+    address, authority = _where(arguments)
+    with connect(address, authority) as client:
+        known = control.listing(client)
+    run = chosen(known, arguments.run)
+    overrides = continued(run, known, arguments.settings)
+    params = remote.Params(address=address, authority=authority)
+    with tempfile.TemporaryDirectory(prefix="fedcross-") as work:
+        new = remote.submit(params, join(overrides), Path(work), watch=not arguments.detach)
+    print(f"run {run.run_id} {'goes on' if arguments.detach else 'went on'} as run {new}")
+
+
+def continued(run: Listed, known: list[Listed], more: list[str]) -> list[str]:
+    """Return the overrides with which `run` goes on; `more` come last.
+
+    Raises
+    ------
+    ConfigError
+        If that must not be.
+    """
+    if not run.over:
+        raise ConfigError(f"run {run.run_id}: it is {run.status}. Stop it first, or follow it with logs.")
+    place = folder(run)
+    if place is None:
+        raise ConfigError(f"run {run.run_id}: its settings name no folder, so this is no run of fedcross.")
+    if others := [other.run_id for other in known if not other.over and folder(other) == place]:
+        raise ConfigError(f"run {run.run_id}: run {others[0]} writes into {place} now. Stop that one first.")
+    kept = [one for one in split(run.overrides) if not one.startswith("resume=")]
+    return [*kept, *more, f"resume={quote(place)}"]
+
+
+def folder(run: Listed) -> str | None:
+    """Return the folder of a run, as the server sees it; None if its settings name none."""
+    named = [o.split("=", 1)[1] for o in split(run.overrides) if o.startswith(("output=", "resume="))]
+    return unquote(named[-1]) if named else None
+
+
+def chosen(known: list[Listed], name: str) -> Listed:
+    """Return the run that `name` names: its id, or ``last``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such run.
+    """
+    found = known[:1] if name == LAST else [run for run in known if str(run.run_id) == name]
+    if not found:
+        raise ConfigError(f"{name}: the SuperLink knows no such run. See fedcross deploy runs.")
+    return found[0]
+
+
+def _where(arguments: Arguments) -> tuple[str, Path]:
+    if not arguments.superlink or not arguments.authority:
+        raise ConfigError("Which SuperLink? Give --superlink HOST:PORT and --authority ca.crt.")
+    return arguments.superlink, Path(arguments.authority)

@@ -1,0 +1,46 @@
+"""Which run a command means, and with which settings it goes on; tests/faults/test_managed_runs.py has the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedcross.core.errors import ConfigError
+from fedcross.core.overrides import join, quote
+from fedcross.deploy import runs
+from fedcross.engines.runs import Listed
+
+
+def listed(number: int, status: str, *overrides: str) -> Listed:
+    return Listed(number, status, "", f"2026-11-2{number}", join(overrides))
+
+
+OVER = listed(2, "finished:stopped", "seed=1", "resume='/o/a'", "output='/o/a'")
+GOING = listed(3, "running", "output='/o/b c'")
+
+
+def test_a_run_is_named_by_its_id_or_as_the_last():
+    assert runs.chosen([GOING, OVER], "last") is GOING
+    assert runs.chosen([GOING, OVER], "2") is OVER
+    for known, name in (([GOING, OVER], "7"), ([], "last"), ([GOING], "../x")):
+        with pytest.raises(ConfigError, match="no such run"):
+            runs.chosen(known, name)
+
+
+def test_a_stopped_run_goes_on_with_its_settings_in_its_folder():
+    assert runs.continued(OVER, [GOING, OVER], ["rounds=9"]) == [
+        "seed=1", "output='/o/a'", "rounds=9", "resume='/o/a'",
+    ]  # fmt: skip
+
+
+def test_only_an_ended_run_with_a_folder_of_its_own_goes_on():
+    with pytest.raises(ConfigError, match="Stop it first"):
+        runs.continued(GOING, [GOING, OVER], [])
+    with pytest.raises(ConfigError, match="run 4 writes into /o/a now"):
+        runs.continued(OVER, [listed(4, "starting", "output='/o/a'"), OVER], [])
+    with pytest.raises(ConfigError, match="no run of fedcross"):
+        runs.continued(listed(1, "finished:failed"), [], [])
+
+
+@pytest.mark.parametrize("folder", ["/o/a b", "/o/it's", "/o/back\\slash"])
+def test_the_folder_is_read_back_from_the_settings(folder):
+    assert runs.folder(listed(1, "running", f"output={quote(folder)}")) == folder

@@ -1,0 +1,105 @@
+"""``fedcross deploy runs``, ``stop``, ``resume`` and ``logs`` on a real SuperLink, which starts again in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedcross.deploy.nodes import connect, listing
+from fedcross.engines.processes import marked
+from tests.support.command import main
+from tests.support.killer import digest
+from tests.support.network import ROOT, SETTINGS, Network, lines, undisturbed, wait_for_rounds
+
+PATIENCE_S = 600
+
+
+def server_apps(network: Network) -> list[int]:
+    """Return the processes of ServerApps of this network."""
+    found = []
+    for pid in marked(network.family.mark):
+        try:
+            command = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"flwr-serverapp" in command:
+            found.append(pid)
+    return found
+
+
+def wait_until(holds, seconds: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def renew(network: Network) -> None:
+    """Start the nodes again: the heartbeat of these light ones may have ended while their SuperLink was away.
+
+    A SuperLink lets a key in again when it has not heard of its node for a while.
+    """
+    network.stop("nodes", signal.SIGKILL)
+    with connect(f"127.0.0.1:{network.port}", network.authority.public) as client:
+        wait_until(lambda: not any(node.status == "online" for node in listing(client)))
+    network.start_nodes("nodes", [0, 1, 2])
+
+
+@pytest.mark.slow
+@pytest.mark.superlink
+def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_path, capsys):
+    """The watcher is what the compose file's service `run` is: it must end only with the run, and as the run does."""
+    output = tmp_path / "run"
+    with Network(tmp_path / "work") as network, contextlib.ExitStack() as stack:
+        where = ["--superlink", f"127.0.0.1:{network.port}", "--authority", str(network.authority.public)]
+        network.start_nodes("nodes", [0, 1, 2])
+        engine = ["engine=remote", f"engine.address=127.0.0.1:{network.port}", f"engine.authority={where[3]}"]
+        log = stack.enter_context((tmp_path / "watcher.log").open("w"))
+        watcher = subprocess.Popen(
+            [sys.executable, "-m", "fedcross", *SETTINGS, *engine, "rounds=100000", f"output={output}"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            wait_for_rounds(output, 2, PATIENCE_S)
+            network.stop("superlink", signal.SIGKILL)
+            network.processes["superlink"].wait()
+            time.sleep(6)
+            network.start_superlink()
+            wait_for_rounds(output, len(lines(output)) + 2, PATIENCE_S)
+            assert watcher.poll() is None
+            assert "trying again" in (tmp_path / "watcher.log").read_text()
+
+            assert main(["deploy", "runs", *where]) == 0
+            shown = capsys.readouterr().out
+            assert "running" in shown
+            assert str(output) in shown
+            assert server_apps(network)
+            assert main(["deploy", "stop", "last", *where]) == 0
+            stopped = time.monotonic()
+            assert watcher.wait(PATIENCE_S) == 1
+            assert "finished:stopped" in (tmp_path / "watcher.log").read_text()
+            wait_until(lambda: not server_apps(network))
+            print(f"the ServerApp's process ended {time.monotonic() - stopped:.1f} s after the stop")
+        finally:
+            watcher.kill()
+            watcher.wait()
+        renew(network)
+        done = len(lines(output))
+        assert main(["deploy", "stop", "last", *where]) == 1
+        assert main(["deploy", "resume", "last", f"rounds={done + 2}", *where]) == 0
+        assert len(lines(output)) == done + 2
+        capsys.readouterr()
+        assert main(["deploy", "logs", "last", *where]) == 0
+        assert f"Run folder: {output}" in capsys.readouterr().out
+        found = digest(output)
+    assert found == undisturbed(tmp_path / "whole", f"rounds={done + 2}")

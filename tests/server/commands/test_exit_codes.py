@@ -1,0 +1,58 @@
+"""A run that did not do its work never exits with 0."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcross.server.session import Session
+from tests.support.command import main
+
+ROOT = Path(__file__).parents[3]
+SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
+SMALL += ["train.epochs=1", "logger=none", "engine.workers=1"]
+#: Every client sends NaN, and the guard rejects that.
+BAD = ["attack=not_finite", "attack.clients=4"]
+
+
+def test_a_run_without_one_accepted_reply_fails_and_leaves_no_result(tmp_path, capsys):
+    assert main([*SMALL, *BAD, "rounds=2", f"output={tmp_path / 'run'}"]) == 1
+    assert "not one accepted reply (non_finite 4)" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_with_one_failed_run_fails(tmp_path, capsys):
+    arguments = [*SMALL, *BAD, "rounds=1", "seed=1,2"]
+    assert main(["-m", *arguments, f"hydra.sweep.dir={tmp_path}"]) == 1
+    assert "not one accepted reply" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (ZeroDivisionError("x"), None)])
+def test_a_run_that_is_cut_off_fails(tmp_path, monkeypatch, error, code):
+    def broken(session, number):
+        raise error
+
+    monkeypatch.setattr(Session, "_round", broken)
+    arguments = [*SMALL, "rounds=1", f"output={tmp_path / 'run'}"]
+    if code is None:  # an error of ours keeps its traceback, and Python exits with 1
+        with pytest.raises(ZeroDivisionError):
+            main(arguments)
+    else:
+        assert main(arguments) == code
+
+
+@pytest.mark.slow
+def test_a_run_whose_reader_is_gone_fails(tmp_path):
+    command = shlex.join([sys.executable, "-m", "fedcross", *SMALL, "rounds=3", f"output={tmp_path / 'run'}"])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 141, done.stderr[-2000:]
