@@ -34,6 +34,10 @@ from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, re
 from fedcross.strategies.wire.records import Arrays, Spec, spec_of
 
 
+#: How the error of a client begins that cannot work with the run's configuration (:func:`strategies.wire.failure`).
+CLIENT_CONFIG_ERROR = "client_error: ConfigError: "
+
+
 class Method(FlowerHooks[P]):
     """Base of all methods.
 
@@ -56,7 +60,7 @@ class Method(FlowerHooks[P]):
         if checked is None or rules is None:
             raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
         self.params, self.federation = checked, rules
-        self.nodes = Nodes()
+        self.nodes = Nodes(self._claim_refused)
         #: Client -> number of requests sent to it, answered or not.
         self.requests: Counter[int] = Counter()
         #: Client -> number of its last accepted visit; its next visit continues from the state it saved then.
@@ -73,6 +77,8 @@ class Method(FlowerHooks[P]):
         #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
+        self._failures: dict[int, str] = {}  # client -> its configuration error, in this exchange
+        self._heard = False  # whether a client has trained since this process began
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -131,6 +137,7 @@ class Method(FlowerHooks[P]):
         """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
         self._started = time.perf_counter()
         self._round = current
+        self._failures = {}
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
         inbox = Inbox(
@@ -163,10 +170,32 @@ class Method(FlowerHooks[P]):
             self.log.end(exchange.current)
         report.exchanges += bool(exchange.payloads)
         report.seconds_training += time.perf_counter() - self._started
+        self._heard = self._heard or len(exchange.inbox.won) > exchange.inherited
+        self._check_failures(exchange)
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
+
+    def _check_failures(self, exchange: Exchange) -> None:
+        """Raise a ConfigError if every client of `exchange` failed with the same one: no later round could do better.
+
+        Once a client has trained with this configuration, this takes the word of most connected clients: a few
+        malicious ones, alone in a round, must not end a run.
+        """
+        asked = {payload.client for payload in exchange.payloads}
+        few = self._heard and 2 * len(self._failures) <= len(self._available)
+        if not asked or exchange.inbox.won or not asked <= self._failures.keys() or few:
+            return
+        faults = set(self._failures.values())
+        if len(faults) == 1:
+            raise ConfigError(f"All {len(asked)} clients of round {exchange.current.number} refuse: {faults.pop()}")
+
+    def _claim_refused(self, _: int) -> None:
+        self._report.rejected["partition_taken"] += 1
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1
+        told = str(error)
+        if client is not None and told.startswith(CLIENT_CONFIG_ERROR):
+            self._failures[client] = told.removeprefix(CLIENT_CONFIG_ERROR)
         self.on_rejected(client, error)
 
     def _spares(self, current: Round, payloads: Sequence[Payload]) -> list[int]:

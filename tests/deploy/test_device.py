@@ -69,7 +69,7 @@ def test_its_service_starts_the_same_command(bundle: Path) -> None:
 
 def test_the_page_in_it_names_the_command_for_the_server(bundle: Path) -> None:
     text = (bundle / "README.md").read_text()
-    assert "docker compose run --rm -T admin register - < porch-node.pub" in text
+    assert "docker compose run --rm -T admin register --partition 3 - < porch-node.pub" in text
     assert "(number 3 of 0 to 3)" in text
 
 
@@ -115,7 +115,7 @@ def test_command(authority: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     try:
         where = ["--superlink", "h:1", "--partition", "0", "--partitions", "2"]
         assert deploy(["new-client", *where, str(authority), str(tmp_path / "d"), "pi-1"]) == 0
-        assert "admin register - < pi-1-node.pub" in capsys.readouterr().out
+        assert "admin register --partition 0 - < pi-1-node.pub" in capsys.readouterr().out
         assert deploy(["rotate-key", str(tmp_path / "d" / "pi-1")]) == 0
         assert "revoke it" in capsys.readouterr().out
         assert deploy(["nodes"]) == 2
