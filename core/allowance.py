@@ -54,7 +54,7 @@ RECORDS = 8
 NO_ARRAYS = Allowance()
 
 
-class Refusal(Error):
+class Refusal(Error):  # noqa: N818 - not an exception
     """The error of a reply that was refused before it was put together.
 
     Parameters

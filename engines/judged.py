@@ -79,8 +79,8 @@ class _Arrival:
 def patiently(call: Callable[[], T], seconds: float = BUSY_S) -> T:
     """Return ``call()``; repeat it for up to `seconds` while the SuperLink answers with an error of its own.
 
-    A device that announces a reply of many thousand objects keeps the SuperLink's database busy for seconds. Other calls
-    then end with status 500, which Flower's client does not repeat.
+    A device that announces a reply of many thousand objects keeps the SuperLink's database busy for seconds. Other
+    calls then end with status 500, which Flower's client does not repeat.
     """
     import httpx
 
@@ -227,7 +227,8 @@ class JudgedGrid(Grid):
                     raise UploadError("malformed_message", "the reply's tree is that of another message")
                 judge.judge(meta.message_id)
             except NotYetError:
-                return self._later(arrival, begun=bool(judge.contents))
+                self._later(arrival, begun=bool(judge.contents))
+                return None
             message = self._inflated(arrival, judge.contents)
         except UploadError as error:
             self._confirm(arrival)

@@ -33,7 +33,6 @@ from fedcross.strategies.wire.compression import Compressor
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, request
 from fedcross.strategies.wire.records import Arrays, Spec, spec_of
 
-
 #: How the error of a client begins that cannot work with the run's configuration (:func:`strategies.wire.failure`).
 CLIENT_CONFIG_ERROR = "client_error: ConfigError: "
 
