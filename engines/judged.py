@@ -48,6 +48,8 @@ PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 COMPLETE_S = 600.0
 
 
+#: How often a batch of requests is sent before the run ends, if the SuperLink cannot store it.
+PUSHES = 5
 #: Seconds for which the SuperLink may answer with an error of its own, because it is busy, until the run ends with it.
 BUSY_S = 300.0
 
@@ -150,9 +152,24 @@ class JudgedGrid(Grid):
         return patiently(self.inner.get_nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; the reply to each may have scalars only, until :meth:`allow` says more."""
+        """Send messages; the reply to each may have scalars only, until :meth:`allow` says more.
+
+        If the SuperLink could not store all of them, they are sent again, as new messages.
+        """
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
         batch = list(messages)
-        return patiently(lambda: self.inner.push_messages(batch))
+        for left in reversed(range(PUSHES)):
+            try:
+                return patiently(lambda: self.inner.push_messages(batch))
+            except ObjectPushError as error:
+                if not left:
+                    raise
+                log(WARNING, "fedcross: the SuperLink could not store a request, sent again: %s", error)
+            time.sleep(LONGEST_PAUSE_S)
+            for message in batch:
+                message.metadata.__dict__["_created_at"] = time.time()  # part of what a message's id is made of
+        return []
 
     def allow(self, allowances: Mapping[str, Allowance]) -> None:
         """Set what the replies to these messages may consist of: message id -> allowance."""

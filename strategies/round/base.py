@@ -7,6 +7,7 @@ can use it (:mod:`strategies.round.flower_hooks`).
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,8 +34,9 @@ from fedcross.strategies.wire.compression import Compressor
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, request
 from fedcross.strategies.wire.records import Arrays, Spec, spec_of
 
-#: How the error of a client begins that cannot work with the run's configuration (:func:`strategies.wire.failure`).
-CLIENT_CONFIG_ERROR = "client_error: ConfigError: "
+#: How the error of a client begins that cannot work with the run's configuration: its own answer (``protocol.failure``),
+#: or what Flower or an engine says when the ClientApp raised it.
+CLIENT_CONFIG_ERROR = re.compile(r"client_error: (code \d+: )?ConfigError: ")
 
 
 class Method(FlowerHooks[P]):
@@ -193,8 +195,8 @@ class Method(FlowerHooks[P]):
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1
         told = str(error)
-        if client is not None and told.startswith(CLIENT_CONFIG_ERROR):
-            self._failures[client] = told.removeprefix(CLIENT_CONFIG_ERROR)
+        if client is not None and (found := CLIENT_CONFIG_ERROR.match(told)):
+            self._failures[client] = told[found.end() :]
         self.on_rejected(client, error)
 
     def _spares(self, current: Round, payloads: Sequence[Payload]) -> list[int]:

@@ -37,7 +37,7 @@ def test_a_registered_device_cannot_end_the_run_by_what_it_sends(tmp_path):
     with Network(tmp_path / "work") as network:
         network.start_nodes("honest", [0, 1])
         network.start_nodes("hostile", [2], FEDCROSS_ATTACK="bomb")
-        network.submit(tmp_path / "run", f"rounds={rounds}", "federation.deadline_s=40")
+        network.submit(tmp_path / "run", f"rounds={rounds}", "federation.deadline_s=90")
         before, peak = start_and_peak(network, tmp_path / "run")
         done = digest(tmp_path / "run")
     found = lines(tmp_path / "run")
