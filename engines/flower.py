@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core.errors import FederationError, StorageError
+from fedcross.engines import memory
 from fedcross.engines.processes import ANSI, Family
 
 if TYPE_CHECKING:
@@ -205,6 +206,7 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
     FederationError
         If the run could not be started or did not complete.
     """
+    killed = memory.kills()
     run = family.start(
         "run", [executable("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more, "--stream"]
     )
@@ -213,7 +215,11 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
         raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
     status, details = run_status(client, run_id)
     if status != "finished:completed":
-        raise family.failure("run", f"The Flower run {run_id} is {status}{f' ({details})' if details else ''}.")
+        told = f"The Flower run {run_id} is {status}{f' ({details})' if details else ''}."
+        error = family.failure("run", told)
+        if end := memory.end_of(details, killed):
+            raise FederationError(f"{error}\n{end}")  # the last line says it
+        raise error
 
 
 def _follow(family: Family, run: subprocess.Popen[bytes], sink: LogSink) -> int | None:

@@ -284,7 +284,7 @@ class JudgedGrid(Grid):
             # Flower's classes trust what they read; a device can make them raise anything.
             raise UploadError("malformed_message", f"not readable, {type(error).__name__}") from error
         if any(inside != outside for inside, outside in pairs):
-            raise UploadError("wrong_node", "the metadata in the reply are not those it was sent under")
+            raise UploadError("malformed_message", "the metadata in the reply are not those it was sent under")
         message.metadata.__dict__["_message_id"] = told.message_id
         return message
 

@@ -259,9 +259,11 @@ class Exchange:
         """
         asked = reply.metadata.reply_to_message_id
         repeated, doubted = self._repeatable.pop(asked, None), self._unrepeated.pop(asked, None)
-        if doubted and asked in self.inbox.doubtful and reply.metadata.src_node_id != SUPERLINK_NODE_ID:
+        lost = reply.has_error() and reply.error.code in LOST_ON_THE_WAY
+        taken = lost or reply.metadata.src_node_id != SUPERLINK_NODE_ID  # by a reply that may not be the client's
+        if doubted is not None and asked in self.inbox.doubtful and taken:
             return self._send(doubted.payload, again=True)
-        if repeated is None or not reply.has_error() or reply.error.code not in LOST_ON_THE_WAY:
+        if repeated is None or not lost:
             return False
         return self._send(repeated.payload, again=True)
 

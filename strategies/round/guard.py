@@ -90,9 +90,11 @@ class Inbox:
                 upload = self._decode(upload)
         except UploadError as error:
             self._on_rejected(ticket.expected.client if ticket else None, error)
-            if ticket is None or (error.reason in FOREIGN and not self.single):
+            if ticket is None:
                 return None
             self._doubt(reply, ticket)
+            if error.reason in FOREIGN and not self.single:
+                return None
             self.waiting.pop(asked, None)
             return self._orphan(ticket.expected.slot)
         self._answered.add(asked)

@@ -167,7 +167,7 @@ def test_without_a_word_a_reply_has_no_arrays(grid, link):
 def test_what_the_reply_says_of_itself_must_be_what_the_superlink_checked(grid, link, name):
     link.answers(link.request(), RecordDict({}), **{name: "asked-1" if name == "reply_to_message_id" else 1000})
     (reply,) = grid.pull_messages(["asked-0"])
-    assert reply.error.kind == "wrong_node"
+    assert reply.error.kind == "malformed_message"
     assert reply.metadata.reply_to_message_id == "asked-0"
 
 

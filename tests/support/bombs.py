@@ -155,7 +155,7 @@ KINDS: dict[Make, str | None] = {
     unreadable: "malformed_message",
     foreign_kind: "malformed_message",
     not_an_array: "malformed_message",
-    forged: "wrong_node",
+    forged: "malformed_message",
     unfinished: None,
 }
 

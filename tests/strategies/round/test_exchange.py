@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedcross.core.allowance import Refusal
 from fedcross.core.errors import ConfigError, FederationError
@@ -500,3 +501,22 @@ def test_when_a_client_has_trained_a_few_others_cannot_end_the_run(clock):
     all_of_them.scripts = grid.scripts
     with pytest.raises(ConfigError, match="All 3 clients of round 2"):
         whole.run_round(2, all_of_them)
+
+
+def test_a_reply_with_another_nonce_uses_up_the_request_but_not_the_slot(clock):
+    """Flower takes one reply to a request; asked for another, it says that there is none."""
+
+    def used_up(message):
+        other = trained(message)
+        config = other.content.config_records["config"]
+        other.content["config"] = ConfigRecord({**config, "nonce": "0" * 32})
+        none = spoofed(message, Error(ErrorCode.MESSAGE_UNAVAILABLE, "answered before"))
+        none.metadata.__dict__["_src_node_id"] = 1
+        return [(0.2, other), (0.4, none)]
+
+    method, grid = federation(clock, {}, networked=True, packed=False)
+    seen = []
+    grid.scripts = {drawn(method)[1]: lambda m: seen.append(m) or (used_up(m) if len(seen) == 1 else [(1, trained(m))])}
+    report = method.run_round(1, grid)
+    assert (report.dropped, report.clients) == (0, 4)
+    assert report.rejected == {"wrong_nonce": 1, "client_error": 1}
