@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -127,6 +128,8 @@ class JudgedGrid(Grid):
         self._arrived: list[_Arrival] = []
         self._limit = threading.local()
         self._watched: Any = None
+        self._singly = False  # whether replies are asked for one by one
+        self._unreadable: list[str] = []  # messages whose reply's announcement cannot be read
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -179,7 +182,9 @@ class JudgedGrid(Grid):
         """Return complete replies to `message_ids`; a refused one as a :class:`core.allowance.Refusal`."""
         waiting = set(message_ids)
         self._announced(waiting)
-        replies: list[Message] = []
+        bad = Refusal("malformed_message", "the announcement of the reply cannot be read")
+        replies = [self._instead(one, self.inner.node.node_id, bad) for one in self._unreadable]
+        self._unreadable = []
         handed, served, kept = 0, set(), []
         now = time.monotonic()
         for arrival in self._arrived:
@@ -228,11 +233,19 @@ class JudgedGrid(Grid):
         asked = waiting - coming
         if not asked:
             return
-        request = PullAppMessagesRequest(message_ids=sorted(asked))
-        found = patiently(lambda: self._client.PullMessages(request))
-        for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            number = proto.metadata.reply_to_message_id
-            self._arrived.append(_Arrival(proto, tree, self._allowances.pop(number, NO_ARRAYS)))
+        for ids in [[one] for one in sorted(asked)] if self._singly else [sorted(asked)]:
+            request = PullAppMessagesRequest(message_ids=ids)
+            try:
+                found = patiently(partial(self._client.PullMessages, request))
+            except ValueError as error:  # a device can nest a tree so deep that nobody reads the answer
+                log(WARNING, "fedcross: the announcement of %s replies is not readable: %s", len(ids), error)
+                if len(ids) == 1:
+                    self._unreadable += ids
+                self._singly = True  # what was announced with it is lost, once
+                continue
+            for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                number = proto.metadata.reply_to_message_id
+                self._arrived.append(_Arrival(proto, tree, self._allowances.pop(number, NO_ARRAYS)))
 
     def _take(self, arrival: _Arrival) -> Message | None:
         """Return the reply, an error in its place, or None if it is not complete yet."""
@@ -249,11 +262,11 @@ class JudgedGrid(Grid):
             message = self._inflated(arrival, judge.contents)
         except UploadError as error:
             self._confirm(arrival)
-            return self._instead(arrival, meta.src_node_id, Refusal(error.reason, str(error).partition(": ")[2]))
+            return self._instead(arrival.asked, meta.src_node_id, Refusal(error.reason, str(error).partition(": ")[2]))
         except LostError:
             self._confirm(arrival)
             lost = "objects of the reply are gone: its sender did not complete the upload in time"
-            return self._instead(arrival, self.inner.node.node_id, Error(ErrorCode.MESSAGE_UNAVAILABLE, lost))
+            return self._instead(arrival.asked, self.inner.node.node_id, Error(ErrorCode.MESSAGE_UNAVAILABLE, lost))
         self._confirm(arrival)
         return message
 
@@ -288,7 +301,8 @@ class JudgedGrid(Grid):
         message.metadata.__dict__["_message_id"] = told.message_id
         return message
 
-    def _instead(self, arrival: _Arrival, sender: int, error: Error) -> Message:
+    def _instead(self, asked: str, sender: int, error: Error) -> Message:
+        """Return an error in the place of the reply to the message `asked`."""
         from flwr.app.message import make_message
         from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
 
@@ -301,7 +315,7 @@ class JudgedGrid(Grid):
             message_type=SYSTEM_MESSAGE_TYPE,
             group_id="",
             ttl=0,
-            reply_to_message_id=arrival.asked,
+            reply_to_message_id=asked,
             created_at=time.time(),
         )
         return make_message(metadata=metadata, error=error)

@@ -7,7 +7,6 @@ can use it (:mod:`strategies.round.flower_hooks`).
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +23,7 @@ from fedcross.core.errors import ConfigError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
+from fedcross.strategies.round.client_faults import ClientFaults
 from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
@@ -33,10 +33,6 @@ from fedcross.strategies.round.nodes import Nodes
 from fedcross.strategies.wire.compression import Compressor
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, request
 from fedcross.strategies.wire.records import Arrays, Spec, spec_of
-
-#: How the error of a client begins that cannot work with the run's configuration: its own answer (``protocol.failure``),
-#: or what Flower or an engine says when the ClientApp raised it.
-CLIENT_CONFIG_ERROR = re.compile(r"client_error: (code \d+: )?ConfigError: ")
 
 
 class Method(FlowerHooks[P]):
@@ -78,8 +74,7 @@ class Method(FlowerHooks[P]):
         #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
-        self._failures: dict[int, str] = {}  # client -> its configuration error, in this exchange
-        self._heard = False  # whether a client has trained since this process began
+        self._faults = ClientFaults()
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -138,7 +133,7 @@ class Method(FlowerHooks[P]):
         """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
         self._started = time.perf_counter()
         self._round = current
-        self._failures = {}
+        self._faults.begin()
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
         inbox = Inbox(
@@ -171,32 +166,15 @@ class Method(FlowerHooks[P]):
             self.log.end(exchange.current)
         report.exchanges += bool(exchange.payloads)
         report.seconds_training += time.perf_counter() - self._started
-        self._heard = self._heard or len(exchange.inbox.won) > exchange.inherited
-        self._check_failures(exchange)
+        self._faults.check(exchange, len(self._available))
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
-
-    def _check_failures(self, exchange: Exchange) -> None:
-        """Raise a ConfigError if every client of `exchange` failed with the same one: no later round could do better.
-
-        Once a client has trained with this configuration, this takes the word of most connected clients: a few
-        malicious ones, alone in a round, must not end a run.
-        """
-        asked = {payload.client for payload in exchange.payloads}
-        few = self._heard and 2 * len(self._failures) <= len(self._available)
-        if not asked or exchange.inbox.won or not asked <= self._failures.keys() or few:
-            return
-        faults = set(self._failures.values())
-        if len(faults) == 1:
-            raise ConfigError(f"All {len(asked)} clients of round {exchange.current.number} refuse: {faults.pop()}")
 
     def _claim_refused(self, _: int) -> None:
         self._report.rejected["partition_taken"] += 1
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1
-        told = str(error)
-        if client is not None and (found := CLIENT_CONFIG_ERROR.match(told)):
-            self._failures[client] = told[found.end() :]
+        self._faults.note(client, error)
         self.on_rejected(client, error)
 
     def _spares(self, current: Round, payloads: Sequence[Payload]) -> list[int]:

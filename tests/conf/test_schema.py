@@ -166,7 +166,12 @@ def test_no_setting_of_the_server_reaches_a_device(tmp_path):
         "FEDCROSS_DATA": str(tmp_path / "data"),
     }
     done = subprocess.run(
-        [sys.executable, "-c", ON_A_DEVICE, json.dumps({**SERVER_SETTINGS, "all": sum(SERVER_SETTINGS.values(), [])})],
+        [
+            sys.executable,
+            "-c",
+            ON_A_DEVICE,
+            json.dumps({**SERVER_SETTINGS, "all": [one for settings in SERVER_SETTINGS.values() for one in settings]}),
+        ],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

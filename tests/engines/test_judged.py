@@ -7,12 +7,12 @@ import httpx
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.app.message import remove_content_from_message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.superlink.grid import HttpGrid
@@ -244,6 +244,25 @@ def test_a_reply_that_nobody_waits_for_any_more_is_dropped(grid, link, clock):
     grid.pull_messages(["asked-0"])
     assert list(grid.pull_messages(["asked-9"])) == []
     assert link.confirmed == [name]
+
+
+def test_an_announcement_that_cannot_be_read_costs_its_own_slot_only(grid, link):
+    """Trees of several replies that share objects can be nested deeper than any of them was when it was sent."""
+    true = link.PullMessages
+
+    def unreadable(request):
+        if "asked-0" in request.message_ids:
+            raise ValueError("Invalid protobuf response payload")
+        return true(request)
+
+    link.PullMessages = unreadable
+    for node in (7, 8):
+        link.answers(link.request(node), RecordDict({}))
+    ids = ["asked-0", "asked-1"]
+    assert list(grid.pull_messages(ids)) == []
+    first, second = grid.pull_messages(ids)
+    assert (first.error.kind, first.metadata.reply_to_message_id) == ("malformed_message", "asked-0")
+    assert second.metadata.reply_to_message_id == "asked-1"
 
 
 def test_an_answer_that_is_too_long_is_refused_before_it_is_read(grid, link):

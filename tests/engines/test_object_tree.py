@@ -62,7 +62,9 @@ def reply(objects, arrays, scalars=None):
 def test_what_flower_sends_for_a_true_reply_passes_and_each_object_is_asked_for_once():
     identify()
     arrays = {"a": np.zeros(100, np.float32), "b": np.zeros(100, np.float32)}  # equal: one object of two names
-    content = RecordDict({"arrays": encode(arrays), "config": ConfigRecord({"n": 1}), "metrics": MetricRecord({"m": 1})})
+    content = RecordDict(
+        {"arrays": encode(arrays), "config": ConfigRecord({"n": 1}), "metrics": MetricRecord({"m": 1})}
+    )
     message = Message(content, dst_node_id=2, message_type="train")
     contents = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
     store = Store(contents)
@@ -148,7 +150,13 @@ def test_an_object_has_the_digest_that_names_it(objects):
 
 @pytest.mark.parametrize(
     ("kind", "children", "length"),
-    [("ArrayChunk", [], 3), ("ArrayChunk", [], 5), ("Array Chunk", [], 4), ("Array", ["a" * 64] * 2, 4), ("A", ["b"], 4)],
+    [
+        ("ArrayChunk", [], 3),
+        ("ArrayChunk", [], 5),
+        ("Array Chunk", [], 4),
+        ("Array", ["a" * 64] * 2, 4),
+        ("A", ["b"], 4),
+    ],
 )
 def test_head_and_body_of_an_object_agree(objects, kind, children, length):
     content = f"{kind} {','.join(children)} {length}".encode() + b"\0" + b"1234"

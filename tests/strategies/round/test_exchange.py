@@ -471,7 +471,7 @@ def refuses(text, kind=ConfigError):
 
 def test_a_configuration_error_of_all_clients_ends_the_run(clock):
     method, grid = federation(clock, dict.fromkeys(range(6), refuses("resume='/x': no such run folder.")))
-    with pytest.raises(ConfigError, match="All 3 clients of round 1 refuse: resume='/x': no such run folder."):
+    with pytest.raises(ConfigError, match=r"All 3 clients of round 1 refuse: resume='/x': no such run folder\."):
         method.run_round(1, grid)
 
 
