@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedcross.core.errors import ConfigError, FedcrossError, ProtocolError
+from fedcross.strategies.wire.protocol import failure
 
 #: Where to train: ``inside`` this process, in the ``resident`` trainer beside the SuperNode, or ``auto``.
 CHOICE = "FEDCROSS_TRAINER"
@@ -56,14 +57,21 @@ def _work(task: str, message: Message, context: Context) -> Message:
     """Do `task` in the resident trainer (in a deployment) or in this process; the result is the same."""
     _check_addressee(message, context)
     overrides = str(context.run_config["overrides"])
-    if hands_over():
-        from fedcross.client.resident.connect import Resident
+    try:
+        if hands_over():
+            from fedcross.client.resident.connect import Resident
 
-        content = Resident().do(task, overrides, message.content, message.metadata.ttl)
-    else:
-        from fedcross.client.workshop import do
+            content = Resident().do(task, overrides, message.content, message.metadata.ttl)
+        else:
+            from fedcross.client.workshop import do
 
-        content = do(task, overrides, message.content)
+            content = do(task, overrides, message.content)
+    except Exception as error:
+        # Over a network the server believes an error only if it returns the request's nonce, which Flower's does not.
+        if task != "train" or not (hands_over() or isinstance(error, ConfigError)):
+            raise
+        log(WARNING, "fedcross: %s: %s", type(error).__name__, error)
+        content = failure(message.content, error)
     return Message(content, reply_to=message)
 
 

@@ -32,7 +32,7 @@ PACKAGES = {
 
 
 #: Settings of the server only; a client's configuration does not contain them.
-SERVER_ONLY = frozenset({"output", "resume", "logger", "checkpoint", "snapshots"})
+SERVER_ONLY = frozenset({"output", "resume", "logger", "checkpoint", "snapshots", "engine", "defence"})
 
 
 class Train(Settings):

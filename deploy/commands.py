@@ -30,7 +30,7 @@ def new_client(arguments: Arguments) -> None:
     device = Device(arguments.name, arguments.superlink, arguments.partition, arguments.partitions)
     bundle = make(device, arguments.authority, arguments.folder)
     print(f"{bundle}: take this folder to the device; its keys are secret")
-    print(f"{bundle}/keys/{device.name}-node.pub: take this file to the server, and there: {registration(device.name)}")
+    print(f"{bundle}/keys/{device.name}-node.pub: take this file to the server, and there: {registration(device)}")
 
 
 def rotate_key(arguments: Arguments) -> None:
@@ -38,17 +38,26 @@ def rotate_key(arguments: Arguments) -> None:
     from fedcross.deploy.device import rotate_key as rotate
 
     new, old = rotate(arguments.bundle.resolve())
-    print(f"{new}: register it\n{old}: revoke it\nThen start the device again.")
+    print(f"{old}: revoke it\n{new}: register it then, with the same --partition\nThen start the device again.")
 
 
 def register(arguments: Arguments) -> None:
     """Admit devices."""
     from fedcross.deploy.nodes import register as admit
 
+    partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
+    if len(partitions) != len(arguments.keys) or any(one is not None and one < 0 for one in partitions):
+        raise ConfigError(
+            f"--partition {' --partition '.join(map(str, partitions))}: give one number from 0 for each of the "
+            f"{len(arguments.keys)} keys, in their order, or none at all."
+        )
     with _connected(arguments) as client:
-        for name, key in public_keys(arguments.keys):
-            node, new = admit(client, key)
-            print(f"{name}: node {node}{'' if new else ', already registered'}")
+        for (name, key), partition in zip(public_keys(arguments.keys), partitions):
+            node, new = admit(client, key, partition)
+            bound = "" if node.partition is None else f", partition {node.partition}"
+            if partition is not None and node.partition is None:
+                bound = f", not bound to partition {partition}: it needs a new key for that (see rotate-key)"
+            print(f"{name}: node {node.node_id}{bound}{'' if new else ', already registered'}")
 
 
 def revoke(arguments: Arguments) -> None:
@@ -66,7 +75,8 @@ def nodes(arguments: Arguments) -> None:
 
     with _connected(arguments) as client:
         for node in listing(client):
-            print(f"{node.node_id:>20}  {node.status:<12}  {node.fingerprint}")
+            bound = "any partition" if node.partition is None else f"partition {node.partition}"
+            print(f"{node.node_id:>20}  {node.status:<12}  {node.fingerprint}  {bound}")
 
 
 def public_keys(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:

@@ -92,7 +92,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
         "partition": str(device.partition),
         "partitions": str(device.partitions),
         "last": str(device.partitions - 1),
-        "register": registration(device.name),
+        "register": registration(device),
     }
     for template, target in TEMPLATES.items():
         text = (files("fedcross.deploy") / "templates" / template).read_text(encoding="utf-8")
@@ -100,15 +100,16 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     return bundle
 
 
-def registration(name: str) -> str:
-    """Return the command that registers a device; it runs on the machine of the compose federation."""
-    return f"docker compose run --rm -T admin register - < {name}-node.pub"
+def registration(device: Device) -> str:
+    """Return the command that registers a device for its partition, on the machine of the compose federation."""
+    return f"docker compose run --rm -T admin register --partition {device.partition} - < {device.name}-node.pub"
 
 
 def rotate_key(bundle: Path) -> tuple[Path, Path]:
     """Give a device a new key and return the paths of the new and of the old public key.
 
-    The SuperLink refuses the device until the new key is registered. The old key must be revoked.
+    The SuperLink refuses the device until the new key is registered. The old key must be revoked first, because a
+    partition belongs to one key.
     """
     keys = bundle / "keys"
     name = bundle.name

@@ -17,6 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+from fedcross.core.admission import bound_partition, node_name
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines import flower
 from fedcross.engines.remote import host_and_port, wait_for
@@ -33,11 +34,12 @@ ANSWER_S = 30.0
 
 @dataclass(frozen=True)
 class Node:
-    """A SuperNode as the SuperLink knows it."""
+    """A SuperNode as the SuperLink knows it; `partition` is the one that its key was registered for."""
 
     node_id: int
     status: str
     key: bytes
+    partition: int | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -92,17 +94,41 @@ def listing(client: ControlHttpClient) -> list[Node]:
     from flwr.proto.control_pb2 import ListNodesRequest
 
     found = client.ListNodes(ListNodesRequest()).nodes_info
-    return [Node(int(node.node_id), str(node.status), bytes(node.public_key)) for node in found]
+    return [
+        Node(int(node.node_id), str(node.status), bytes(node.public_key), bound_partition(node.name)) for node in found
+    ]
 
 
-def register(client: ControlHttpClient, key: bytes) -> tuple[int, bool]:
-    """Register `key`; return the node's id and whether it is new."""
+def register(client: ControlHttpClient, key: bytes, partition: int | None = None) -> tuple[Node, bool]:
+    """Register `key`, for `partition` and no other if one is given; return the node and whether it is new.
+
+    A key that was registered for no partition, by an older version, stays so: Flower cannot change it.
+
+    Raises
+    ------
+    FederationError
+        If another key holds the partition, or this key was registered for another partition.
+    """
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
-    for node in alive(listing(client)):
+    known = alive(listing(client))
+    for node in known:
         if node.key == key:
-            return node.node_id, False
-    return int(client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id), True
+            if partition is not None and node.partition not in (None, partition):
+                raise FederationError(
+                    f"key {node.fingerprint}: it is registered for partition {node.partition}, and this cannot be "
+                    "changed. Revoke it, give the device a new key (fedcross deploy rotate-key) and register that."
+                )
+            return node, False
+    for node in known:
+        if partition is not None and node.partition == partition:
+            raise FederationError(
+                f"partition {partition}: it belongs to key {node.fingerprint} (node {node.node_id}). Revoke that key "
+                "first, or choose another partition."
+            )
+    name = None if partition is None else node_name(partition)
+    number = int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+    return Node(number, "registered", key, partition), True
 
 
 def revoke(client: ControlHttpClient, key: bytes) -> int:

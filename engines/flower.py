@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.private_files import open_own, own_folder
-from fedcross.engines import runs
+from fedcross.engines import memory, runs
 from fedcross.engines.processes import ANSI, Family
 from fedcross.engines.runs import LogSink as LogSink
 
@@ -222,7 +222,7 @@ def start(family: Family, app: Path, run_config: Path, *more: str) -> int:
 
 def finish(family: Family, run_id: int, client: ControlHttpClient, sink: LogSink) -> None:
     """Pass on the log of a run until it has ended; raise FederationError unless it has completed."""
-    gone = {*family.ended(), "run"}
+    gone, killed = {*family.ended(), "run"}, memory.kills()
 
     def check() -> None:
         _superlink_lives(family)
@@ -241,7 +241,10 @@ def finish(family: Family, run_id: int, client: ControlHttpClient, sink: LogSink
         ended = runs.follow(client, run_id, both, check)
     if ended.status != "finished:completed":
         details = f" ({ended.details})" if ended.details else ""
-        raise family.failure("run", f"The Flower run {run_id} is {ended.status}{details}.")
+        error = family.failure("run", f"The Flower run {run_id} is {ended.status}{details}.")
+        if verdict := memory.end_of(ended.details, killed):
+            raise FederationError(f"{error}\n{verdict}")  # the last line says it
+        raise error
 
 
 def _superlink_lives(family: Family) -> None:

@@ -7,6 +7,8 @@ import sys
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedcross.core.errors import FederationError
+
 app = ServerApp()
 
 
@@ -18,6 +20,9 @@ def main(grid: Grid, context: Context) -> None:
     from fedcross.server.session import Session
 
     config = load_text(str(context.run_config["overrides"]))
-    session = Session(config, grid, pick())
-    session.execute()
+    try:
+        session = Session(config, grid, pick())
+        session.execute()
+    except MemoryError as error:
+        raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
     print(f"Run folder: {session.folder}", file=sys.stdout, flush=True)

@@ -19,6 +19,7 @@ from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.randomness import key
 from fedcross.core.strict_json import dumps
 from fedcross.engines.job import engine_of
+from fedcross.engines.judged import judged
 from fedcross.server import accounting
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
@@ -54,7 +55,7 @@ class Session:
 
     def __init__(self, config: RunConfig, grid: Grid, progress: Progress) -> None:
         self.config = config
-        self.grid = grid
+        self.grid = grid = judged(grid)
         self.progress = progress
         self.folder = prepare(Path(config.resume or config.output or by_time()).resolve())
         if config.resume is None:

@@ -3,7 +3,7 @@
 ::
 
     fedcross deploy new-client --superlink fl.example.org:8443 --partition 3 --partitions 4 ca.crt devices porch
-    fedcross deploy register   porch-node.pub          # at the server
+    fedcross deploy register   --partition 3 porch-node.pub          # at the server
     fedcross deploy revoke     porch-node.pub
     fedcross deploy nodes
     fedcross deploy runs
@@ -72,7 +72,7 @@ def _device_parts(add: Add) -> None:
     part.add_argument("--partition", type=int, required=True, help="number of the device, from 0, unique")
     part.add_argument("--partitions", type=int, required=True, help="number of devices")
 
-    part = add("rotate-key", commands.rotate_key, "give a device a new key; register it and revoke the old one")
+    part = add("rotate-key", commands.rotate_key, "give a device a new key; revoke the old one and register it")
     part.add_argument("bundle", type=Path, help="the folder that new-client made")
 
     for name, command, text in (
@@ -82,6 +82,15 @@ def _device_parts(add: Add) -> None:
         part = add(name, command, text)
         part.add_argument("keys", nargs="+", metavar="KEY.pub", help="public keys; - for standard input")
         _superlink_options(part)
+        if name == "register":
+            part.add_argument(
+                "--partition",
+                type=int,
+                action="append",
+                default=[],
+                metavar="N",
+                help="the key's partition, which no other key can take; once for each key, in their order",
+            )
     _superlink_options(add("nodes", commands.nodes, "list the admitted devices (at the server)"))
 
 

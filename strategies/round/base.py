@@ -23,6 +23,7 @@ from fedcross.core.errors import ConfigError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
+from fedcross.strategies.round.client_faults import ClientFaults
 from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
@@ -56,7 +57,7 @@ class Method(FlowerHooks[P]):
         if checked is None or rules is None:
             raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
         self.params, self.federation = checked, rules
-        self.nodes = Nodes()
+        self.nodes = Nodes(self._claim_refused)
         #: Client -> number of requests sent to it, answered or not.
         self.requests: Counter[int] = Counter()
         #: Client -> number of its last accepted visit; its next visit continues from the state it saved then.
@@ -73,6 +74,7 @@ class Method(FlowerHooks[P]):
         #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
+        self._faults = ClientFaults()
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -131,6 +133,7 @@ class Method(FlowerHooks[P]):
         """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
         self._started = time.perf_counter()
         self._round = current
+        self._faults.begin()
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
         inbox = Inbox(
@@ -163,10 +166,15 @@ class Method(FlowerHooks[P]):
             self.log.end(exchange.current)
         report.exchanges += bool(exchange.payloads)
         report.seconds_training += time.perf_counter() - self._started
+        self._faults.check(exchange, len(self._available))
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
+
+    def _claim_refused(self, _: int) -> None:
+        self._report.rejected["partition_taken"] += 1
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1
+        self._faults.note(client, error)
         self.on_rejected(client, error)
 
     def _spares(self, current: Round, payloads: Sequence[Payload]) -> list[int]:

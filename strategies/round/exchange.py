@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -19,7 +19,8 @@ from flwr.app import Message, Metadata
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedcross.strategies.round.guard import Inbox
+from fedcross.core.allowance import Allowance
+from fedcross.strategies.round.guard import SUPERLINK_NODE_ID, Inbox
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ class LocalClients(Protocol):
 
     blocking: bool
     partitions: dict[int, int]
+
+
+@runtime_checkable
+class Judging(Protocol):
+    """A grid that refuses a reply with more in it than it was told of (:class:`engines.judged.JudgedGrid`)."""
+
+    def allow(self, allowances: Mapping[str, Allowance]) -> None:
+        """Set what the replies to these messages may consist of: message id -> allowance."""
 
 
 def is_blocking(grid: Grid) -> bool:
@@ -121,8 +130,11 @@ class Exchange:
         self._by_slot = {payload.slot: payload for payload in payloads}
         self._reassigned: Counter[int] = Counter()
         self._repeatable: dict[str, _Request] = {}
+        self._unrepeated: dict[str, _Request] = {}
         self._first: list[_Request] = []
         self._deadline = time.monotonic() + rules.deadline_s
+        #: How many slots had been won before this exchange was opened.
+        self.inherited = len(inbox.won)
         inbox.single = is_blocking(grid)
 
     def carry_out(self) -> None:
@@ -199,9 +211,13 @@ class Exchange:
         """Expect replies to `requests`, sent under these ids; return whether one of them was sent."""
         sent = {message_id: request for message_id, request in zip(message_ids, requests) if message_id}
         self.inbox.expect({message_id: request.ticket for message_id, request in sent.items()})
+        if isinstance(self._grid, Judging):
+            self._grid.allow({message_id: request.ticket.expected.allowance for message_id, request in sent.items()})
         self.counts.update({"requests": len(sent), "bytes": sum(request.ticket.down for request in sent.values())})
         if self.rules.resend_s is not None and not again:
             self._repeatable.update(sent)
+        if self.rules.networked and not again:
+            self._unrepeated.update(sent)
         return bool(sent)
 
     def _send(self, payload: Payload, *, again: bool = False) -> bool:
@@ -236,9 +252,18 @@ class Exchange:
                 self._send(request.payload, again=True)
 
     def _repeat_lost(self, reply: Message) -> bool:
-        """If Flower lost the request or its reply, repeat the request where allowed; return whether it was sent."""
-        repeated = self._repeatable.pop(reply.metadata.reply_to_message_id, None)
-        if repeated is None or not reply.has_error() or reply.error.code not in LOST_ON_THE_WAY:
+        """Repeat the request, once, if its reply may not be its client's; return whether it was sent.
+
+        That is a reply without the request's nonce: Flower takes one reply to a request, and this one was it. Where
+        ``resend_s`` allows it, a request is also repeated if Flower lost it or its reply.
+        """
+        asked = reply.metadata.reply_to_message_id
+        repeated, doubted = self._repeatable.pop(asked, None), self._unrepeated.pop(asked, None)
+        lost = reply.has_error() and reply.error.code in LOST_ON_THE_WAY
+        taken = lost or reply.metadata.src_node_id != SUPERLINK_NODE_ID  # by a reply that may not be the client's
+        if doubted is not None and asked in self.inbox.doubtful and taken:
+            return self._send(doubted.payload, again=True)
+        if repeated is None or not lost:
             return False
         return self._send(repeated.payload, again=True)
 

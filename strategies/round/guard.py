@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from flwr.app import Message, MetricRecord
 
+from fedcross.core.allowance import Refusal
 from fedcross.core.errors import UploadError
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, Expected, Ticket, Upload
 from fedcross.strategies.wire.records import decode
@@ -24,6 +25,8 @@ MAX_METRICS = 64
 SUPERLINK_NODE_ID = 1
 #: Reasons for which the server still waits: the reply came from another node or answers another request.
 FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
+#: Most characters of an error's text that are kept: its beginning, which says what is wrong, and its end.
+SHOWN = 600
 
 
 class Inbox:
@@ -58,6 +61,9 @@ class Inbox:
         self.single = False
         #: Message id -> slot, of the requests whose reply may still win.
         self.waiting: dict[str, int] = {}
+        #: Requests whose rejected reply anybody could have sent (an error of Flower, say). Their slots count as lost,
+        #: but a true reply that comes while the exchange lasts still wins.
+        self.doubtful: set[str] = set()
         self.won: dict[int, Upload] = {}
 
     def expect(self, tickets: Mapping[str, Ticket]) -> None:
@@ -84,7 +90,10 @@ class Inbox:
                 upload = self._decode(upload)
         except UploadError as error:
             self._on_rejected(ticket.expected.client if ticket else None, error)
-            if ticket is None or (error.reason in FOREIGN and not self.single):
+            if ticket is None:
+                return None
+            self._doubt(reply, ticket)
+            if error.reason in FOREIGN and not self.single:
                 return None
             self.waiting.pop(asked, None)
             return self._orphan(ticket.expected.slot)
@@ -93,6 +102,14 @@ class Inbox:
         if self._on_accepted is not None:
             self._on_accepted(upload)
         return None
+
+    def _doubt(self, reply: Message, ticket: Ticket) -> None:
+        """Note whether the client itself sent this rejected reply; if not, its true one may still come."""
+        asked, slot = reply.metadata.reply_to_message_id, ticket.expected.slot
+        if self.single or not self._nonce or slot in self.won or proves(reply, ticket.expected):
+            self.doubtful.discard(asked)
+        elif reply.metadata.src_node_id != SUPERLINK_NODE_ID:  # the SuperLink lets no node send in its name
+            self.doubtful.add(asked)
 
     def give_up(self, message_id: str) -> int | None:
         """Stop waiting for the reply to `message_id`; return its slot if no other request for the slot is open."""
@@ -133,13 +150,18 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
         ``bad_examples``, ``bad_metrics`` or one of :func:`strategies.wire.records.decode`.
     """
     if message.has_error():
-        raise UploadError("client_error", f"code {message.error.code}: {str(message.error.reason)[-300:]}")
+        if isinstance(message.error, Refusal):
+            raise UploadError(message.error.kind, str(message.error.reason))
+        raise UploadError("client_error", f"code {message.error.code}: {shown(message.error.reason)}")
     if not message.has_content():
         raise UploadError("malformed_message", "a reply without content")
     content = message.content
-    groups = {"arrays": expected.model, **{EXTRA + name: spec for name, spec in expected.extras.items()}}
-    if expected.scales:
-        groups[SCALES] = expected.scales
+    if nonce and set(content) == {"config"}:
+        _check_origin(message, expected)
+        config = content.config_records["config"]
+        if "error" in config:
+            raise UploadError("client_error", f"{shown(config['error'])}: {shown(config.get('detail'))}")
+    groups = expected.groups
     records = {"metrics", *groups} | ({"config"} if nonce else set())
     if (set(content) if nonce else set(content) - {"config"}) != records:
         raise UploadError("malformed_message", f"records {sorted(map(str, content))[:8]} instead of {sorted(records)}")
@@ -166,13 +188,26 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
     )
 
 
+def shown(text: object) -> str:
+    """Return `text`, without its middle if it is long."""
+    whole = str(text)
+    return whole if len(whole) <= SHOWN else f"{whole[: SHOWN // 2]} ... {whole[-SHOWN // 2 :]}"
+
+
+def proves(message: Message, expected: Expected) -> bool:
+    """Return whether the reply returns its request's nonce, which only the server and the asked client know."""
+    if not message.has_content() or "config" not in message.content.config_records:
+        return False
+    nonce = message.content.config_records["config"].get("nonce")
+    return isinstance(nonce, str) and hmac.compare_digest(nonce.encode(), expected.nonce.encode())
+
+
 def _check_origin(message: Message, expected: Expected) -> None:
     """Check that the reply answers exactly this request."""
     if "config" not in message.content.config_records:
         raise UploadError("malformed_message", "config is a record of another kind")
     config = message.content.config_records["config"]
-    nonce = config.get("nonce")
-    if not isinstance(nonce, str) or not hmac.compare_digest(nonce.encode(), expected.nonce.encode()):
+    if not proves(message, expected):
         raise UploadError("wrong_nonce", "the reply belongs to another request")
     if config.get("run") != expected.run or (config.get("round"), config.get("exchange")) != (
         expected.round,

@@ -2,16 +2,24 @@
 
 Flower's node ids are random, so nothing here depends on them: clients are drawn and ordered by partition id. The server
 asks every node once for its partition id, with a ``query`` message.
+
+A node's answer is a claim. A key that was registered for a partition (``fedcross deploy register --partition``) holds
+that one and no other. Among other nodes, the first one keeps a partition as long as it is connected; when the server
+has just started, the one that was registered first. Further claims are refused, logged and counted.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from logging import WARNING
+from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedcross.core.admission import bound_partition
 from fedcross.core.errors import FederationError
 from fedcross.strategies.round.exchange import LocalClients, receive
 
@@ -23,8 +31,21 @@ QUERY_OPEN_S = 300.0
 NO_ANSWER_TO_QUERIES = 2
 
 
+@runtime_checkable
+class Listing(Protocol):
+    """A grid that tells more of its nodes than their ids, as Flower's grid of a deployment does."""
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return Flower's ``NodeInfo`` of each connected node."""
+
+
 class Nodes:
     """The nodes that are connected now.
+
+    Parameters
+    ----------
+    on_refused : callable, optional
+        Called once for every refused claim, with the partition.
 
     Attributes
     ----------
@@ -32,8 +53,12 @@ class Nodes:
         Partition id -> node id, in the order of the partition ids; as of the last :meth:`refresh`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_refused: Callable[[int], None] = lambda _: None) -> None:
         self.online: dict[int, int] = {}
+        self._on_refused = on_refused
+        self._bound: dict[int, int | None] = {}  # node -> the partition that its key was registered for
+        self._registered: dict[int, str] = {}  # node -> when its key was registered
+        self._refused: set[tuple[int, int]] = set()  # claims that were refused before: node, partition
         self._partition_of: dict[int, int] = {}
         self._sorted: list[int] = []
         self._last: list[int] | None = None  # connected nodes when the two above were made; None unless all were known
@@ -49,11 +74,50 @@ class Nodes:
         online = set(ids)
         new = sorted(online - self._partition_of.keys())
         if new:
+            self._look_up(grid)
             self._partition_of.update(self._ask(grid, new, 1 + max(self._partition_of.values(), default=-1)))
         self._last = ids if online <= self._partition_of.keys() else None
-        self.online = {partition: node for node, partition in sorted(self._partition_of.items()) if node in online}
+        self.online = self._holders(online)
         self._sorted = sorted(self.online)
         return list(self._sorted)
+
+    def _look_up(self, grid: Grid) -> None:
+        """Learn which partitions keys were registered for, and when."""
+        for node in grid.get_nodes() if isinstance(grid, Listing) else ():
+            self._bound[node.node_id] = bound_partition(node.name)
+            self._registered[node.node_id] = node.registered_at
+
+    def _holders(self, online: Collection[int]) -> dict[int, int]:
+        """Return partition -> the node that holds it, in the order of the partitions; refuse all other claims."""
+        claims: dict[int, list[int]] = {}
+        for node, partition in self._partition_of.items():  # in the order of their answers
+            bound = self._bound.get(node)
+            if node not in online:
+                continue
+            if bound is not None and bound != partition:
+                self._refuse(node, partition, f"its key is registered for partition {bound}")
+            else:
+                claims.setdefault(partition, []).append(node)
+        found = {}
+        for partition, nodes in sorted(claims.items()):
+            found[partition] = holder = nodes[0] if len(nodes) == 1 else min(nodes, key=self._rank)
+            for node in nodes:
+                if node != holder:
+                    self._refuse(node, partition, f"node {holder} holds it")
+        return found
+
+    def _rank(self, node: int) -> tuple[bool, bool, bool, str]:
+        """Return the place of `node` among those that claim its partition; of equal ones, the first to answer leads."""
+        since = self._registered.get(node, "")
+        holds = self.online.get(self._partition_of[node]) == node
+        return self._bound.get(node) is None, not holds, not since, since
+
+    def _refuse(self, node: int, partition: int, why: str) -> None:
+        if (node, partition) in self._refused:
+            return
+        self._refused.add((node, partition))
+        log(WARNING, "fedcross: node %s claims partition %s, refused: %s", node, partition, why)
+        self._on_refused(partition)
 
     def wait_for(self, grid: Grid, count: int, wait_s: float, wanted: Collection[int] = ()) -> list[int]:
         """Refresh until `count` partitions and all `wanted` ones are online or `wait_s` seconds have passed.

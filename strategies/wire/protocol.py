@@ -6,18 +6,26 @@ Client to server: the same three and ``metrics``. A random nonce links each repl
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
+from fedcross.core import allowance
+from fedcross.core.allowance import Allowance
 from fedcross.strategies.wire.records import Arrays, Spec, encode, encode_like
 
 Scalar = int | float | str | bool
 EXTRA = "extra."
 #: Name of the record, and of its array, with the scales of coded arrays (:mod:`strategies.wire.compression`).
 SCALES = "scales"
+#: Scalars of a request that its reply returns, so that it belongs to this request and no other.
+ORIGIN = ("run", "round", "exchange", "client", "slot", "nonce")
+#: Most bytes of an array's header as it is sent, without its name; the headers of packed arrays are shorter.
+HEADER = 1024
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,24 @@ class Expected:
     extras: Mapping[str, Spec]
     scales: Spec = field(default_factory=dict)
 
+    @property
+    def groups(self) -> dict[str, Spec]:
+        """The records of arrays that the reply must have: name -> what is in it."""
+        found = {"arrays": self.model, **{EXTRA + name: spec for name, spec in self.extras.items()}}
+        return {**found, SCALES: self.scales} if self.scales else found
+
+    @property
+    def allowance(self) -> Allowance:
+        """What the reply may consist of, before anything in it is known."""
+        arrays = {name: allowance.Arrays(max(len(spec), 1), _most_bytes(spec)) for name, spec in self.groups.items()}
+        return Allowance(arrays, frozenset({"config", "metrics"}))
+
+
+def _most_bytes(spec: Spec) -> int:
+    """Return the most bytes that arrays of `spec` have as they are sent, packed or not."""
+    values = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in spec.values())
+    return values + sum(HEADER + len(name.encode()) for name in spec) + HEADER
+
 
 @dataclass(frozen=True)
 class Ticket:
@@ -142,6 +168,16 @@ def reply(
     return Message(answer(message.content, arrays, extras, num_examples, metrics), reply_to=message)
 
 
+def failure(asked_for: RecordDict, error: BaseException) -> RecordDict:
+    """Return the content of the client's answer that says why it could not do what a message asked for.
+
+    Flower's own error replies do not say to which request they belong, so anybody's word would do.
+    """
+    asked = asked_for.config_records["config"]
+    origin = {name: asked[name] for name in ORIGIN}
+    return RecordDict({"config": ConfigRecord({**origin, "error": type(error).__name__, "detail": str(error)[:4000]})})
+
+
 def answer(
     asked_for: RecordDict,
     arrays: Arrays,
@@ -158,8 +194,6 @@ def answer(
         content[EXTRA + name] = encode_like(model, group)
     if scales:
         content[SCALES] = encode_like(model, scales)
-    content["config"] = ConfigRecord(
-        {name: asked[name] for name in ("run", "round", "exchange", "client", "slot", "nonce")}
-    )
+    content["config"] = ConfigRecord({name: asked[name] for name in ORIGIN})
     content["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
     return content

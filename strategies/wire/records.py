@@ -78,9 +78,8 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     """
     if is_packed(record) and packable(spec):
         arrays = unpack(_box(record), spec)
-        if finite:
-            for name, values in arrays.items():
-                _check_finite(name, values)
+        for name, values in arrays.items():
+            _check_values(name, values, finite)
         return arrays
     if missing := [name for name in spec if name not in record]:
         raise UploadError("missing_array", f"{len(missing)} of {len(spec)} arrays missing, first {missing[0]!r}")
@@ -122,8 +121,11 @@ def _box(record: ArrayRecord) -> bytes:
     return array.data
 
 
-def _check_finite(name: str, values: npt.NDArray[np.generic]) -> None:
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
+def _check_values(name: str, values: npt.NDArray[np.generic], finite: bool) -> None:
+    """Refuse bytes that are no boolean, and with `finite` NaN and infinities."""
+    if values.dtype.kind == "b" and (values.view(np.uint8) > 1).any():  # numpy would compute with them as they are
+        raise UploadError("malformed_array", f"{name} holds bytes that are no boolean")
+    if finite and values.dtype.kind == "f" and not np.isfinite(values).all():
         raise UploadError("non_finite", f"{name} holds NaN or infinity")
 
 
@@ -141,8 +143,7 @@ def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, fin
     if len(data) - start != size:
         raise UploadError("malformed_array", f"{name}: {len(data) - start} bytes of values instead of {size}")
     values = np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
-    if finite:
-        _check_finite(name, values)
+    _check_values(name, values, finite)
     return values
 
 
@@ -150,8 +151,8 @@ def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) ->
     """Return the offset of the values, for a header that another program wrote in a different style."""
     head = io.BytesIO(data[:1024])
     try:
-        version = np.lib.format.read_magic(head)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        version = np.lib.format.read_magic(head)  # refuses another magic string
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         found_shape, fortran, found_dtype = read(head, max_header_size=1024)
     except Exception as error:
         # numpy raises ValueError, but its header parser has been seen to raise SyntaxError, TokenError and TypeError.

@@ -1,3 +1,7 @@
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +132,54 @@ def test_a_method_s_name_means_the_method_and_a_deployment_is_defended():
     remote = ("engine=remote", "engine.address=superlink:8000", "engine.authority=ca.crt")
     assert load(remote).defence.enabled
     assert not load((*remote, "defence.enabled=false")).defence.enabled
+
+
+#: What a client needs of `server`, a command line with every setting that belongs to the server: nothing of it.
+SERVER_SETTINGS = {
+    "output": ["output=/srv/runs/a"],
+    "resume": ["resume=/srv/runs/a"],
+    "logger": ["logger=wandb", "++logger.dir=/srv/wandb", "logger.nowhere=1"],
+    "checkpoint": ["checkpoint.every=2", "+checkpoint.folder=/srv/c", "checkpoint.keep=0"],
+    "snapshots": ["snapshots.rounds=[1]", "++snapshots.folder=/srv/s"],
+    "engine": ["engine=remote", "engine.address=superlink:8000", "engine.authority=/srv/keys/ca.crt"],
+    "defence": ["defence.enabled=true", "defence.weight=0"],
+}
+ON_A_DEVICE = """
+import json, sys
+from fedcross.conf.compose import join
+from fedcross.conf.schema import SERVER_ONLY, RunConfig, load_for_client
+plain = load_for_client("task=digits train.lr=0.5").model_dump(mode="json")
+found = {}
+for name, settings in json.loads(sys.argv[1]).items():
+    own = load_for_client(join(["task=digits", "train.lr=0.5", *settings])).model_dump(mode="json")
+    found[name] = own == plain
+print(json.dumps([found, sorted(SERVER_ONLY), "/srv" in json.dumps(plain)]))
+"""
+
+
+def test_no_setting_of_the_server_reaches_a_device(tmp_path):
+    """A device has other folders, another home and none of the server's paths; it must not even read the settings."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "HOME": str(tmp_path / "nobody"),
+        "FEDCROSS_DATA": str(tmp_path / "data"),
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            ON_A_DEVICE,
+            json.dumps({**SERVER_SETTINGS, "all": [one for settings in SERVER_SETTINGS.values() for one in settings]}),
+        ],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    same, told, leaked = json.loads(done.stdout.splitlines()[-1])
+    assert same == dict.fromkeys([*SERVER_SETTINGS, "all"], True)
+    assert set(told) == set(SERVER_SETTINGS)
+    assert not leaked

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -69,7 +71,7 @@ def test_its_service_starts_the_same_command(bundle: Path) -> None:
 
 def test_the_page_in_it_names_the_command_for_the_server(bundle: Path) -> None:
     text = (bundle / "README.md").read_text()
-    assert "docker compose run --rm -T admin register - < porch-node.pub" in text
+    assert "docker compose run --rm -T admin register --partition 3 - < porch-node.pub" in text
     assert "(number 3 of 0 to 3)" in text
 
 
@@ -115,7 +117,7 @@ def test_command(authority: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     try:
         where = ["--superlink", "h:1", "--partition", "0", "--partitions", "2"]
         assert deploy(["new-client", *where, str(authority), str(tmp_path / "d"), "pi-1"]) == 0
-        assert "admin register - < pi-1-node.pub" in capsys.readouterr().out
+        assert "admin register --partition 0 - < pi-1-node.pub" in capsys.readouterr().out
         assert deploy(["rotate-key", str(tmp_path / "d" / "pi-1")]) == 0
         assert "revoke it" in capsys.readouterr().out
         assert deploy(["nodes"]) == 2
@@ -134,8 +136,9 @@ class FakeSuperLink:
         return SimpleNamespace(nodes_info=self.known)
 
     def RegisterNode(self, request: object) -> SimpleNamespace:
-        key = request.public_key  # type: ignore[attr-defined]
-        self.known.append(SimpleNamespace(node_id=len(self.known) + 1, status="registered", public_key=key))
+        key, name = request.public_key, request.name  # type: ignore[attr-defined]
+        node = SimpleNamespace(node_id=len(self.known) + 1, status="registered", public_key=key, name=name)
+        self.known.append(node)
         return SimpleNamespace(node_id=len(self.known))
 
     def UnregisterNode(self, request: object) -> None:
@@ -145,12 +148,46 @@ class FakeSuperLink:
 def test_registering_twice_is_one_node_and_a_revoked_key_is_gone(bundle: Path) -> None:
     key = nodes.read_public_key((bundle / "keys" / "porch-node.pub").read_bytes(), "porch")
     link = FakeSuperLink()
-    assert nodes.register(link, key) == (1, True)  # type: ignore[arg-type]
-    assert nodes.register(link, key) == (1, False)  # type: ignore[arg-type]
+    assert nodes.register(link, key) == (nodes.Node(1, "registered", key), True)  # type: ignore[arg-type]
+    assert nodes.register(link, key) == (nodes.Node(1, "registered", key), False)  # type: ignore[arg-type]
     assert [node.fingerprint for node in nodes.listing(link)] == [nodes.fingerprint(key)]  # type: ignore[arg-type]
     assert nodes.revoke(link, key) == 1  # type: ignore[arg-type]
     with pytest.raises(FederationError, match="no registered node has it"):
         nodes.revoke(link, key)  # type: ignore[arg-type]
+
+
+def test_a_partition_belongs_to_one_key_until_that_is_revoked() -> None:
+    link: Any = FakeSuperLink()
+    assert nodes.register(link, b"a", 3)[0].partition == 3
+    assert nodes.register(link, b"a", 3) == (nodes.Node(1, "registered", b"a", 3), False)
+    with pytest.raises(FederationError, match="partition 3: it belongs to key"):
+        nodes.register(link, b"b", 3)
+    with pytest.raises(FederationError, match="registered for partition 3, and this cannot be changed"):
+        nodes.register(link, b"a", 4)
+    assert nodes.register(link, b"b", 4)[1]
+    nodes.revoke(link, b"a")
+    assert nodes.register(link, b"c", 3) == (nodes.Node(3, "registered", b"c", 3), True)
+    assert [node.partition for node in nodes.alive(nodes.listing(link))] == [4, 3]
+    unbound, _ = nodes.register(link, b"d")
+    assert unbound.partition is None
+    assert nodes.register(link, b"d", 5) == (unbound, False)  # an older version registered it; the command says so
+
+
+def test_the_command_binds_each_key_to_its_partition(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = FakeSuperLink()
+    monkeypatch.setattr(nodes, "connect", lambda *_: contextlib.nullcontext(link))
+    where = ["--superlink", "h:1", "--authority", "ca.crt"]
+    key = str(bundle / "keys" / "porch-node.pub")
+    assert deploy(["register", *where, "--partition", "3", key]) == 0
+    assert f"{key}: node 1, partition 3" in capsys.readouterr().out
+    assert link.known[0].name == "partition-3"
+    for wrong in (["--partition", "3", "--partition", "4"], ["--partition", "-1"]):
+        assert deploy(["register", *where, *wrong, key]) == 2
+        assert "give one number from 0 for each of the 1 keys" in capsys.readouterr().err
+    assert deploy(["nodes", *where]) == 0
+    assert "partition 3" in capsys.readouterr().out
 
 
 def test_keys_that_must_not_or_cannot_be_registered(bundle: Path) -> None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -36,6 +36,10 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from fedcross.core.randomness import stream
 from fedcross.strategies.wire.protocol import reply
 from fedcross.strategies.wire.records import views
+
+if TYPE_CHECKING:
+    from tests.support.bombs import Bomber
+    from tests.support.impostor import Impostor
 
 app = ClientApp()
 #: Flower's Message reads its sender from a variable of the process.
@@ -111,11 +115,13 @@ def serve(port: int, root: bytes, key: Path, partition: int, log: Path) -> None:
         root,
         (private, private.public_key()),  # type: ignore[arg-type]
     ) as functions:
-        connection, attack = Connection(functions, partition), None
+        connection = Connection(functions, partition)
+        attack: Bomber | Impostor | None = None
         if kind := os.environ.get("FEDCROSS_ATTACK"):
+            from tests.support.bombs import Bomber
             from tests.support.impostor import Impostor
 
-            attack = Impostor(kind, connection, log)
+            attack = Bomber(connection) if kind == "bomb" else Impostor(kind, connection, log)
         while True:
             try:
                 message = connection.next()

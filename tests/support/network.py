@@ -27,6 +27,7 @@ from fedcross.conf.compose import join
 from fedcross.core.errors import FederationError
 from fedcross.core.keys import make_authority, make_node_key, make_server
 from fedcross.engines import flower
+from fedcross.engines.judged import judged
 from fedcross.engines.processes import Family
 from fedcross.engines.superlink import register
 
@@ -177,7 +178,7 @@ class Network:
         def work() -> None:
             try:
                 with grid(self.port, self.authority.public, self.secret) as found:
-                    install(list(kills), self.work, type(found))
+                    install(list(kills), self.work, type(judged(found)))
                     Session(load([*SETTINGS, *overrides, f"output={output}"]), found, Quiet()).execute()
             except Exception:  # noqa: BLE001 - at the end of a test the SuperLink goes, and with it the run
                 (self.work / "server.log").write_text(traceback.format_exc())

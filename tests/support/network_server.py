@@ -40,12 +40,13 @@ def main(grid: Grid, context: Context) -> None:
     """Run what ``run_config["overrides"]`` describes; kill the SuperLink where the harness asked for it."""
     from fedcross.conf.compose import split
     from fedcross.conf.schema import load
+    from fedcross.engines.judged import judged
     from fedcross.server.session import Session
     from tests.support.federation import Quiet
 
     work = Path(os.environ["FEDCROSS_NETWORK"])
     (work / "server.pid").write_text(str(os.getpid()))
-    install(json.loads((work / "kills.json").read_text()), work, type(grid))
+    install(json.loads((work / "kills.json").read_text()), work, type(judged(grid)))
     try:
         Session(load(split(str(context.run_config["overrides"]))), grid, Quiet()).execute()
     except Exception:

@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcross.engines.grid import FIRST_NODE, LocalGrid
+from fedcross.engines.grid import FIRST_NODE, LocalGrid, identify
+from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.round import nodes as module
 from fedcross.strategies.round.nodes import Nodes
 
@@ -103,3 +106,78 @@ def test_a_federation_that_stays_is_not_sorted_again_and_one_that_changes_is():
     del grid.get_node_ids
     assert nodes.refresh(grid) == [0, 1, 2, 3, 4]
     assert 1 in nodes.online
+
+
+class Deployed(Slow):
+    """A grid that tells who is connected and what the SuperLink knows of them; nodes claim partitions at once."""
+
+    def __init__(self, claims, known):
+        super().__init__()
+        identify()
+        self.claims, self.known, self.ids = claims, known, list(claims)
+
+    def get_node_ids(self):
+        return list(self.ids)
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, name=name, registered_at=at) for node, (name, at) in self.known.items()]
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        for number, message in zip(ids, messages):
+            self.answer(int(number), partition(self.claims[message.metadata.dst_node_id]))
+        return ids
+
+
+def test_the_first_holder_keeps_its_partition_while_it_is_connected():
+    refused = []
+    grid, nodes = Deployed({5: 3}, {}), Nodes(refused.append)
+    assert nodes.refresh(grid) == [3]
+    for thief in (9, 2):  # a higher and a lower id: neither counts
+        grid.claims[thief] = 3
+        grid.ids.append(thief)
+        for _ in range(3):
+            nodes.refresh(grid)
+            assert nodes.online == {3: 5}
+    assert refused == [3, 3]  # each claim is counted once
+    grid.ids.remove(5)
+    nodes.refresh(grid)
+    assert nodes.online == {3: 9}  # the next one to have asked
+    grid.ids.append(5)
+    nodes.refresh(grid)
+    assert nodes.online == {3: 9}
+    assert refused == [3, 3, 3]
+
+
+def test_of_two_that_are_there_from_the_start_the_one_registered_first_holds_it():
+    grid = Deployed({9: 0, 5: 0, 7: 0}, {9: ("", "2026-02"), 5: ("", "2026-03"), 7: ("", "2026-01")})
+    nodes = Nodes()
+    nodes.refresh(grid)
+    assert nodes.online == {0: 7}
+
+
+def test_a_key_that_was_registered_for_a_partition_holds_it_and_no_other():
+    refused = []
+    grid = Deployed({5: 1}, {5: ("", "2026-01"), 9: ("partition-1", "2026-02"), 7: ("partition-0", "2026-01")})
+    nodes = Nodes(refused.append)
+    nodes.refresh(grid)
+    assert nodes.online == {1: 5}  # nobody else wants it
+    grid.claims |= {9: 1, 7: 1}
+    grid.ids += [9, 7]
+    nodes.refresh(grid)
+    assert nodes.online == {1: 9}
+    assert refused == [1, 1]
+    grid.ids.remove(9)
+    nodes.refresh(grid)
+    assert nodes.online == {1: 5}  # 7 is bound to 0
+
+
+def test_a_refused_claim_is_counted_in_the_rounds_report_and_logged(caplog):
+    method = FedAvg(clients_per_round=1, wait_s=0.01)
+    grid = Deployed({5: 0, 9: 0}, {})
+    method._begin_round(1, grid)
+    assert method.report.rejected == {"partition_taken": 1}
+    assert caplog.text.count("node 9 claims partition 0, refused: node 5 holds it") == 1
+    method._begin_round(2, grid)
+    assert not method.report.rejected

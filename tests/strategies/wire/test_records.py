@@ -139,6 +139,33 @@ def test_a_header_in_another_style_is_read(version):
     assert (decode(raw(data), spec_of(MODEL))["w"] == MODEL["w"]).all()
 
 
+@pytest.mark.parametrize("version", [(0, 0), (3, 0), (255, 255)])
+def test_a_version_that_nobody_writes_is_refused(version):
+    array = Array("float32", (2, 3), "numpy.ndarray", written(MODEL["w"], version))
+    assert reason(ArrayRecord({"w": array}), {"w": ((2, 3), "float32")}) == "malformed_array"
+
+
+@pytest.mark.parametrize("magic", [b"\x93NUMPZ", b"\x92NUMPY", b"PK\x03\x04\0\0"])
+@pytest.mark.parametrize("own_style", [True, False])
+def test_another_magic_string_is_refused(magic, own_style):
+    data = encode(MODEL)["w"].data if own_style else written(MODEL["w"])
+    array = Array("float32", (2, 3), "numpy.ndarray", magic + data[6:])
+    assert reason(ArrayRecord({"w": array}), {"w": ((2, 3), "float32")}) == "malformed_array"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("byte", [2, 128, 255])
+def test_bytes_that_are_no_boolean_are_refused(packed, byte):
+    model = {"b": np.array([True, False, True])}
+    record, spec = encode(model, packed), spec_of(model)
+    assert (decode(record, spec)["b"] == model["b"]).all()
+    ((name, array),) = record.items()
+    bad = Array(array.dtype, array.shape, array.stype, array.data[:-1] + bytes([byte]))
+    for finite in (True, False):
+        with pytest.raises(UploadError, match="malformed_array: b holds bytes that are no boolean"):
+            decode(ArrayRecord({name: bad}), spec, finite=finite)
+
+
 def test_a_header_in_another_style_must_say_what_was_declared():
     assert reason(raw(written(MODEL["w"], shape=(3, 2)))) == "malformed_array"
     assert reason(raw(written(MODEL["w"].view(np.int32)))) == "malformed_array"

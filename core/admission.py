@@ -1,0 +1,21 @@
+"""Which partition a registered key may hold: the SuperLink's database keeps it as the name of the node.
+
+Only the SuperLink's inner network can register a key, so a device cannot choose or change this name.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NAME = re.compile(r"partition-(0|[1-9]\d{0,8})")
+
+
+def node_name(partition: int) -> str:
+    """Return the name under which the key of `partition` is registered."""
+    return f"partition-{partition}"
+
+
+def bound_partition(name: str) -> int | None:
+    """Return the partition to which a node of this name is bound; None if to none."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None

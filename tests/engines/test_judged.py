@@ -1,0 +1,312 @@
+"""The grid that judges replies, on a SuperLink made of dictionaries; a real one: tests/faults/test_bombs.py."""
+
+from types import SimpleNamespace
+
+import flwr
+import httpx
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.superlink.grid import HttpGrid
+
+from fedcross.core.allowance import Allowance, Arrays, Refusal
+from fedcross.core.errors import UploadError
+from fedcross.engines import judged as module
+from fedcross.engines.grid import LocalGrid, identify
+from fedcross.engines.judged import CHECKED, JudgedGrid, judged, patiently
+from fedcross.strategies.wire.records import encode
+
+MODEL = {"w": np.arange(1000, dtype=np.float32)}
+ALLOWED = Allowance({"arrays": Arrays(1, 5000)}, frozenset({"metrics", "config"}))
+
+
+class SuperLink:
+    """Replies, their objects and what was asked for; it stands for Flower's grid and for that grid's client."""
+
+    def __init__(self):
+        identify()
+        self.node, self.run = Node(node_id=1), SimpleNamespace(run_id=1)
+        self._runtime_client = self
+        self._client = SimpleNamespace(event_hooks={"response": []})
+        self.replies, self.objects, self.asked, self.confirmed, self.sent = [], {}, [], [], []
+        self.missing, self.gone, self.failing = set(), set(), []
+
+    def request(self, node=7):
+        message = Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type="train")
+        message.metadata.__dict__["_message_id"] = f"asked-{len(self.sent)}"
+        self.sent.append(message)
+        return message
+
+    def answers(self, request, content, **inside):
+        """Store a reply to `request`; `inside` is what its own metadata say otherwise."""
+        reply = Message(content, reply_to=request)
+        outside = message_to_proto(remove_content_from_message(reply))
+        for name, value in inside.items():
+            reply.metadata.__dict__[f"_{name}"] = value
+        self.objects |= {name: one.deflate() for name, one in get_all_nested_objects(reply).items()}
+        outside.metadata.message_id = reply.object_id
+        self.replies.append((outside, get_object_tree(reply)))
+        return reply.object_id
+
+    def PullMessages(self, request):
+        found = [one for one in self.replies if one[0].metadata.reply_to_message_id in request.message_ids]
+        self.replies = [one for one in self.replies if one not in found]
+        return PullAppMessagesResponse(
+            messages_list=[one for one, _ in found], message_object_trees=[tree for _, tree in found]
+        )
+
+    def PullObject(self, request):
+        name = request.object_id
+        self.asked.append(name)
+        there, found = name not in self.missing, name not in self.gone
+        content = self.objects[name] if there and found else b""
+        return PullObjectResponse(object_found=found, object_available=there and found, object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        self.confirmed.append(request.message_object_id)
+
+    def push_messages(self, messages):
+        if self.failing:
+            raise self.failing.pop()
+        return [one.object_id for one in messages]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(module, "time", found)
+    return found
+
+
+@pytest.fixture
+def link():
+    return SuperLink()
+
+
+@pytest.fixture
+def grid(link):
+    return JudgedGrid(link)
+
+
+def content(model=MODEL, **more):
+    return RecordDict({"arrays": encode(model), "metrics": MetricRecord({"num-examples": 3}), **more})
+
+
+def test_the_version_of_flower_is_the_one_that_was_looked_at():
+    assert flwr.__version__ == CHECKED, "compare HttpGrid.pull_messages with engines/judged.py"
+
+
+def test_only_flowers_grid_of_a_deployment_is_judged():
+    local = LocalGrid(lambda *_: None, 1, {})
+    assert judged(local) is local
+    found = judged(HttpGrid(token="t"))
+    assert isinstance(found, JudgedGrid)
+    assert judged(found) is found
+
+
+def test_a_true_reply_comes_through_as_flower_would_have_it(grid, link):
+    request = link.request()
+    name = link.answers(request, content())
+    grid.allow({"asked-0": ALLOWED})
+    (reply,) = grid.pull_messages(["asked-0"])
+    assert (reply.content.array_records["arrays"]["w"].numpy() == MODEL["w"]).all()
+    assert reply.content.metric_records["metrics"]["num-examples"] == 3
+    assert (reply.metadata.message_id, reply.metadata.src_node_id) == (name, 7)
+    assert link.confirmed == [name]
+    assert list(grid.pull_messages(["asked-0"])) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (content({"w": np.zeros(2000, np.float32)}), "too_large"),
+        (content({"v": MODEL["w"], "w": MODEL["w"]}), "too_large"),
+        (content(more=ConfigRecord({})), "malformed_message"),
+    ],
+)
+def test_a_refused_reply_is_an_error_with_its_reason_and_leaves_the_superlink(grid, link, bad, why):
+    name = link.answers(link.request(), bad)
+    grid.allow({"asked-0": ALLOWED})
+    (reply,) = grid.pull_messages(["asked-0"])
+    assert isinstance(reply.error, Refusal)
+    assert reply.error.kind == why
+    assert (reply.metadata.reply_to_message_id, reply.metadata.src_node_id) == ("asked-0", 7)
+    assert link.confirmed == [name]
+
+
+def test_without_a_word_a_reply_has_no_arrays(grid, link):
+    link.answers(link.request(), content())
+    link.answers(link.request(8), RecordDict({"config": ConfigRecord({"partition-id": 3})}))
+    first, second = grid.pull_messages(["asked-0", "asked-1"])
+    assert first.error.kind == "malformed_message"
+    assert second.content.config_records["config"]["partition-id"] == 3
+
+
+@pytest.mark.parametrize("name", ["src_node_id", "reply_to_message_id", "run_id", "dst_node_id"])
+def test_what_the_reply_says_of_itself_must_be_what_the_superlink_checked(grid, link, name):
+    link.answers(link.request(), RecordDict({}), **{name: "asked-1" if name == "reply_to_message_id" else 1000})
+    (reply,) = grid.pull_messages(["asked-0"])
+    assert reply.error.kind == "malformed_message"
+    assert reply.metadata.reply_to_message_id == "asked-0"
+
+
+def test_an_error_of_a_client_and_one_of_flower_come_through(grid, link):
+    link.answers(link.request(), Error(2, "boom"))
+    (reply,) = grid.pull_messages(["asked-0"])
+    assert (reply.error.code, reply.error.reason) == (2, "boom")
+
+
+def test_an_unfinished_reply_keeps_nobody_waiting_and_keeps_nothing(grid, link, clock):
+    half = link.answers(link.request(), content())
+    link.answers(link.request(8), RecordDict({"metrics": MetricRecord({"accuracy": 0.5})}))
+    grid.allow({"asked-0": ALLOWED})
+    link.missing = {name for name, data in link.objects.items() if data.startswith(b"ArrayChunk")}
+    ids = ["asked-0", "asked-1"]
+    (other,) = grid.pull_messages(ids)
+    assert other.metadata.reply_to_message_id == "asked-1"
+    before = len(link.asked)
+    assert list(grid.pull_messages(ids)) == []  # its pause is not over
+    assert len(link.asked) == before
+    link.missing.clear()
+    clock.now += 1
+    (reply,) = grid.pull_messages(ids)
+    assert (reply.content.array_records["arrays"]["w"].numpy() == MODEL["w"]).all()
+    assert link.confirmed[-1] == half
+
+
+def test_a_reply_that_is_never_finished_is_refused(grid, link, clock):
+    link.answers(link.request(), content())
+    grid.allow({"asked-0": ALLOWED})
+    link.missing = {name for name, data in link.objects.items() if data.startswith(b"ArrayChunk")}
+    replies, looks = [], 0
+    while not replies:
+        replies, looks = list(grid.pull_messages(["asked-0"])), looks + 1
+        clock.now += 1
+    assert replies[0].error.kind == "incomplete"
+    assert module.COMPLETE_S <= clock.now < module.COMPLETE_S + 2 * module.LONGEST_PAUSE_S
+    assert len(link.asked) < looks  # less and less often
+
+
+def test_a_reply_whose_first_object_is_not_there_costs_one_small_request_a_look(grid, link, clock):
+    name = link.answers(link.request(), content())
+    link.missing = {name}
+    for _ in range(3):
+        assert list(grid.pull_messages(["asked-0"])) == []
+        clock.now += 100
+    assert link.asked == [name] * 3
+
+
+def test_a_reply_that_was_lost_is_one_that_flower_lost(grid, link):
+    link.gone = {link.answers(link.request(), content())}
+    (reply,) = grid.pull_messages(["asked-0"])
+    assert (reply.error.code, reply.metadata.src_node_id) == (ErrorCode.MESSAGE_UNAVAILABLE, 1)
+    assert reply.metadata.reply_to_message_id == "asked-0"
+
+
+def test_one_call_hands_over_one_reply_of_a_node_and_no_more_bytes_than_the_quota(grid, link, monkeypatch):
+    for node in (7, 7, 8, 9):
+        link.answers(link.request(node), content())
+    ids = [f"asked-{i}" for i in range(4)]
+    grid.allow(dict.fromkeys(ids, ALLOWED))
+    monkeypatch.setattr(module, "QUOTA", 2 * ALLOWED.nbytes)
+    order = [[reply.metadata.reply_to_message_id for reply in grid.pull_messages(ids)] for _ in range(3)]
+    assert order == [["asked-0", "asked-2"], ["asked-1", "asked-3"], []]
+    monkeypatch.setattr(module, "QUOTA", 1)  # a single reply always comes through
+    grid.allow({"asked-4": ALLOWED})
+    link.answers(link.request(), content())
+    assert len(list(grid.pull_messages(["asked-4"]))) == 1
+
+
+def test_a_reply_that_nobody_waits_for_any_more_is_dropped(grid, link, clock):
+    name = link.answers(link.request(), content())
+    link.missing = {name}
+    grid.pull_messages(["asked-0"])
+    assert list(grid.pull_messages(["asked-9"])) == []
+    assert link.confirmed == [name]
+
+
+def test_an_announcement_that_cannot_be_read_costs_its_own_slot_only(grid, link):
+    """Trees of several replies that share objects can be nested deeper than any of them was when it was sent."""
+    true = link.PullMessages
+
+    def unreadable(request):
+        if "asked-0" in request.message_ids:
+            raise ValueError("Invalid protobuf response payload")
+        return true(request)
+
+    link.PullMessages = unreadable
+    for node in (7, 8):
+        link.answers(link.request(node), RecordDict({}))
+    ids = ["asked-0", "asked-1"]
+    assert list(grid.pull_messages(ids)) == []
+    first, second = grid.pull_messages(ids)
+    assert (first.error.kind, first.metadata.reply_to_message_id) == ("malformed_message", "asked-0")
+    assert second.metadata.reply_to_message_id == "asked-1"
+
+
+def test_an_answer_that_is_too_long_is_refused_before_it_is_read(grid, link):
+    assert grid._client is link
+    (hook,) = link._client.event_hooks["response"]
+    assert grid._client is link
+    assert len(link._client.event_hooks["response"]) == 1
+    hook(httpx.Response(200, headers={"content-length": "99999999"}))  # no object: a list of replies, say
+    grid._limit.most = 1000
+    hook(httpx.Response(200, headers={"content-length": "1000"}))
+    with pytest.raises(UploadError, match="too_large"):
+        hook(httpx.Response(200, headers={"content-length": "2000"}))
+
+
+def status(code):
+    return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://h"), response=httpx.Response(code))
+
+
+def test_a_busy_superlink_is_asked_again_and_a_refusal_is_a_refusal(clock):
+    outcomes = [status(503), status(500), None]
+
+    def call():
+        outcome = outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+        return 5
+
+    assert patiently(call) == 5
+    outcomes = [status(403)]
+    with pytest.raises(httpx.HTTPStatusError):
+        patiently(call)
+    outcomes = [status(500)] * 1000
+    with pytest.raises(httpx.HTTPStatusError):
+        patiently(call)
+    assert clock.now > module.BUSY_S
+
+
+def test_requests_that_could_not_be_stored_are_sent_again_as_new_ones(grid, link, clock):
+    clock.now = 2e9
+    message = link.request()
+    first = message.object_id
+    link.failing = [ObjectPushError("o", 1, "s")]
+    (name,) = grid.push_messages([message])
+    assert name != first
+    link.failing = [ObjectPushError("o", 1, "s")] * module.PUSHES
+    with pytest.raises(ObjectPushError):
+        grid.push_messages([message])
