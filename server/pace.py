@@ -1,11 +1,11 @@
 """Estimates the seconds of a round from a few small training steps, for ``--cost`` on a CPU.
 
 After one round of warm-up, client visits with few examples are measured in this process, on one thread: one step of
-SMALL examples, one step of more examples and, if steps are quick, one visit of several steps. The differences give the
-seconds per step, per example and per visit. The estimate for a round multiplies them by the number of visits and by the
-clients' average steps and examples, and divides by the engine's workers. The server's work counts as in the small
-round. Only processor time is measured, so other programs on the machine hardly change the estimate: the hours are
-those of an idle machine.
+SMALL examples, one step of more examples and, if steps are quick, visits of several steps, as many as fit into ROOM
+seconds. The differences give the seconds per step, per example and per visit. The estimate for a round multiplies them
+by the number of visits and by the clients' average steps and examples, and divides by the engine's workers. The
+server's work counts as in the small round. Only processor time is measured, so other programs on the machine hardly
+change the estimate: the hours are those of an idle machine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 #: Examples in the small step, in the large step (used if steps are quick), and in the evaluation.
 SMALL, LARGE, TESTED = 1, 32, 8
-#: If steps are quick: steps of the long visit, which separates seconds per visit from seconds per step; repetitions.
+#: If steps are quick: most steps of the long visit, which separates a visit's seconds from a step's; repetitions.
 SEVERAL, TIMES = 20, 2
+#: Seconds for the long visit of small steps. With fewer steps than SEVERAL, each visit is measured once.
+ROOM = 0.4
 #: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated.
 SLOW = 0.15
 #: Settings of the job that the measurement replaces, or that do not change what it measures.
@@ -98,11 +100,13 @@ def measured(trial: list[str]) -> Seconds:
             example = min(max((high - low) / 2, high / 6), high / 3) / SMALL
             return Seconds(max(low - SMALL * example, 0.0), example, 0.0, server, bench.evaluation())
         # Quick steps are timed several times; the shortest time counts, as it is the least disturbed.
+        steps = max(2, min(SEVERAL, int(ROOM / max(low, ROOM / SEVERAL))))
+        times = TIMES if steps == SEVERAL else 1
         one = min(bench.visit(SMALL)[0] for _ in range(TIMES))
-        many = min(bench.visit(SMALL, SEVERAL)[0] for _ in range(TIMES))
-        large = min(bench.visit(LARGE, SEVERAL)[0] for _ in range(TIMES))
-        example = max(large - many, 0.0) / (SEVERAL * (LARGE - SMALL))
-        step = max(many - one, 0.0) / (SEVERAL - 1)
+        many = min(bench.visit(SMALL, steps)[0] for _ in range(times))
+        large = min(bench.visit(LARGE, steps)[0] for _ in range(times))
+        example = max(large - many, 0.0) / (steps * (LARGE - SMALL))
+        step = max(many - one, 0.0) / (steps - 1)
         return Seconds(max(step - SMALL * example, 0.0), example, max(one - step, 0.0), server, bench.evaluation())
 
 

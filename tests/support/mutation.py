@@ -47,7 +47,10 @@ HEAVY += ("scipy.stats", "sympy", "torch._dynamo", "torch.onnx")
 #: Tests of a file beside those that are named after it (:func:`own_tests`).
 MORE = {
     "strategies/fedcross.py": ["tests/strategies/test_propellers.py", "tests/strategies/test_start.py"],
-    "strategies/pool/blocks.py": ["tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py"],
+    "strategies/pool/blocks.py": [
+        "tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py",
+        "tests/strategies/pool/test_similarity.py",
+    ],
     "strategies/pool/kernels.py": ["tests/strategies/pool/test_pool.py"],
     "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py"],
     "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
