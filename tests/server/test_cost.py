@@ -83,13 +83,14 @@ def test_the_estimate_is_exact_without_noise_and_the_measurement_short(monkeypat
     assert Simulated.spent < most  # seconds for each method, task and model of a sweep
 
 
-def test_a_slow_step_is_measured_three_times_and_no_more(monkeypatch):
+@pytest.mark.parametrize(("seconds", "spent"), [(0.25, 3 + 3 + 7), (1.0, 3 + 7)])
+def test_a_slow_step_is_measured_with_one_and_three_examples_and_no_more(monkeypatch, seconds, spent):
     monkeypatch.setattr("fedcross.server.pace._Bench", Simulated)
-    for name, value in {"fixed": 0.0, "step": 1.0, "example": 2.0, "spent": 0.0}.items():
+    for name, value in {"fixed": 0.0, "step": seconds, "example": 2 * seconds, "spent": 0.0}.items():
         monkeypatch.setattr(Simulated, name, value)
     found = measured([])
-    assert (found.step, found.example, found.visit) == pytest.approx((1.0, 2.0, 0.0))
-    assert Simulated.spent == 3 + 3 + 7  # visits of one, one and three examples
+    assert (found.step, found.example, found.visit) == pytest.approx((seconds, 2 * seconds, 0.0))
+    assert Simulated.spent == spent * seconds  # a very slow one without a warm-up
 
 
 def test_every_distinct_job_is_composed_once(monkeypatch):
