@@ -32,8 +32,8 @@ LOOPBACK = "127.0.0.1"
 #: Environment variables that hold folders; Flower's processes get them as absolute paths.
 FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
 
-# Time limits that only a hanging program should reach: on a loaded machine, a start took up to a minute. A process that
-# ends is noticed at once.
+# A time limit that only a hanging program should reach: on a loaded machine, a start took up to two minutes. A process
+# that ends is noticed at once.
 _START_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _RUN_ID = re.compile(r"Successfully started run (\d+)")

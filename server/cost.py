@@ -78,7 +78,8 @@ def cells(plan: Plan) -> list[Cell]:
     found: dict[str, Cell] = {}
     for job in plan.jobs:
         seed = next((o for o in job if plan.multirun and SEED.fullmatch(o)), None)
-        config = load([o for o in job if o != seed])  # of several jobs that differ only in the seed, one is composed
+        job = [o for o in job if o != seed]  # of several jobs that differ only in the seed, one is composed
+        config = load(job)
         if seed is not None:
             config = config.model_copy(update={"seed": int(seed.removeprefix("seed="))})
         mark = fingerprint(config)

@@ -1,11 +1,11 @@
 """Estimates the seconds of a round from a few small training steps, for ``--cost`` on a CPU.
 
-After one round of warm-up, client visits with few examples are measured in this process, on one thread: one step of
-SMALL examples, one step of more examples and, if steps are quick, one visit of several steps. The differences give the
-seconds per step, per example and per visit. The estimate for a round multiplies them by the number of visits and by the
-clients' average steps and examples, and divides by the engine's workers. The server's work counts as in the small
-round. Only processor time is measured, so other programs on the machine hardly change the estimate: the hours are
-those of an idle machine.
+After one round of warm-up (none if it is very slow), client visits with few examples are measured in this process, on
+one thread: one step of SMALL examples, one step of more examples and, if steps are quick, visits of several steps, as
+many as fit into ROOM seconds. The differences give the seconds per step, per example and per visit. The estimate for a
+round multiplies them by the number of visits and by the clients' average steps and examples, and divides by the
+engine's workers. The server's work counts as in the small round. Only processor time is measured, so other programs on
+the machine hardly change the estimate: the hours are those of an idle machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 
 #: Examples in the small step, in the large step (used if steps are quick), and in the evaluation.
 SMALL, LARGE, TESTED = 1, 32, 8
-#: If steps are quick: steps of the long visit, which separates seconds per visit from seconds per step; repetitions.
+#: If steps are quick: most steps of the long visit, which separates a visit's seconds from a step's; repetitions.
 SEVERAL, TIMES = 20, 2
+#: Seconds for the long visit of small steps. With fewer steps than SEVERAL, each visit is measured once.
+ROOM = 0.4
 #: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated.
 SLOW = 0.15
-#: Settings of the job that the measurement replaces, or that do not change what it measures.
+#: From this many seconds on, what a first visit does once is negligible too, so none is spent on warming up.
+VERY_SLOW = 1.0
+#: Settings of the job that the measurement replaces, or that do not change what it measures. Tasks whose inputs have
+#: one shape share a measurement: the number of classes and other examples hardly change a step.
 OWN = (
     "rounds=", "output=", "logger=", "resume=", "seed=", "clients_per_round=", "evaluate_", "checkpoint.",
     "federation.", "engine=", "engine.", "hydra", "method.exchanges=", "snapshots.",
@@ -49,7 +54,7 @@ class Seconds:
 
 
 class Pace:
-    """Estimates the pace of jobs; jobs with the same measured settings share one measurement."""
+    """Estimates the pace of jobs; jobs with the same measured settings, model and inputs share one measurement."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], Seconds] = {}
@@ -60,7 +65,9 @@ class Pace:
 
         config = load(job)
         data = config.load_data()
-        key = tuple(o for o in _trial(job, config) if not o.lstrip("+").startswith("partition"))
+        text = (o.lstrip("+") for o in _trial(job, config))
+        own = [o for o in text if not o.startswith(("partition", "task="))]
+        key = (*own, config.names["model"], *map(str, data.task.shape), str(data.task.augment is None))
         if key not in self._known:
             self._known[key] = measured(_trial(job, config))
         seconds = self._known[key]
@@ -90,19 +97,22 @@ def measured(trial: list[str]) -> Seconds:
     """Return the seconds that the steps of the small federation `trial` take."""
     with tempfile.TemporaryDirectory(prefix="fedcross-cost-") as folder, _states(folder):
         bench = _Bench(trial, folder)
-        bench.visit(SMALL)
         low, server = bench.visit(SMALL)
+        if low < VERY_SLOW:
+            low, server = bench.visit(SMALL)  # warm
         if low > SLOW:
             high = bench.visit(3 * SMALL)[0]
             # Both times are noisy: the part that does not grow with the examples is at most half of the larger step.
             example = min(max((high - low) / 2, high / 6), high / 3) / SMALL
             return Seconds(max(low - SMALL * example, 0.0), example, 0.0, server, bench.evaluation())
         # Quick steps are timed several times; the shortest time counts, as it is the least disturbed.
+        steps = max(2, min(SEVERAL, int(ROOM / max(low, ROOM / SEVERAL))))
+        times = TIMES if steps == SEVERAL else 1
         one = min(bench.visit(SMALL)[0] for _ in range(TIMES))
-        many = min(bench.visit(SMALL, SEVERAL)[0] for _ in range(TIMES))
-        large = min(bench.visit(LARGE, SEVERAL)[0] for _ in range(TIMES))
-        example = max(large - many, 0.0) / (SEVERAL * (LARGE - SMALL))
-        step = max(many - one, 0.0) / (SEVERAL - 1)
+        many = min(bench.visit(SMALL, steps)[0] for _ in range(times))
+        large = min(bench.visit(LARGE, steps)[0] for _ in range(times))
+        example = max(large - many, 0.0) / (steps * (LARGE - SMALL))
+        step = max(many - one, 0.0) / (steps - 1)
         return Seconds(max(step - SMALL * example, 0.0), example, max(one - step, 0.0), server, bench.evaluation())
 
 

@@ -74,6 +74,7 @@ def _workers(_process: int, threads: int) -> ThreadPoolExecutor:
     ready = Barrier(threads + 1)
 
     def start() -> None:
+        torch.get_num_threads()  # without it the first operation of this thread would take over the process's number
         torch.set_num_threads(1)
         ready.wait()
 

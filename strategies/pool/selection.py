@@ -115,7 +115,8 @@ def least_similar_derangement(question: Question) -> Partners:
     """Return the derangement of least total similarity (an assignment problem): each model is chosen exactly once.
 
     This project's more robust form of lowest similarity: the mean of the pool stays the same and no model is chosen
-    twice. A pair that cannot be compared is assigned only if there is no other way, and is then not mixed.
+    twice. A pair that cannot be compared is never assigned. Where that leaves no derangement, as few models as possible
+    keep their own; the result is a permutation in any case.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -123,11 +124,9 @@ def least_similar_derangement(question: Question) -> Partners:
     unknown = ~np.isfinite(cost)
     known = cost[~unknown]
     worst = (np.abs(known).max() + 1.0) * 2 * question.m if known.size else 1.0
-    cost[unknown] = worst  # more than any complete assignment of known pairs can differ
-    np.fill_diagonal(cost, np.inf)
-    partners = linear_sum_assignment(cost)[1].astype(np.int64)
-    own = np.arange(question.m)
-    return np.where(unknown[own, partners], own, partners)
+    cost[unknown] = np.inf
+    np.fill_diagonal(cost, worst)  # more than any two assignments of known pairs can differ
+    return linear_sum_assignment(cost)[1].astype(np.int64)
 
 
 def _similarity(question: Question) -> NDArray[np.float64]:

@@ -1,7 +1,8 @@
 """ResNet-18: with a 3x3 stem for small images, He et al.'s for large ones, and that of FedCT's authors.
 
-FedCT's paper says of its ResNet-18 only that the first convolution is 3x3 in place of 7x7. What their code for another
-method has (repository FedCSPC, ``resnet.py``) is ``stem=authors``.
+FedCT's paper says of its ResNet-18 only that the first convolution is 3x3 in place of 7x7. Its authors' code for
+another method (repository FedCSPC) has two: for CIFAR it imports ``ResNet18_cifar10`` of MOON's code, which is
+``stem=cifar``; its own ``resnet.py``, for Tiny ImageNet and with a 7x7 kernel for VireoFood-172, is ``stem=authors``.
 """
 
 from __future__ import annotations

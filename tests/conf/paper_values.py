@@ -2,8 +2,9 @@
 """The three papers' values, typed in by hand: what each experiment of ours has to have, and why where it has not.
 
 ``VALUES``: experiment, setting, value, paper and place. Lists are what a sweep goes through, in any order. A place names
-the section (or the figure or table); its page is not given where the PDF was not at hand when it was typed. ``REASONS``:
-why a setting differs from the paper. No difference is allowed without one, and no reason without a difference.
+the paper with its pages in the proceedings, and the section, figure or table; the page of a single value is unknown, for
+the papers themselves were not at hand when the table was typed. ``REASONS``: why a setting differs from the paper. No
+difference is allowed without one, and no reason without a difference.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """Where a paper says something; pages of the proceedings, None where they are not known."""
+    """Where a paper says something."""
 
     paper: str
     section: str
-    page: int | None = None
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ class Value:
     place: Place
 
 
-CROSS = "Hu et al., FedCross, ICDE 2024"
-FUSION = "Yao et al., FedFusion, ICIP 2019"
-CT = "Qi et al., FedCT, 2024"
+CROSS = "Hu et al., FedCross, ICDE 2024, pp. 2137-2150"
+FUSION = "Yao et al., FedFusion, ICIP 2019, pp. 175-179"
+CT = "Qi et al., FedCT, arXiv 2405.20046, 2024"
+MOON = "Li et al., MOON, CVPR 2021, pp. 10713-10722"
 
 
 def _all(experiments: tuple[str, ...], place: Place, **values: Any) -> list[Value]:
@@ -123,10 +124,10 @@ VALUES: list[Value] = [
           rounds=200, task=BOTH),
     *_all(("fedct/sensitivity",), DETAILS, method__kappa=[0.5, 1.0, 2.0, 5.0]),
     *_all(("method=fedct",), DETAILS, method__fusion=0.5, method__exchanges=1),
-    *_all(("method=moon task=cifar10_fedct", "method=fedct_moon task=cifar10_fedct"), Place("Li et al., MOON, CVPR 2021",
-          "Experiments"), method__mu=5.0, method__tau=0.5),
-    *_all(("method=moon task=cifar100_fedct", "method=fedct_moon task=cifar100_fedct"), Place(
-          "Li et al., MOON, CVPR 2021", "Experiments"), method__mu=1.0),
+    *_all(("method=moon task=cifar10_fedct", "method=fedct_moon task=cifar10_fedct"), Place(MOON, "Experiments"), method__mu=5.0,
+          method__tau=0.5),
+    *_all(("method=moon task=cifar100_fedct", "method=fedct_moon task=cifar100_fedct"), Place(MOON, "Experiments"),
+          method__mu=1.0),
     *_all(("model=resnet18 task=vireofood172",), DETAILS, model__stem="imagenet"),
     *_all(ARTIFICIAL, TRAINING, train__lr=3e-3, train__lr_decay=0.985, method=OPERATORS),
     *_all(("fedfusion/permuted",), TRAINING, train__lr=2e-3, train__lr_decay=0.99, method=OPERATORS,

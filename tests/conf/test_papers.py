@@ -107,6 +107,40 @@ def test_every_published_table_stands_on_the_page():
         assert paper in PAGE.read_text()
 
 
+#: Last table and last figure of each paper that we know of.
+LAST = {"FedCross": (3, 9), "FedFusion": (2, 4), "FedCT": (6, 7)}
+ROMAN = {"I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6}
+
+
+def numbers(cell: str, word: str) -> set[int]:
+    """Return the numbers after Fig. or Figs., Table or Tables in the first column of a row."""
+    lists = re.findall(rf"{word}s?\.? ((?:(?:[0-9]+|[IV]+)\b(?:, | and )?)+)", cell)
+    found = [one for text in lists for one in re.findall("[0-9IV]+", text)]
+    return {ROMAN[one] if one in ROMAN else int(one) for one in found}
+
+
+def test_no_figure_and_no_table_is_left_out():
+    """Each has a row: with a command, with the row whose runs it uses, or with "none" and the reason."""
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        tables, figures = LAST[section.split()[0]]
+        lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+        rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines]
+        what = [row[0] for row in rows]
+        assert set.union(*(numbers(cell, "Table") for cell in what)) == set(range(1, tables + 1)), section
+        assert set.union(*(numbers(cell, "Fig") for cell in what)) == set(range(1, figures + 1)), section
+        for row in rows:
+            assert re.match(r"`fedcross experiment=|the runs of|none$", row[1]), row
+            assert row[1] != "none" or len(row[2]) > 15, f"no reason: {row}"
+
+
+def test_numbers_of_a_row():
+    assert numbers("Table I, Figs. 1, 2 and 3", "Fig") == {1, 2, 3}
+    assert numbers("Table I, Figs. 1, 2 and 3", "Table") == {1}
+    assert numbers("Table 1 (c)", "Table") == {1}
+    assert numbers("(Fig. 9 for a CPU)", "Fig") == {9}
+    assert numbers("Table II, VGG-16", "Table") == {2}
+
+
 def test_flatten_names_lists_by_position():
     assert flat({"a": {"b": [{"c": 1}, 2]}}) == {"a.b.0.c": 1, "a.b.1": 2}
     assert flatten({"a": {"b": 1}}) == {"a.b": 1}

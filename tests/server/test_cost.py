@@ -5,7 +5,7 @@ import pytest
 from fedcross.conf.schema import load
 from fedcross.server.check import checked_plan
 from fedcross.server.cost import Cell, cells, show
-from fedcross.server.pace import Pace, Seconds, _round
+from fedcross.server.pace import Pace, Seconds, _round, measured
 from fedcross.server.sweep import plan
 from tests.server.commands.test_run import SMALL, call
 
@@ -45,6 +45,66 @@ def test_a_round_is_put_together_from_its_steps():
     assert _round(config, seconds, [10, 30]) == 3 * 165 + 1
     plain = load(["method=fedavg", "train.epochs=1", "train.batch=8", "clients_per_round=5", "engine.workers=1"])
     assert _round(plain, seconds, [10, 30]) == 5 * (7 + 16) + 1
+
+
+class Simulated:
+    """A bench whose visits take `fixed` seconds, and for each step `step` seconds and `example` for each example."""
+
+    fixed, step, example, spent = 0.0, 0.0, 0.0, 0.0
+
+    def __init__(self, trial, folder):
+        pass
+
+    def visit(self, examples, steps=1):
+        seconds = self.fixed + steps * (self.step + examples * self.example)
+        Simulated.spent += seconds
+        return seconds, 0.5
+
+    def evaluation(self):
+        return 0.25
+
+
+@pytest.mark.parametrize(
+    ("fixed", "step", "example", "most"),
+    [
+        (0.001, 0.004, 0.0005, 2),  # LeNet-5: all steps, twice
+        (0.002, 0.02, 0.005, 3),
+        (0.01, 0.05, 0.03, 9),  # ResNet-20
+        (0.02, 0.03, 0.09, 9),  # ResNet-18: just quick enough for several steps
+    ],
+)
+def test_the_estimate_is_exact_without_noise_and_the_measurement_short(monkeypatch, fixed, step, example, most):
+    monkeypatch.setattr("fedcross.server.pace._Bench", Simulated)
+    for name, value in {"fixed": fixed, "step": step, "example": example, "spent": 0.0}.items():
+        monkeypatch.setattr(Simulated, name, value)
+    found = measured([])
+    assert (found.step, found.example, found.visit) == pytest.approx((step, example, fixed))
+    assert (found.server, found.tested) == (0.5, 0.25)
+    assert Simulated.spent < most  # seconds for each method, task and model of a sweep
+
+
+@pytest.mark.parametrize(("seconds", "spent"), [(0.25, 3 + 3 + 7), (1.0, 3 + 7)])
+def test_a_slow_step_is_measured_with_one_and_three_examples_and_no_more(monkeypatch, seconds, spent):
+    monkeypatch.setattr("fedcross.server.pace._Bench", Simulated)
+    for name, value in {"fixed": 0.0, "step": seconds, "example": 2 * seconds, "spent": 0.0}.items():
+        monkeypatch.setattr(Simulated, name, value)
+    found = measured([])
+    assert (found.step, found.example, found.visit) == pytest.approx((seconds, 2 * seconds, 0.0))
+    assert Simulated.spent == spent * seconds  # a very slow one without a warm-up
+
+
+def test_every_distinct_job_is_composed_once(monkeypatch):
+    from fedcross.conf import compose
+
+    composed = []
+    whole = compose._composition
+    monkeypatch.setattr(compose, "_composition", lambda *given: composed.append(given) or whole(*given))
+    line = ["-m", *SMALL, "method=fedavg,fedcross", "train.momentum=0.25", "seed=1,2,3"]
+    found = cells(checked_plan(line))
+    before = len(composed)
+    assert [load(cell.job).names["method"] for cell in found] == ["fedavg", "fedcross"]
+    assert [cell.runs for cell in found] == [3, 3]
+    assert len(composed) == before
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedct", "moon", "fedgen", "scaffold"])

@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -46,7 +47,10 @@ HEAVY += ("scipy.stats", "sympy", "torch._dynamo", "torch.onnx")
 #: Tests of a file beside those that are named after it (:func:`own_tests`).
 MORE = {
     "strategies/fedcross.py": ["tests/strategies/test_propellers.py", "tests/strategies/test_start.py"],
-    "strategies/pool/blocks.py": ["tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py"],
+    "strategies/pool/blocks.py": [
+        "tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py",
+        "tests/strategies/pool/test_similarity.py",
+    ],
     "strategies/pool/kernels.py": ["tests/strategies/pool/test_pool.py"],
     "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py"],
     "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
@@ -60,6 +64,8 @@ MORE = {
     "client/flat_model.py": ["tests/client/test_trainer.py", "tests/strategies/test_scaffold.py"],
     "engines/workers.py": ["tests/engines/test_grid.py"],
 }  # fmt: skip
+#: Files whose tests would compile numba's loops anew for each mutant: they run as plain Python instead.
+INTERPRETED = {"strategies/pool/blocks.py", "strategies/pool/kernels.py"}
 
 
 def own_tests(file: str, root: Path = ROOT) -> list[str]:
@@ -179,7 +185,9 @@ def write(target: Path, source: str, stamp: int) -> None:
 class Run:
     """All mutants of one file."""
 
-    def __init__(self, file: str, shadows: list[Path], only: set[int], lines: set[int], everywhere: bool) -> None:
+    def __init__(
+        self, file: str, shadows: list[Path], only: set[int], lines: set[int], everywhere: bool, sample: int = 0
+    ) -> None:
         self.file, self.shadows = file, shadows
         self.source = (ROOT / file).read_text()
         self.mutants = [
@@ -189,6 +197,8 @@ class Run:
             and (not lines or m.line in lines)
             and (everywhere or only or m.lines is not None)
         ]
+        if 0 < sample < len(self.mutants):
+            self.mutants = sorted(random.Random(file).sample(self.mutants, sample), key=lambda m: m.number)
         self.tests = own_tests(file, shadows[0])
 
     def baseline(self) -> None:
@@ -277,6 +287,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="numbers of mutants, comma-separated")
     parser.add_argument("--lines", default="", help="lines of the file, comma-separated")
     parser.add_argument("--defaults", action="store_true", help="also what lies outside of functions: defaults, bounds")
+    parser.add_argument("--sample", type=int, default=0, help="at most so many mutants of a file, always the same ones")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, help="append one JSON line per file")
     parser.add_argument("--again", type=Path, help="such lines: try only those mutants that survived there")
@@ -287,6 +298,8 @@ def main() -> None:
             for m in mutants((ROOT / file).read_text()):
                 print(f"{file}:{m.line} #{m.number}  {m.old}  ->  {m.new}")
         return
+    if INTERPRETED & set(asked.files):
+        os.environ["NUMBA_DISABLE_JIT"] = "1"  # numba reads it once, when it is imported
     for name in HEAVY:
         with contextlib.suppress(ImportError):
             import_module(name)
@@ -297,7 +310,7 @@ def main() -> None:
                 again = survived(asked.again, file) if asked.again else only
                 if again is None:
                     continue
-                result = Run(file, shadows, again, at, asked.defaults).execute()
+                result = Run(file, shadows, again, at, asked.defaults, asked.sample).execute()
             except RuntimeError as error:
                 print(error, flush=True)
                 continue

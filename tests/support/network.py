@@ -32,6 +32,8 @@ from fedcross.engines.processes import Family
 from fedcross.engines.superlink import register
 
 ROOT = Path(__file__).parents[2]
+#: Seconds that a start may take: only a hanging program takes so long, and one that ends is noticed at once.
+START_S = 600
 PYPROJECT = """[project]
 name = "faults"
 version = "0.1.0"
@@ -129,7 +131,7 @@ class Network:
         """Start the SuperLink, with the state it left behind, and wait until it listens."""
         self.start("superlink", self._superlink)
         (self.work / "superlink.pid").write_text(str(self.processes["superlink"].pid))
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + START_S
         while True:
             try:
                 socket.create_connection((flower.LOOPBACK, self.port), timeout=1).close()
@@ -161,7 +163,7 @@ class Network:
             "run",
             [flower.executable("flwr"), "run", str(self.app), flower.CONNECTION, "--run-config", str(config)],
         )
-        if self.processes["run"].wait(120) != 0:
+        if self.processes["run"].wait(START_S) != 0:
             raise self.family.failure(f"run-{self._started['run']}", "flwr run failed.")
 
     def serve(self, output: Path, *overrides: str, kills: Sequence[tuple[str, int]] = ()) -> None:

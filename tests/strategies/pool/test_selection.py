@@ -5,6 +5,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.pool.selection import SELECTIONS, Question, find_selection
@@ -103,9 +105,23 @@ def test_least_similar_derangement_takes_everyone_once_and_is_optimal():
 def test_least_similar_derangement_leaves_an_unavoidable_unknown_pair_unmixed():
     """Three models, 0 comparable with neither: 1 and 2 take each other, 0 keeps its own."""
     similarity = np.array([[1, NAN, NAN], [NAN, 1, 0.5], [NAN, 0.5, 1]])
-    partners = choose("least_similar_derangement", 3, similarity=similarity)
-    assert partners[0] == 0
-    assert all(np.isfinite(similarity[i, j]) for i, j in enumerate(partners))
+    assert choose("least_similar_derangement", 3, similarity=similarity) == [0, 2, 1]
+
+
+@settings(deadline=None)
+@given(data=st.data(), m=st.integers(2, 5))
+def test_least_similar_derangement_is_the_best_permutation_whatever_is_unknown(data, m):
+    """Of all permutations without an unknown pair: as few as possible keep their own, then the least total."""
+    values = st.one_of(st.sampled_from([NAN, np.inf, -np.inf]), st.integers(-3, 3).map(float))
+    similarity = np.array(data.draw(st.lists(values, min_size=m * m, max_size=m * m))).reshape(m, m)
+
+    def rank(partners):
+        taken = [similarity[i, j] for i, j in enumerate(partners) if i != j]
+        return (m - len(taken), sum(taken)) if np.isfinite(taken).all() else (m + 1, 0.0)
+
+    partners = choose("least_similar_derangement", m, similarity=similarity)
+    assert sorted(partners) == list(range(m))
+    assert rank(partners) == min(map(rank, permutations(range(m))))
 
 
 @pytest.mark.parametrize(("all_known", "others"), [(100, -100), (1, -1), (0, 0)])

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fedcross.strategies.round.cross_training import CrossTraining, CrossTrainin
 from fedcross.strategies.round.federation import Federation, State
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Round
 from tests.support.federation import run, same, session
 
 
@@ -57,6 +59,44 @@ def test_a_lost_client_is_counted_and_the_rest_is_used(tmp_path):
 
 
 drawn = FedAvg(clients_per_round=3, seed=1).sample(1, list(range(6)))
+
+
+def test_a_round_counts_its_requests_reports_who_was_rejected_and_times_both_halves(tmp_path):
+    ready = session(tmp_path, "method=fedavg", "rounds=2", app=flaky(lambda client, number: client == drawn[0]))
+    told = []
+    ready.method.on_rejected = lambda client, error: told.append((client, error.reason))
+    ready.execute()
+    asked = Counter([*drawn, *ready.method.sample(2, list(range(6)))])
+    assert ready.method.requests == asked  # answered or not
+    assert told == [(drawn[0], "client_error")] * asked[drawn[0]]
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["seconds_training"] > 0 and line["seconds_aggregation"] > 0 for line in lines)
+
+
+def test_visits_are_numbered_from_1_over_rounds_and_exchanges():
+    method = FedAvg()
+    assert [method._visit(Round(number, 0, (), 1)) for number in (1, 2, 3)] == [1, 2, 3]
+    routed = method_class("fedct")(exchanges=1)
+    pairs = [(number, index) for number in (1, 2) for index in range(routed.exchanges)]
+    assert [routed._visit(Round(*pair, (), 1)) for pair in pairs] == list(range(1, len(pairs) + 1))
+
+
+def test_a_model_that_changed_in_place_is_compressed_anew():
+    method = FedAvg(compression={"down": "float16"}, clients_per_round=1, nonce=True)
+    method.begin({"w": np.ones(2, np.float32)})
+    first = method._payloads(Round(1, 0, (0,), 1))[0].arrays["w"].tolist()
+    method.model["w"][:] = 3
+    again = method._payloads(Round(2, 0, (0,), 1))[0].arrays["w"].tolist()
+    assert (first, again) == ([0, 0], [2, 2])  # differences to the initial model
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [({"mu": -1}, "mu"), ({"clients_per_round": 0}, "clients_per_round"), ({"mu": -1, "wait_s": -1}, "mu")],
+)
+def test_one_wrong_setting_is_enough_for_an_error(wrong, fault):
+    with pytest.raises(ConfigError, match=rf"FedProx: .*{fault}"):
+        FedProx(**wrong)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedcross"])

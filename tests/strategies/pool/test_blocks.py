@@ -1,0 +1,53 @@
+"""How a pool is cut into blocks, and what runs them; tests/strategies/pool/test_pool.py tests what they compute."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcross.strategies.pool import blocks
+
+
+def test_a_small_pool_is_one_block():
+    assert blocks.column_groups(10, 4, 3, 700) == [[slice(3, 700)]]
+    assert blocks.column_groups(10, 4, 5, 5) == []
+
+
+def test_blocks_are_whole_multiples_of_256_columns_and_four_make_a_group():
+    """4 MiB of 10 float32 rows are 104,857.6 columns, 409.6 times 256: blocks of 409 * 256 = 104,704."""
+    width = 104_704
+    edges = [7 + i * width for i in range(6)]
+    found = blocks.column_groups(10, 4, 7, 7 + 5 * width + 1)
+    assert found == [
+        [slice(a, a + width) for a in edges[:4]],
+        [slice(edges[4], edges[5]), slice(edges[5], edges[5] + 1)],
+    ]
+
+
+def test_blocks_have_256_columns_at_least():
+    assert blocks.column_groups(2**20, 4, 0, 600) == [[slice(0, 256), slice(256, 512), slice(512, 600)]]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_thread_computes_with_one_thread_of_torch(count):
+    groups = blocks.column_groups(2**20, 4, 0, 256 * 4 * 3)
+    seen: dict[int, int] = {}
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        blocks.over_groups(lambda number, _: seen.update({number: torch.get_num_threads()}), groups)
+        assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.parametrize(("limit", "compiled"), [(0, True), (1, False)])
+def test_pools_of_just_that_many_bytes_use_the_compiled_loops(limit, compiled, monkeypatch):
+    rows = np.ones((2, 3), np.float32)
+    used = []
+    monkeypatch.setattr(blocks, "KERNEL_BYTES", rows.nbytes + limit)
+    monkeypatch.setattr(blocks, "_compiled_gram", lambda *given: used.append("gram"))
+    monkeypatch.setattr(blocks, "_compiled_mix", lambda *given: used.append("mix"))
+    blocks.gram(rows, np.arange(2), slice(None))
+    blocks.mix(rows, np.arange(2), np.array([[0, 1], [1, 0]]), np.array([[0.5, 0.5]] * 2))
+    assert used == (["gram", "mix"] if compiled else [])
