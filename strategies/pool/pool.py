@@ -133,6 +133,10 @@ class Pool:
             out[name][...] = array
         return out
 
+    def mean_row(self, members: Sequence[int] | None = None) -> tuple[Array, NDArray[np.int64]]:
+        """Return :meth:`mean` as one row of float values (d,) and one of integers (i,), newly allocated."""
+        return self._mean_rows(self._slots(members))
+
     def _mean_rows(self, slots: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
         row = np.empty(self.layout.size, self.layout.dtype)
         blocks.mean(self.rows, slots, row)
@@ -190,10 +194,7 @@ class Pool:
         return gram
 
     def _mix_integers(self, weights: NDArray[np.float64], targets: NDArray[np.int64]) -> None:
-        mixed = weights @ self.integers.astype(np.float64)
-        nearest = np.rint(mixed)
-        whole = np.abs(mixed - nearest) <= ROUNDING * np.maximum(1.0, np.abs(mixed))
-        self.integers[targets] = np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
+        self.integers[targets] = whole_numbers(weights @ self.integers.astype(np.float64))
 
     def resize(self, k: int) -> None:
         """Change the number of models; the mean of the pool stays the same.
@@ -246,6 +247,13 @@ class Pool:
             self.integers = np.empty(integers.shape, np.int64)
         self.rows[...] = rows
         self.integers[...] = integers
+
+
+def whole_numbers(mixed: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return mixed counters, truncated; one within rounding error of an integer becomes that integer."""
+    nearest = np.rint(mixed)
+    whole = np.abs(mixed - nearest) <= ROUNDING * np.maximum(1.0, np.abs(mixed))
+    return np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
 
 
 def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict[str, float]:
