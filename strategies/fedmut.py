@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedcross.core.randomness import stream
 from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.pool.passes import spread
+from fedcross.strategies.pool.passes import mutate
 from fedcross.strategies.pool.similarity import Part
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.pooled import Pooled, PooledParams
@@ -51,7 +51,7 @@ class FedMut(Pooled[FedMutParams]):
 
     State: the pool, K models, and w; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: one pass that reads the pool for the mean, and one that writes it.
+    Cost on the server: one pass that reads and writes the pool once, in place.
 
     Choices and deviations:
 
@@ -71,12 +71,11 @@ class FedMut(Pooled[FedMutParams]):
 
     def recombine(self, current: Round, members: list[int]) -> None:
         """Take the mean of the uploads and spread the slots around it."""
-        mean, self.counters = self.pool.mean_row(members)
-        step = np.subtract(mean, self.mean)
-        self.mean = mean
-        params, layout = self.params, self.pool.layout
-        factors = mutations(len(layout.entries), len(self.pool), params.ratio(current.number), current)
-        spread(self.pool, mean, self.counters, step, params.radius * factors, layout.columns(params.part))
+        params, entries = self.params, self.pool.layout.entries
+        factors = params.radius * mutations(len(entries), len(self.pool), params.ratio(current.number), current)
+        if params.part == "parameters":
+            factors[[not entry.is_parameter for entry in entries]] = 0.0
+        self.mean, self.counters = mutate(self.pool, members, self.mean, factors)
 
     def global_model(self) -> Arrays:
         """Return the mean of the last round's uploads."""

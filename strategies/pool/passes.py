@@ -1,19 +1,19 @@
 """Passes over a pool that are no mixing matrix, or cheaper than one: recombination, a pull to the mean, mutation.
 
 Like those of :mod:`strategies.pool.blocks` they work in place, in column blocks that fit a core's cache, and read and
-write each value of the pool once. Blocks and threads decide nothing: every value is computed on its own, and random
-choices belong to entries of the ``state_dict``, never to blocks.
+write each value of the pool once; pools of KERNEL_BYTES or more use compiled loops. Blocks and threads decide nothing:
+every value is computed on its own, and random choices belong to entries of the ``state_dict``, never to blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcross.strategies.pool.blocks import column_groups, over_groups
+from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array
 from fedcross.strategies.pool.pool import Pool, whole_numbers
 
@@ -32,25 +32,26 @@ def recombine(pool: Pool, members: Sequence[int], sources: NDArray[np.int64]) ->
         permutation, every value stays in the pool, and the members' sum stays the same.
     """
     slots = np.asarray(members, np.int64)
-    origin = slots[sources]
-    for entry, order in zip(pool.layout.entries, origin, strict=True):
+    for entry, order in zip(pool.layout.entries, sources, strict=True):
         if entry.is_integer:
             columns = slice(entry.start, entry.stop)
-            pool.integers[slots, columns] = pool.integers[order, columns]
-    pieces = _Pieces(pool)
-    rows, to = torch.from_numpy(pool.rows), torch.from_numpy(slots)
-    orders = [torch.from_numpy(order) for order in origin]
+            pool.integers[slots, columns] = pool.integers[slots[order], columns]
+    pieces, rows = _Pieces(pool), pool.rows
 
-    def task(_number: int, blocks: list[slice]) -> None:
-        scratch = rows.new_empty(len(slots) * (blocks[0].stop - blocks[0].start))
-        for block in blocks:
+    def plain(part: list[slice]) -> None:
+        for block in part:
             for which, columns in pieces.of(block):
-                piece = rows[:, columns]
-                taken = scratch[: len(slots) * piece.shape[1]].view(len(slots), -1)
-                torch.index_select(piece, 0, orders[which], out=taken)
-                piece.index_copy_(0, to, taken)
+                rows[slots, columns] = rows[slots[sources[which]], columns]
 
-    over_groups(task, column_groups(len(pool), pool.rows.itemsize, 0, pool.rows.shape[1]))
+    def compiled(part: list[slice]) -> None:
+        from fedcross.strategies.pool.kernels import MIX_CHUNK, move
+
+        scratch = np.empty((len(slots), MIX_CHUNK), rows.dtype)
+        for block in part:
+            for which, columns in pieces.of(block):
+                move(rows, slots, sources[which], columns.start, columns.stop, scratch)
+
+    _over(pool, compiled if _large(pool) else plain)
 
 
 def pull(pool: Pool, members: Sequence[int], own: float) -> None:
@@ -64,50 +65,85 @@ def pull(pool: Pool, members: Sequence[int], own: float) -> None:
         return
     counters = pool.integers[slots].astype(np.float64)
     pool.integers[slots] = whole_numbers(own * counters + (1 - own) * counters.mean(axis=0))
-    rows, chosen = torch.from_numpy(pool.rows), torch.from_numpy(slots)
-    everybody = np.array_equal(slots, np.arange(len(pool)))
+    rows = pool.rows
 
-    def task(_number: int, blocks: list[slice]) -> None:
-        for columns in blocks:
-            piece = rows[:, columns] if everybody else rows[chosen, columns]
-            mean = torch.mean(piece, 0, dtype=torch.float64).to(rows.dtype)
-            piece.lerp_(mean, 1 - own)
-            if not everybody:
-                rows[chosen, columns] = piece
+    def plain(part: list[slice]) -> None:
+        for columns in part:
+            piece = torch.from_numpy(rows[slots, columns])
+            piece.lerp_(torch.mean(piece, 0, dtype=torch.float64).to(piece.dtype), 1 - own)
+            rows[slots, columns] = piece.numpy()
 
-    over_groups(task, column_groups(len(slots), pool.rows.itemsize, 0, pool.rows.shape[1]))
+    def compiled(part: list[slice]) -> None:
+        from fedcross.strategies.pool.kernels import MIX_CHUNK
+        from fedcross.strategies.pool.kernels import pull as towards
+
+        one, share = rows.dtype.type(1), rows.dtype.type(1 - own)
+        total, mean = np.empty(MIX_CHUNK), np.empty(MIX_CHUNK, rows.dtype)
+        for block in part:
+            towards(rows, slots, share, one - share, block.start, block.stop, total, mean)
+
+    _over(pool, compiled if _large(pool) else plain)
 
 
-def spread(
-    pool: Pool, base: Array, integers: NDArray[np.int64], step: Array, factors: NDArray[np.float64], columns: slice
-) -> None:
-    """Set every slot's entry e to ``base + factors[e, slot] * step``; the pool's old values do not matter.
+def mutate(
+    pool: Pool, members: Sequence[int], before: Array, factors: NDArray[np.float64]
+) -> tuple[Array, NDArray[np.int64]]:
+    """Set every slot's entry e to ``w + factors[e, slot] * (w - before)``, w the uniform mean of the members.
 
     Parameters
     ----------
-    base, step : float arrays (d,)
-        Rows of the pool's layout.
-    integers : int64 array (i,)
-        Every slot gets these integer entries.
+    pool : Pool
+        Changed in place, all slots of it.
+    before : float array (d,)
+        An earlier mean, a row of the pool's layout.
     factors : float64 array (E, K)
-        One row for each entry of the ``state_dict``, in its order; rows of integer entries are not used.
-    columns : slice
-        Columns that take part, from 0; the others become those of `base`.
+        One row for each entry of the ``state_dict``, in its order; rows of integer entries are not used, all slots get
+        the integer entries of the mean.
+
+    Returns
+    -------
+    tuple
+        w as a new row (d,), and its integer entries.
     """
+    slots, rows, pieces = np.asarray(members, np.int64), pool.rows, _Pieces(pool)
+    scales = factors.astype(rows.dtype)
+    if not _large(pool):
+        mean, integers = pool.mean_row(members)
+        start, way = torch.from_numpy(mean), torch.from_numpy(mean - before)
+        to, by = torch.from_numpy(rows), torch.from_numpy(scales)[:, :, None]
+
+        def plain(part: list[slice]) -> None:
+            for block in part:
+                for which, columns in pieces.of(block):
+                    torch.addcmul(start[columns], by[which], way[columns], out=to[:, columns])
+
+        _over(pool, plain)
+    else:
+        mean, integers = before.copy(), pool.mean_integers(slots)
+
+        def compiled(part: list[slice]) -> None:
+            from fedcross.strategies.pool.kernels import MIX_CHUNK
+            from fedcross.strategies.pool.kernels import mutate as spread
+
+            total, step = np.empty(MIX_CHUNK), np.empty(MIX_CHUNK, rows.dtype)
+            for block in part:
+                for which, columns in pieces.of(block):
+                    spread(rows, slots, mean, scales[which], columns.start, columns.stop, total, step)
+
+        _over(pool, compiled)
     pool.integers[...] = integers
-    rows, start, way = torch.from_numpy(pool.rows), torch.from_numpy(base), torch.from_numpy(step)
-    scales = torch.from_numpy(factors.astype(pool.rows.dtype))[:, :, None]
-    pieces, last = _Pieces(pool), columns.indices(pool.rows.shape[1])[1]
+    return mean, integers
 
-    def task(_number: int, blocks: list[slice]) -> None:
-        for block in blocks:
-            for which, part in pieces.of(block):
-                if part.start < last:
-                    torch.addcmul(start[part], scales[which], way[part], out=rows[:, part])
-                else:
-                    rows[:, part] = start[part]
 
-    over_groups(task, column_groups(len(pool), pool.rows.itemsize, 0, pool.rows.shape[1]))
+def _large(pool: Pool) -> bool:
+    """Return whether the compiled loops are used; the choice depends only on the pool's size."""
+    return pool.rows.nbytes >= blocks.KERNEL_BYTES
+
+
+def _over(pool: Pool, task: Callable[[list[slice]], None]) -> None:
+    """Call `task` for every group of the pool's column blocks, in threads."""
+    groups = blocks.column_groups(len(pool), pool.rows.itemsize, 0, pool.rows.shape[1])
+    blocks.over_groups(lambda _, part: task(part), groups)
 
 
 class _Pieces:

@@ -140,8 +140,13 @@ class Pool:
     def _mean_rows(self, slots: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
         row = np.empty(self.layout.size, self.layout.dtype)
         blocks.mean(self.rows, slots, row)
+        return row, self.mean_integers(slots)
+
+    def mean_integers(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the truncated mean (i,) of the integer entries of `slots`."""
         total = self.integers[slots].sum(axis=0)
-        return row, np.sign(total) * (np.abs(total) // len(slots))
+        mean: NDArray[np.int64] = np.sign(total) * (np.abs(total) // len(slots))
+        return mean
 
     def _slots(self, members: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
         slots = np.arange(len(self)) if members is None else np.asarray(members, np.int64)

@@ -6,7 +6,7 @@ import torch
 
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Layout
-from fedcross.strategies.pool.passes import pull, recombine, spread
+from fedcross.strategies.pool.passes import mutate, pull, recombine
 from fedcross.strategies.pool.pool import Pool
 
 SHAPES = {"a": (700,), "b": (), "c": (3, 211), "empty": (0,), "statistic": (300,)}
@@ -28,16 +28,15 @@ def recombined(pool):
     recombine(pool, [0, 2, 3], orders)
 
 
-def spread_out(pool):
+def mutated(pool):
     factors = np.random.default_rng(1).normal(size=(len(pool.layout.entries), len(pool)))
-    base, step = pool.rows[0].copy(), pool.rows[1].copy()
-    spread(pool, base, np.array([7, 8]), step, factors, slice(0, pool.layout.parameter_size))
+    return mutate(pool, [0, 2, 3], pool.rows[1].copy(), factors)
 
 
-PASSES = [recombined, spread_out, lambda pool: pull(pool, range(5), 0.9), lambda pool: pull(pool, [0, 1, 4], 0.3)]
+PASSES = [recombined, mutated, lambda pool: pull(pool, range(5), 0.9), lambda pool: pull(pool, [0, 1, 4], 0.3)]
 
 
-@pytest.mark.parametrize("make", PASSES, ids=["recombine", "spread", "pull", "pull some"])
+@pytest.mark.parametrize("make", PASSES, ids=["recombine", "mutate", "pull", "pull some"])
 def test_blocks_and_threads_change_no_bit(make, monkeypatch):
     whole = filled()
     make(whole)
@@ -67,17 +66,32 @@ def test_recombination_moves_every_entry_as_told():
         assert (pool.integers[slot] == before.integers[slot]).all()
 
 
-def test_spread_by_formula():
+def test_mutation_by_formula():
     pool, before = filled(), filled()
-    spread_out(pool)
-    factors = np.random.default_rng(1).normal(size=(len(pool.layout.entries), 5)).astype(np.float32)
-    base, step = before.model(0), before.model(1)
+    mean, integers = mutated(pool)
+    factors = np.random.default_rng(1).normal(size=(len(pool.layout.entries), 5))
+    expected = before.mean(members=[0, 2, 3])
+    old, found = before.model(1), pool.layout.views(mean, integers)
     for which, entry in enumerate(pool.layout.entries):
+        np.testing.assert_allclose(found[entry.name], expected[entry.name], atol=1e-6)
         for slot in range(5):
-            found = pool.model(slot)[entry.name]
-            if entry.is_integer:
-                assert found.tolist() == [7, 8]
-            elif entry.is_parameter:
-                np.testing.assert_allclose(found, base[entry.name] + factors[which, slot] * step[entry.name], atol=1e-6)
-            else:
-                assert (found == base[entry.name]).all()
+            made = expected[entry.name]
+            if not entry.is_integer:
+                made = made + factors[which, slot] * (made - old[entry.name])
+            np.testing.assert_allclose(pool.model(slot)[entry.name], made, atol=2e-6)
+
+
+@pytest.mark.parametrize("make", PASSES, ids=["recombine", "mutate", "pull", "pull some"])
+def test_the_compiled_loops_agree_with_the_plain_ones(make, monkeypatch):
+    """Recombination to the bit, the others within rounding; and whatever the blocks are."""
+    plain = filled()
+    make(plain)
+    monkeypatch.setattr(blocks, "KERNEL_BYTES", 0)
+    compiled = filled()
+    make(compiled)
+    np.testing.assert_allclose(compiled.rows, plain.rows, rtol=0, atol=0 if make is recombined else 2e-6)
+    assert (compiled.integers == plain.integers).all()
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    cut = filled()
+    make(cut)
+    assert (cut.rows == compiled.rows).all()
