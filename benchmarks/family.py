@@ -33,6 +33,7 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     import torch
 
     from fedcross.strategies.fedcross import FedCross
+    from fedcross.strategies.pool.selection import find_selection
     from fedcross.strategies.round.registry import method_class
     from fedcross.strategies.wire.protocol import Round
 
@@ -41,12 +42,12 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     cross = FedCross(alpha=ALPHA, selection="in_order", **settings)
     cross.begin(model, trained(shapes(name)))
     similar = FedCross(alpha=ALPHA, selection="lowest_similarity", **settings)
-    others = {one: method_class(one)(**settings) for one in METHODS[2:]}
+    others: dict[str, Any] = {one: method_class(one)(**settings) for one in METHODS[2:]}
     before = memory_now()
-    for method in (similar, *others.values()):
-        method.pool, method.queue = cross.pool, list(range(k))
-        method.spec, method.parameter_names = cross.spec, cross.parameter_names
-    similar._selection, similar._columns = find("lowest_similarity"), slice(0, cross.pool.layout.parameter_size)
+    for method in others.values():
+        method.pool = cross.pool
+    similar.pool, similar._selection = cross.pool, find_selection("lowest_similarity")
+    similar._columns = cross.pool.layout.columns("parameters")
     others["fedmut"].mean, others["fedmut"].counters = cross.pool.mean_row([0])
     generator = torch.Generator().manual_seed(0)
     for row in torch.from_numpy(cross.pool.rows):
@@ -57,8 +58,8 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     def once() -> Times:
         current = Round(1, 0, tuple(everybody), 0)
         times = {"read": seconds(flat.sum), "scale": seconds(lambda: flat.mul_(1.0))}
-        for one, method in (("fedcross in order", cross), ("fedcross by similarity", similar)):
-            times[one] = seconds(partial(crossed, method, current, everybody))
+        times["fedcross in order"] = seconds(partial(crossed, cross, current, everybody))
+        times["fedcross by similarity"] = seconds(partial(crossed, similar, current, everybody))
         for one, method in others.items():
             times[one] = seconds(partial(method.recombine, current, everybody))
         times["bound"] = times["read"] + times["scale"]
@@ -71,13 +72,6 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
 def crossed(method: Any, current: Any, members: list[int]) -> None:
     """Mix the pool as FedCross does."""
     method.pool.mix(method._mixing(current, members)[0])
-
-
-def find(name: str) -> Any:
-    """Return a selection of :mod:`strategies.pool.selection`."""
-    from fedcross.strategies.pool.selection import find_selection
-
-    return find_selection(name)
 
 
 def trained(model: Shapes) -> set[str]:

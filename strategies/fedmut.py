@@ -75,11 +75,11 @@ class FedMut(Pooled[FedMutParams]):
         factors = params.radius * mutations(len(entries), len(self.pool), params.ratio(current.number), current)
         if params.part == "parameters":
             factors[[not entry.is_parameter for entry in entries]] = 0.0
-        self.mean, self.counters = mutate(self.pool, members, self.mean, factors)
+        self.counters = mutate(self.pool, members, self.mean, factors)
 
     def global_model(self) -> Arrays:
-        """Return the mean of the last round's uploads."""
-        return self.pool.layout.views(self.mean, self.counters)
+        """Return the mean of the last round's uploads, newly allocated."""
+        return self.pool.layout.views(self.mean.copy(), self.counters)
 
     def state(self) -> State:
         """Return the pool, the queue and the mean."""

@@ -85,54 +85,49 @@ def pull(pool: Pool, members: Sequence[int], own: float) -> None:
     _over(pool, compiled if _large(pool) else plain)
 
 
-def mutate(
-    pool: Pool, members: Sequence[int], before: Array, factors: NDArray[np.float64]
-) -> tuple[Array, NDArray[np.int64]]:
-    """Set every slot's entry e to ``w + factors[e, slot] * (w - before)``, w the uniform mean of the members.
+def mutate(pool: Pool, members: Sequence[int], mean: Array, factors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Set every slot's entry e to ``w + factors[e, slot] * (w - mean)``, w the uniform mean of the members.
 
     Parameters
     ----------
     pool : Pool
         Changed in place, all slots of it.
-    before : float array (d,)
-        An earlier mean, a row of the pool's layout.
+    mean : float array (d,)
+        An earlier mean, a row of the pool's layout; becomes w, in place.
     factors : float64 array (E, K)
         One row for each entry of the ``state_dict``, in its order; rows of integer entries are not used, all slots get
         the integer entries of the mean.
 
     Returns
     -------
-    tuple
-        w as a new row (d,), and its integer entries.
+    int64 array (i,)
+        The integer entries of w.
     """
     slots, rows, pieces = np.asarray(members, np.int64), pool.rows, _Pieces(pool)
     scales = factors.astype(rows.dtype)
-    if not _large(pool):
-        mean, integers = pool.mean_row(members)
-        start, way = torch.from_numpy(mean), torch.from_numpy(mean - before)
-        to, by = torch.from_numpy(rows), torch.from_numpy(scales)[:, :, None]
-
-        def plain(part: list[slice]) -> None:
-            for block in part:
-                for which, columns in pieces.of(block):
-                    torch.addcmul(start[columns], by[which], way[columns], out=to[:, columns])
-
-        _over(pool, plain)
-    else:
-        mean, integers = before.copy(), pool.mean_integers(slots)
-
-        def compiled(part: list[slice]) -> None:
-            from fedcross.strategies.pool.kernels import MIX_CHUNK
-            from fedcross.strategies.pool.kernels import mutate as spread
-
-            total, step = np.empty(MIX_CHUNK), np.empty(MIX_CHUNK, rows.dtype)
-            for block in part:
-                for which, columns in pieces.of(block):
-                    spread(rows, slots, mean, scales[which], columns.start, columns.stop, total, step)
-
-        _over(pool, compiled)
+    integers = pool.mean_integers(slots)
     pool.integers[...] = integers
-    return mean, integers
+    if not _large(pool):
+        way = -mean
+        blocks.mean(rows, slots, mean)
+        way += mean
+
+    def plain(part: list[slice]) -> None:
+        for block in part:
+            for which, columns in pieces.of(block):
+                rows[:, columns] = mean[columns] + scales[which][:, None] * way[columns]
+
+    def compiled(part: list[slice]) -> None:
+        from fedcross.strategies.pool.kernels import MIX_CHUNK
+        from fedcross.strategies.pool.kernels import mutate as spread
+
+        total, step = np.empty(MIX_CHUNK), np.empty(MIX_CHUNK, rows.dtype)
+        for block in part:
+            for which, columns in pieces.of(block):
+                spread(rows, slots, mean, scales[which], columns.start, columns.stop, total, step)
+
+    _over(pool, compiled if _large(pool) else plain)
+    return integers
 
 
 def _large(pool: Pool) -> bool:

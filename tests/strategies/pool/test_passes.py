@@ -30,7 +30,8 @@ def recombined(pool):
 
 def mutated(pool):
     factors = np.random.default_rng(1).normal(size=(len(pool.layout.entries), len(pool)))
-    return mutate(pool, [0, 2, 3], pool.rows[1].copy(), factors)
+    mean = pool.rows[1].copy()
+    return mean, mutate(pool, [0, 2, 3], mean, factors)
 
 
 PASSES = [recombined, mutated, lambda pool: pull(pool, range(5), 0.9), lambda pool: pull(pool, [0, 1, 4], 0.3)]
