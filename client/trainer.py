@@ -55,11 +55,16 @@ def train(
     total = torch.zeros((), dtype=net.flat.dtype, device=net.device)
     steps = seen = 0
     adds_term = type(objective).gradient is not Objective.gradient
+    ascends = type(objective).ascent is not Objective.ascent
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
         inputs = net.arrange(augment(x, generator)) if augment and generator else x
+        batch = Batch(inputs, y, rows=rows, step=steps)
+        before = [buffer.clone() for buffer in net.module.buffers()] if ascends else []
         net.gradient.zero_()
-        loss = objective.loss(net, net.params, net.buffers, Batch(inputs, y, rows=rows, step=steps), prepared)
+        loss = objective.loss(net, net.params, net.buffers, batch, prepared)
         loss.backward()  # type: ignore[no-untyped-call]
+        if ascends:
+            _ascend(net, objective, batch, prepared, before)
         with torch.no_grad():
             term = objective.gradient(net.flat, prepared) if adds_term else None
             step(net.flat, net.gradient, momentum, visit.lr, settings, term)
@@ -68,6 +73,30 @@ def train(
         seen += len(y)
     mean = float(total) / max(seen, 1)
     return Trained(net.params, net.buffers, net.flat, momentum, steps, mean)
+
+
+def _ascend(net: ModuleNet, objective: Objective, batch: Batch, prepared: Prepared, before: list[Tensor]) -> None:
+    """Replace ``net.gradient`` by the gradient at the point that the objective asks for; everything else stays.
+
+    `before` holds the module's buffers as they were before the first pass, among them the states of dropout layers.
+    """
+    way = objective.ascent(net.flat, net.gradient, prepared)
+    if way is None:
+        return
+    buffers, here = list(net.module.buffers()), net.flat.clone()
+    after = [buffer.clone() for buffer in buffers]
+    _copy_all(before, buffers)
+    net.flat.add_(way)
+    net.gradient.zero_()
+    objective.loss(net, net.params, net.buffers, batch, prepared).backward()  # type: ignore[no-untyped-call]
+    net.flat.copy_(here)
+    _copy_all(after, buffers)
+
+
+@torch.no_grad()
+def _copy_all(values: list[Tensor], to: list[Tensor]) -> None:
+    for value, target in zip(values, to, strict=True):
+        target.copy_(value)
 
 
 def step(

@@ -32,17 +32,28 @@ if TYPE_CHECKING:
     from fedcross.strategies.centralized import Centralized as Centralized
     from fedcross.strategies.classic import ClassicFedCross as ClassicFedCross
     from fedcross.strategies.clusamp import CluSamp as CluSamp
+    from fedcross.strategies.daisychain import DaisyChain as DaisyChain
+    from fedcross.strategies.fedasam import FedASAM as FedASAM
     from fedcross.strategies.fedavg import FedAvg as FedAvg
     from fedcross.strategies.fedcross import FedCross as FedCross
     from fedcross.strategies.fedct import FedCT as FedCT
     from fedcross.strategies.feddecorr import FedDecorr as FedDecorr
+    from fedcross.strategies.feddyn import FedDyn as FedDyn
     from fedcross.strategies.fedexg import FedExg as FedExg
+    from fedcross.strategies.fedexp import FedExP as FedExP
     from fedcross.strategies.fedfusion import FedFusion as FedFusion
     from fedcross.strategies.fedgen import FedGen as FedGen
+    from fedcross.strategies.fedlc import FedLC as FedLC
+    from fedcross.strategies.fedmr import FedMR as FedMR
+    from fedcross.strategies.fedmut import FedMut as FedMut
+    from fedcross.strategies.fednova import FedNova as FedNova
     from fedcross.strategies.fedntd import FedNTD as FedNTD
     from fedcross.strategies.fedproc import FedProc as FedProc
     from fedcross.strategies.fedprox import FedProx as FedProx
+    from fedcross.strategies.fedsam import FedSAM as FedSAM
     from fedcross.strategies.flwr import Flwr as Flwr
+    from fedcross.strategies.ima import IMA as IMA
+    from fedcross.strategies.masterpull import MasterPull as MasterPull
     from fedcross.strategies.moon import Moon as Moon
     from fedcross.strategies.pgct import PGCT as PGCT
     from fedcross.strategies.scaffold import Scaffold as Scaffold
@@ -51,8 +62,9 @@ if TYPE_CHECKING:
 _API = frozenset({"Run", "load", "run", "sweep"})
 #: The methods that ``from fedcross import NAME`` gives; ``strategies/NAME.py`` in lower case holds each.
 _METHODS = (
-    "Centralized", "CluSamp", "FedAvg", "FedCT", "FedCross", "FedDecorr", "FedExg", "FedFusion", "FedGen", "FedNTD",
-    "FedProc", "FedProx", "Flwr", "Moon", "PGCT", "Scaffold", "Solo",
+    "Centralized", "CluSamp", "DaisyChain", "FedASAM", "FedAvg", "FedCT", "FedCross", "FedDecorr", "FedDyn",
+    "FedExP", "FedExg", "FedFusion", "FedGen", "FedLC", "FedMR", "FedMut", "FedNTD", "FedNova", "FedProc",
+    "FedProx", "FedSAM", "Flwr", "IMA", "MasterPull", "Moon", "PGCT", "Scaffold", "Solo",
 )  # fmt: skip
 _MODULES = {
     **dict.fromkeys(_API, "fedcross.server.api"),

@@ -22,6 +22,8 @@ CPU_BYTES = 4 << 30
 SLACK = 2.0
 #: Vectors of the model's size during a step: parameters, gradient, its copy, momentum, the update.
 VECTORS = 6
+#: Further ones of an objective that takes its gradient elsewhere: the way, the point, the second gradient.
+ASCENT_VECTORS = 3
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory
     model = sum(p.nbytes for p in params.values())
     own = sum(t.nbytes for t in (*tree_leaves(work.prepared), visit.x, visit.x) if isinstance(t, Tensor))
     each = sum(kept.values()) * rows * SLACK + model * VECTORS + own
+    if type(objective).ascent is not Objective.ascent:
+        each += model * ASCENT_VECTORS
     return max(1, int(_budget(memory, visit.x.device) // max(each, 1)))
 
 

@@ -12,7 +12,7 @@ see padding; with it, each step runs in groups of equal batch size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,6 +93,8 @@ class _Stack:
         self.prepared = StackedPrepared.of([work.prepared for work in works])
         # `gradient` returns None for a method without a closed-form term, and vmap cannot return None.
         self._has_term = objective.gradient(self.state.flat[0], works[0].prepared) is not None
+        still = torch.zeros_like(self.state.flat[0])
+        self._ascends = objective.ascent(self.state.flat[0], still, works[0].prepared) is not None
         self._padded = not any(isinstance(m, _BatchNorm) for m in net.module.modules())
         self._replay: Replay | None = None
         if graph and self._padded and self.state.flat.is_cuda:
@@ -167,6 +169,11 @@ class _Stack:
         params = state.params(self.visits[0].params)
         losses, slopes, fresh = self._slopes(params, state.buffers, prepared, step)
         gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
+        if self._ascends:
+            way = vmap(self._ascent, (0, 0, prepared.dims))(state.flat, gradient, prepared.leaves)
+            there = replace(state, flat=state.flat + way).params(self.visits[0].params)
+            _, slopes, _ = self._slopes(there, state.buffers, prepared, step)
+            gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
         term = vmap(self._term, (0, prepared.dims))(state.flat, prepared.leaves) if self._has_term else None
         sgd_step(state.flat, gradient, state.momentum, state.lr, self.settings, term)
         for name, buffer in state.buffers.items():
@@ -198,6 +205,10 @@ class _Stack:
     def _term(self, flat: Tensor, leaves: list[Any]) -> Tensor:
         term = self.objective.gradient(flat, self.prepared.tree(leaves))
         return term if term is not None else torch.zeros_like(flat)
+
+    def _ascent(self, flat: Tensor, gradient: Tensor, leaves: list[Any]) -> Tensor:
+        way = self.objective.ascent(flat, gradient, self.prepared.tree(leaves))
+        return way if way is not None else torch.zeros_like(flat)
 
     def _trained(self, i: int, steps: int) -> Trained:
         visit: Visit = self.visits[i]

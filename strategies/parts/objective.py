@@ -197,6 +197,15 @@ class Objective(Generic[P]):
         """
         return None
 
+    def ascent(self, flat: Tensor, gradient: Tensor, prepared: Prepared) -> Tensor | None:
+        """Return the way (p,) to the point whose gradient replaces `gradient` in this step, or None to keep `gradient`.
+
+        For sharpness-aware methods: `gradient` is the gradient of the loss at `flat`, both (p,). The trainer computes
+        the loss of the same batch at ``flat + way``, with the same dropout, and takes that gradient for the step from
+        `flat`. Batch-normalisation statistics and the reported loss are those of the first pass.
+        """
+        return None
+
     def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
         """Return the trained model's class scores of `x` in evaluation mode, shape (batch, classes)."""
         return net.logits(params, buffers, x, train=False)

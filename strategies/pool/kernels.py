@@ -1,4 +1,4 @@
-"""The two inner loops of :mod:`strategies.pool.blocks` for large pools, compiled with numba.
+"""The inner loops of :mod:`strategies.pool.blocks` and :mod:`strategies.pool.passes` for large pools, in numba.
 
 Importing this module imports numba, and the first call compiles: about a second together. Only pools so large that this
 does not matter use it. All functions release the GIL, write only to their arguments and allocate nothing.
@@ -136,3 +136,86 @@ def mix(
             for position in range(1, index.shape[1]):
                 share = shares[source, position]
                 _towards(row, scratch[index[source, position], : b - a], share, one - share)
+
+
+@compiled()
+def move(
+    rows: NDArray[Any], slots: NDArray[np.int64], order: NDArray[np.int64], start: int, stop: int, scratch: NDArray[Any]
+) -> None:
+    """Give columns ``start:stop`` of row ``slots[i]`` the values of row ``slots[order[i]]``, for all i at once.
+
+    `scratch` is an array (len(slots), MIX_CHUNK) of the rows' dtype.
+    """
+    for a in range(start, stop, MIX_CHUNK):
+        b = min(a + MIX_CHUNK, stop)
+        for i in range(len(slots)):
+            _copy(rows[slots[i], a:b], scratch[i, : b - a])
+        for i in range(len(slots)):
+            if order[i] != i:
+                _copy(scratch[order[i], : b - a], rows[slots[i], a:b])
+
+
+@compiled()
+def _mean(
+    rows: NDArray[Any], slots: NDArray[np.int64], a: int, b: int, total: NDArray[np.float64], out: NDArray[Any]
+) -> None:
+    """Write the mean of columns ``a:b`` of the `slots` rows, summed in float64, to the first places of `out`."""
+    for c in range(b - a):
+        total[c] = rows[slots[0], a + c]
+    for i in range(1, len(slots)):
+        row = rows[slots[i], a:b]
+        for c in range(b - a):
+            total[c] += row[c]
+    for c in range(b - a):
+        out[c] = total[c] / len(slots)
+
+
+@compiled()
+def pull(
+    rows: NDArray[Any],
+    slots: NDArray[np.int64],
+    share: Any,
+    rest: Any,
+    start: int,
+    stop: int,
+    total: NDArray[np.float64],
+    mean: NDArray[Any],
+) -> None:
+    """Move columns ``start:stop`` of the `slots` rows by `share` towards their mean; `rest` is ``1 - share``.
+
+    Both are scalars of the rows' dtype; `total` and `mean` are scratch (MIX_CHUNK,), float64 and of the rows' dtype.
+    """
+    for a in range(start, stop, MIX_CHUNK):
+        b = min(a + MIX_CHUNK, stop)
+        _mean(rows, slots, a, b, total, mean)
+        for i in range(len(slots)):
+            _towards(rows[slots[i], a:b], mean[: b - a], share, rest)
+
+
+@compiled()
+def mutate(
+    rows: NDArray[Any],
+    slots: NDArray[np.int64],
+    mean: NDArray[Any],
+    factors: NDArray[Any],
+    start: int,
+    stop: int,
+    total: NDArray[np.float64],
+    step: NDArray[Any],
+) -> None:
+    """Set row k to ``w + factors[k] * (w - mean)`` in columns ``start:stop``, w the mean of the `slots` rows.
+
+    `mean` (d,) becomes w; `total` and `step` are scratch (MIX_CHUNK,), float64 and of the rows' dtype.
+    """
+    for a in range(start, stop, MIX_CHUNK):
+        b = min(a + MIX_CHUNK, stop)
+        _mean(rows, slots, a, b, total, step)
+        base = mean[a:b]
+        for c in range(b - a):
+            new = step[c]
+            step[c] = new - base[c]
+            base[c] = new
+        for k in range(len(rows)):
+            row, factor = rows[k, a:b], factors[k]
+            for c in range(b - a):
+                row[c] = base[c] + factor * step[c]

@@ -133,11 +133,20 @@ class Pool:
             out[name][...] = array
         return out
 
+    def mean_row(self, members: Sequence[int] | None = None) -> tuple[Array, NDArray[np.int64]]:
+        """Return :meth:`mean` as one row of float values (d,) and one of integers (i,), newly allocated."""
+        return self._mean_rows(self._slots(members))
+
     def _mean_rows(self, slots: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
         row = np.empty(self.layout.size, self.layout.dtype)
         blocks.mean(self.rows, slots, row)
+        return row, self.mean_integers(slots)
+
+    def mean_integers(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the truncated mean (i,) of the integer entries of `slots`."""
         total = self.integers[slots].sum(axis=0)
-        return row, np.sign(total) * (np.abs(total) // len(slots))
+        mean: NDArray[np.int64] = np.sign(total) * (np.abs(total) // len(slots))
+        return mean
 
     def _slots(self, members: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
         slots = np.arange(len(self)) if members is None else np.asarray(members, np.int64)
@@ -190,10 +199,7 @@ class Pool:
         return gram
 
     def _mix_integers(self, weights: NDArray[np.float64], targets: NDArray[np.int64]) -> None:
-        mixed = weights @ self.integers.astype(np.float64)
-        nearest = np.rint(mixed)
-        whole = np.abs(mixed - nearest) <= ROUNDING * np.maximum(1.0, np.abs(mixed))
-        self.integers[targets] = np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
+        self.integers[targets] = whole_numbers(weights @ self.integers.astype(np.float64))
 
     def resize(self, k: int) -> None:
         """Change the number of models; the mean of the pool stays the same.
@@ -246,6 +252,13 @@ class Pool:
             self.integers = np.empty(integers.shape, np.int64)
         self.rows[...] = rows
         self.integers[...] = integers
+
+
+def whole_numbers(mixed: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return mixed counters, truncated; one within rounding error of an integer becomes that integer."""
+    nearest = np.rint(mixed)
+    whole = np.abs(mixed - nearest) <= ROUNDING * np.maximum(1.0, np.abs(mixed))
+    return np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
 
 
 def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict[str, float]:

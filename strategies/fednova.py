@@ -1,0 +1,79 @@
+"""FedNova: each client's update counts by its direction, not by the number of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from pydantic import Field
+
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.scaffold import effective_steps
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.records import Spec
+
+#: More steps than any visit has; a client that reports more is not believed.
+MOST_STEPS = 10**7
+
+
+class FedNovaParams(Settings):
+    """``momentum``: rho, that of the clients' optimiser, ``train.momentum``."""
+
+    momentum: float = Field(0.0, ge=0, lt=1)
+
+
+class Counted(Objective[FedNovaParams]):
+    """Cross-entropy; the client also reports how many steps it took."""
+
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
+        """Send tau, the number of steps."""
+        return Outcome({"steps": {"tau": np.array(trained.steps, np.int64)}})
+
+
+class FedNova(SingleModel[FedNovaParams]):
+    """Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
+
+    With ``d_u = (w - w_u)/a_u`` the server sets ``w -= (sum_u p_u a_u) sum_u p_u d_u``, p_u the share of u's examples
+    among the uploads. a_u is the number of plain steps that u's tau_u steps with momentum rho are worth,
+    ``(tau - rho (1 - rho^tau)/(1 - rho))/(1 - rho)``; without momentum a_u = tau_u.
+
+    State: the global model; clients keep none. Wire: one model down; one model and 8 bytes up, the number of steps.
+
+    With equal a_u this is FedAvg, and computed as FedAvg. The authors' code (JYWa/FedNova) accumulates a_u step by
+    step, which gives the same numbers (the test does it too), and has options that are not here: a proximal term in
+    the local step, Nesterov momentum, momentum of the server.
+
+    Deviations: statistics of batch normalisation are averaged by examples and not normalised; the authors' code
+    communicates parameters alone. If an upload is lost, the sums are over the others. An upload that reports fewer than
+    one step or more than ten million is left out, because its weight would be that client's choice. Weight decay is
+    part of d_u.
+    """
+
+    Objective = Counted
+
+    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
+        """Expect the number of steps, an int64 scalar."""
+        return {"steps": {"tau": ((), "int64")}}
+
+    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Move the global model by the normalised updates."""
+        steps = [int(upload.extras["steps"]["tau"]) for upload in uploads]
+        believed = [(u, tau) for u, tau in zip(uploads, steps, strict=True) if 1 <= tau <= MOST_STEPS]
+        if not believed:
+            return {}
+        uploads = [upload for upload, _ in believed]
+        worth = np.array([effective_steps(tau, self.params.momentum) for _, tau in believed])
+        if (worth == worth[0]).all():
+            return {**super().aggregate(current, uploads), "effective_steps": float(worth[0])}
+        share = np.array(self.weights(uploads)) / sum(self.weights(uploads))
+        weight = share * (share @ worth) / worth
+        mean = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
+        for name in self.parameter_names:
+            start = self.model[name]
+            way = np.sum([w * (u.arrays[name] - start) for w, u in zip(weight, uploads)], axis=0)
+            mean[name] = np.asarray(start + way, dtype=start.dtype)
+        self.model = mean
+        return {"effective_steps": float(share @ worth)}

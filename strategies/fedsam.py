@@ -1,0 +1,110 @@
+"""FedSAM: clients minimise the largest loss near their model (SAM), so that they end in flat minima."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.late import Swa
+from fedcross.strategies.parts.objective import Objective, Prepared, Visit
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.wire.records import Arrays
+
+#: Added to the norm of a gradient, so that a gradient of zero moves nothing.
+TINY = 1e-16
+
+
+class FedSAMParams(Settings):
+    """Settings of FedSAM.
+
+    Parameters
+    ----------
+    rho : float
+        Length of the way from the model to the point whose gradient is taken; 0 is FedAvg, without a second gradient.
+    swa : Swa, optional
+        Average the global models of the last rounds; null: do not.
+    """
+
+    rho: float = Field(0.1, ge=0)
+    swa: Swa | None = None
+
+
+S = TypeVar("S", bound=FedSAMParams, default=FedSAMParams)
+
+
+class Sharpness(Objective[S]):
+    """Cross-entropy, whose gradient is taken at ``w + rho g/|g|``."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        """Set the learning rate of the averaging's cycle."""
+        if (swa := self.params.swa) is not None:
+            visit.lr = swa.rate(visit.lr, visit.round, visit.rounds)
+        return {}
+
+    def ascent(self, flat: Tensor, gradient: Tensor, prepared: Prepared) -> Tensor | None:
+        """Return ``rho g/|g|``."""
+        rho = self.params.rho
+        return gradient * (rho / (torch.linalg.vector_norm(gradient) + TINY)) if rho else None
+
+
+class FedSAM(SingleModel[S]):
+    """Caldarola, Caputo and Ciccone, Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV 2022.
+
+    In every step a client computes its gradient g, then the gradient of the same batch at ``w + rho g/|g|``, and takes
+    the step from w along the second one. The server averages as FedAvg does, by examples.
+
+    With `swa` the server also keeps the uniform mean of one global model in c rounds of the last quarter of the run and
+    evaluates it; clients go on from the newest global model, at a learning rate that falls from ``lr`` to ``swa.lr`` in
+    each cycle of c rounds.
+
+    State: the global model; with `swa` the average and the number of its models; clients keep none. Wire: one model
+    down, one up. A client computes two gradients a step.
+
+    Compared with the authors' code (debcaldarola/fedsam): statistics of batch normalisation are updated by the first
+    pass only, in theirs by both, and dropout draws the same mask in both; their networks for CIFAR have neither. Weight
+    decay acts at w, as there. Until the first model is collected the newest global model is evaluated, while theirs
+    evaluates the one from the beginning of the averaging. Statistics of batch normalisation are averaged like weights;
+    theirs stay those of the first model. The reported training loss is that at w. A lost upload leaves the mean to the
+    others; a round without uploads collects nothing.
+    """
+
+    Objective = Sharpness
+
+    def setup(self, arrays: Arrays) -> None:
+        """Keep the initial model; no model is in the average yet."""
+        super().setup(arrays)
+        self.average: Arrays = {}
+        self.collected = 0
+
+    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Average the uploads; where that is due, let the new global model join the average of models."""
+        metrics = super().aggregate(current, uploads)
+        swa = self.params.swa
+        if swa is not None and uploads and swa.collects(current.number, self.federation.rounds):
+            both = [self.average, self.model] if self.collected else [self.model]
+            self.average = weighted_mean(both, [self.collected, 1.0][-len(both) :])
+            self.collected += 1
+        return metrics
+
+    def global_model(self) -> Arrays:
+        """Return the average of models, or the newest one where there is none."""
+        return self.average if self.collected else self.model
+
+    def state(self) -> State:
+        """Return the global model, the average and the number of its models."""
+        state = super().state()
+        state.arrays |= {f"average.{name}": array for name, array in self.average.items()}
+        state.values["collected"] = self.collected
+        return state
+
+    def restore(self, state: State) -> None:
+        """Load what :meth:`state` returned."""
+        super().restore(state)
+        self.collected = int(state.values["collected"])
+        self.average = {name: state.arrays[f"average.{name}"] for name in self.spec} if self.collected else {}

@@ -1,0 +1,98 @@
+"""The passes give the same bits whatever the size of the blocks and the number of threads."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcross.strategies.pool import blocks
+from fedcross.strategies.pool.layout import Layout
+from fedcross.strategies.pool.passes import mutate, pull, recombine
+from fedcross.strategies.pool.pool import Pool
+
+SHAPES = {"a": (700,), "b": (), "c": (3, 211), "empty": (0,), "statistic": (300,)}
+
+
+def filled(k=5):
+    """A pool whose parameters `a` and `c` come first, with a counter between the entries."""
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    arrays = {"a": arrays["a"], "n": np.array([1, 2]), **arrays}
+    pool = Pool(Layout.of(arrays, {"a", "c"}), k)
+    generator = np.random.default_rng(2)
+    pool.rows[...] = generator.normal(size=pool.rows.shape)
+    pool.integers[...] = generator.integers(0, 99, pool.integers.shape)
+    return pool
+
+
+def recombined(pool):
+    orders = np.random.default_rng(1).permuted(np.tile(np.arange(3), (len(pool.layout.entries), 1)), axis=1)
+    recombine(pool, [0, 2, 3], orders)
+
+
+def mutated(pool):
+    factors = np.random.default_rng(1).normal(size=(len(pool.layout.entries), len(pool)))
+    mean = pool.rows[1].copy()
+    return mean, mutate(pool, [0, 2, 3], mean, factors)
+
+
+PASSES = [recombined, mutated, lambda pool: pull(pool, range(5), 0.9), lambda pool: pull(pool, [0, 1, 4], 0.3)]
+
+
+@pytest.mark.parametrize("make", PASSES, ids=["recombine", "mutate", "pull", "pull some"])
+def test_blocks_and_threads_change_no_bit(make, monkeypatch):
+    whole = filled()
+    make(whole)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)  # blocks of 256 columns
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        cut = filled()
+        make(cut)
+    finally:
+        torch.set_num_threads(threads)
+    assert (cut.rows == whole.rows).all()
+    assert (cut.integers == whole.integers).all()
+    assert (whole.rows != filled().rows).any()
+
+
+def test_recombination_moves_every_entry_as_told():
+    pool, before = filled(), filled()
+    recombined(pool)
+    orders = np.random.default_rng(1).permuted(np.tile(np.arange(3), (len(pool.layout.entries), 1)), axis=1)
+    members = np.array([0, 2, 3])
+    for entry, order in zip(pool.layout.entries, orders, strict=True):
+        for slot, source in zip(members, members[order], strict=True):
+            assert (pool.model(slot)[entry.name] == before.model(source)[entry.name]).all()
+    for slot in (1, 4):
+        assert (pool.rows[slot] == before.rows[slot]).all()
+        assert (pool.integers[slot] == before.integers[slot]).all()
+
+
+def test_mutation_by_formula():
+    pool, before = filled(), filled()
+    mean, integers = mutated(pool)
+    factors = np.random.default_rng(1).normal(size=(len(pool.layout.entries), 5))
+    expected = before.mean(members=[0, 2, 3])
+    old, found = before.model(1), pool.layout.views(mean, integers)
+    for which, entry in enumerate(pool.layout.entries):
+        np.testing.assert_allclose(found[entry.name], expected[entry.name], atol=1e-6)
+        for slot in range(5):
+            made = expected[entry.name]
+            if not entry.is_integer:
+                made = made + factors[which, slot] * (made - old[entry.name])
+            np.testing.assert_allclose(pool.model(slot)[entry.name], made, atol=2e-6)
+
+
+@pytest.mark.parametrize("make", PASSES, ids=["recombine", "mutate", "pull", "pull some"])
+def test_the_compiled_loops_agree_with_the_plain_ones(make, monkeypatch):
+    """Recombination to the bit, the others within rounding; and whatever the blocks are."""
+    plain = filled()
+    make(plain)
+    monkeypatch.setattr(blocks, "KERNEL_BYTES", 0)
+    compiled = filled()
+    make(compiled)
+    np.testing.assert_allclose(compiled.rows, plain.rows, rtol=0, atol=0 if make is recombined else 2e-6)
+    assert (compiled.integers == plain.integers).all()
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    cut = filled()
+    make(cut)
+    assert (cut.rows == compiled.rows).all()
