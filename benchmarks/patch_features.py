@@ -35,15 +35,15 @@ def filters(images: Tensor, count: int, generator: np.random.Generator) -> Tenso
     )
     cut = torch.stack([images[i, :, top : top + SIZE, left : left + SIZE] for i, top, left in rows])
     cut = cut - cut.mean(dim=(1, 2, 3), keepdim=True)
-    return cut / cut.flatten(1).norm(dim=1).clamp(min=1e-6).view(-1, 1, 1, 1)
+    return functional.normalize(cut.flatten(1), eps=1e-6).view_as(cut)
 
 
 @torch.no_grad()
 def features(images: Tensor, bank: Tensor, threshold: float) -> Tensor:
     """Return the features of `images`, (n, 8 * filters): both signs, four quadrants."""
     rows = []
-    for part in images.split(CHUNK):
-        response = functional.conv2d(part, bank)
+    for first in range(0, len(images), CHUNK):
+        response = functional.conv2d(images[first : first + CHUNK], bank)
         sides = torch.cat([response - threshold, -response - threshold], dim=1).clamp_(min=0)
         rows.append(functional.adaptive_avg_pool2d(sides, 2).flatten(1))
     return torch.cat(rows)
@@ -62,7 +62,7 @@ def main() -> None:
     options = line.parse_args()
     task = load(Params.model_validate({"root": options.root, "mean": [0.4914, 0.4822, 0.4465], "std": [0.25] * 3,
                                        "limit": options.limit}))  # fmt: skip
-    inputs = {name: task.prepare(torch.from_numpy(np.array(part.x))) for name, part in
+    inputs = {name: task.prepare(np.array(part.x)) for name, part in
               (("train", task.train), ("test", task.test))}  # fmt: skip
     bank = filters(inputs["train"], options.filters, np.random.default_rng(options.seed))
     found = {name: features(x, bank, options.threshold) for name, x in inputs.items()}
