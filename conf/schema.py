@@ -32,7 +32,7 @@ PACKAGES = {
 
 
 #: Settings of the server only; a client's configuration does not contain them.
-SERVER_ONLY = frozenset({"output", "resume", "logger", "checkpoint", "snapshots", "engine", "defence"})
+SERVER_ONLY = frozenset({"output", "resume", "stop_at", "logger", "checkpoint", "snapshots", "engine", "defence"})
 
 
 class Train(Settings):
@@ -109,6 +109,7 @@ class RunConfig(Settings):
 
     seed: int = Field(ge=0)
     rounds: int = Field(ge=1)
+    stop_at: int | None = Field(None, ge=1)
     clients_per_round: int = Field(ge=1)
     evaluate_every: int = Field(ge=1)
     evaluate_local: bool = False

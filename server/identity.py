@@ -16,6 +16,7 @@ from fedcross.core.settings import Settings
 #: Settings that may differ between a run and its continuation: they do not change the result.
 FREE = {
     "rounds",
+    "stop_at",
     "output",
     "resume",
     "engine",

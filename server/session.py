@@ -16,6 +16,7 @@ from safetensors.numpy import save
 from fedcross.client.workshop import pick_device
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.interrupts import watched
 from fedcross.core.randomness import key
 from fedcross.core.strict_json import dumps
 from fedcross.engines.job import engine_of
@@ -90,9 +91,13 @@ class Session:
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.reply_log
 
-    def execute(self) -> dict[str, Any]:
-        """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds."""
+    def execute(self) -> dict[str, Any] | None:
+        """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds.
+
+        If ``stop_at`` ends the run before its last round, nothing is returned and no ``result.json`` is written.
+        """
         config = self.config
+        last = min(config.rounds, config.stop_at or config.rounds)
         ledger = accounting.Ledger(self.folder, self.done)
         shown = flatten(describe(config))
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
@@ -100,13 +105,16 @@ class Session:
             self._checkpoint(0)  # the log of the first rounds needs a checkpoint to follow
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
         try:
-            for number in range(self.done + 1, config.rounds + 1):
-                entry = self._round(number)
-                ledger.add(entry)
-                if number % config.checkpoint.every == 0 or number == config.rounds:
-                    self._checkpoint(number)
-                logger.add(entry)
-                self.progress.round(entry)
+            with watched() as interrupted:
+                for number in range(self.done + 1, last + 1):
+                    entry = self._round(number)
+                    ledger.add(entry)
+                    if number % config.checkpoint.every == 0 or number == last:
+                        self._checkpoint(number)
+                    logger.add(entry)
+                    self.progress.round(entry)
+                    if interrupted.is_set():
+                        raise KeyboardInterrupt
         finally:
             self.progress.stop()
             ledger.close()
@@ -114,7 +122,7 @@ class Session:
             if self.reply_log is not None:
                 self.reply_log.close()
         _refuse_idle(ledger)
-        return self._finish(ledger)
+        return self._finish(ledger) if last == config.rounds else None
 
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
