@@ -66,7 +66,11 @@ def test_other_settings_or_another_environment_compose_anew(compositions, monkey
 CHOICES = ["task=cifar10", "experiment=fedcross/table2_cnn"]
 SETTINGS = [
     ["rounds=3", "train.lr=1e-3", "++method.alpha=0.5"],
-    ["method.alpha={schedule: linear, start: 0.5, end: 0.9, rounds: 10}", "snapshots.rounds=[1,2]", "logger.name='a b'"],
+    [
+        "method.alpha={schedule: linear, start: 0.5, end: 0.9, rounds: 10}",
+        "snapshots.rounds=[1,2]",
+        "logger.name='a b'",
+    ],
     ["clients_per_round=${rounds}", "partition.beta=null", "rounds=7", "rounds=8"],
     ["model.name=x", "++model.new.deep=1", "device='${oc.env:HOME}'"],
 ]
