@@ -8,6 +8,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+COMPILED := .venv/.compiled
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
@@ -33,11 +34,16 @@ demo: $(READY)
 	$(BIN)/fedcross experiment=demo hydra.sweep.dir=outputs/demo
 	$(BIN)/python -m fedcross.analysis.demo outputs/demo
 
-test: $(READY)
+# One process compiles what the tests import. Without it each of the parallel ones compiles all of torch and Flower.
+$(COMPILED): $(READY)
+	$(BIN)/python -m pytest -q --collect-only tests > /dev/null
+	touch $(COMPILED)
+
+test: $(COMPILED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose"
 	$(BIN)/python -m pytest -m "ray or superlink" tests/e2e tests/faults
 
-unit: $(READY)
+unit: $(COMPILED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose and not slow"
 
 # Runs every fault test at its full size (docs/reliability.md).

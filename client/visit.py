@@ -94,7 +94,7 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
         extras=extras,
         config=asked,
         state=kept,
-        x=net.arrange(x),
+        x=x,
         y=y,
         client=client,
         round=number,
@@ -139,7 +139,8 @@ def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arra
 def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> tuple[Tensor, Tensor]:
     """Return inputs and labels of a `share` of all clients' data, drawn for round `number` (reference methods only)."""
     draw = stream(shop.config.seed, "pooled", number, client)
-    return shop.data.union(share, draw, shop.device, shop.config.train.examples)
+    x, y = shop.data.union(share, draw, shop.device, shop.config.train.examples)
+    return shop.net.arrange(x), y
 
 
 def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
@@ -150,14 +151,18 @@ def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
         return x, y
     drawn = stream(shop.config.seed, "examples", number, client).choice(len(y), most, replace=False)
     chosen = torch.from_numpy(drawn).to(y.device)
-    return x[chosen], y[chosen]
+    return shop.net.arrange(x[chosen]), y[chosen]
 
 
 def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
-    """Return all training examples of `client`; they stay in memory for later visits while ``KEPT_BYTES`` allow it."""
+    """Return all training examples of `client`, inputs in the network's memory layout.
+
+    They stay in memory for later visits while ``KEPT_BYTES`` allow it.
+    """
     if client in shop.prepared:
         return shop.prepared[client]
-    own = shop.data.client(client, shop.device)
+    x, y = shop.data.client(client, shop.device)
+    own = shop.net.arrange(x), y
     kept = sum(part.nbytes for pair in (*shop.prepared.values(), own) for part in pair)
     if kept <= KEPT_BYTES:
         shop.prepared[client] = own

@@ -21,6 +21,7 @@ from fedcross.core.paths import room
 from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 CONF = Path(__file__).resolve().parent
@@ -111,10 +112,9 @@ def _plain(overrides: tuple[str, ...], variables: tuple[str, str]) -> dict[str, 
     from omegaconf.errors import OmegaConfBaseException
 
     chosen, places = _apart([o for o in overrides if not is_hydras(o)])
-    key = (chosen, variables)
-    if key not in _composed:
-        _remember(key, _composition(chosen), ())
-    config = _placed(_composed[key][0], places)
+    config = _assembled(chosen, variables)
+    for name, value in places.items():
+        config[name] = value
     try:
         nodes = ((str(name), config[name]) for name in config if name != "hydra")
         return {
@@ -182,6 +182,50 @@ def _placed(config: DictConfig, places: dict[str, Any]) -> DictConfig:
     for name, value in places.items():
         placed[name] = value
     return placed
+
+
+def _assembled(chosen: tuple[str, ...], variables: tuple[str, str]) -> DictConfig:
+    """Return the composition of `chosen`: a copy of a remembered one, with the settings that it lacks.
+
+    Hydra merges the files that the groups name, then applies the settings. The second step costs a tenth of the first,
+    so that the jobs of a sweep, which mostly differ in settings, share the first.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+
+    settings = () if (chosen, variables) in _composed else _settings(chosen)
+    lines = {setting.input_line for setting in settings or ()}
+    key = (tuple(o for o in chosen if o not in lines), variables)
+    if key not in _composed:
+        _remember(key, _composition(key[0]), ())
+    config = copy.deepcopy(_composed[key][0])
+    try:
+        for setting in settings or ():
+            added = setting.is_force_add()
+            OmegaConf.update(config, setting.key_or_group, setting.value(), merge=True, force_add=added)
+    except OmegaConfBaseException:
+        return _composition(chosen)  # which tells what is wrong
+    return config
+
+
+def _settings(chosen: tuple[str, ...]) -> tuple[Override, ...] | None:
+    """Return those of `chosen` that set values, None unless each of them can be applied to a composition of the rest.
+
+    That is so for ``NAME=VALUE`` and ``++NAME=VALUE``. The others choose a file of a group.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import OverrideType
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(chosen))
+    except HydraException:
+        return None
+    roots = [CONF, *(folder / "conf" for folder in plugin_folders())]
+    settings = [one for one in parsed if not any((root / one.key_or_group).is_dir() for root in roots)]
+    simple = OverrideType.CHANGE, OverrideType.FORCE_ADD
+    if any(one.type not in simple or one.package is not None or one.is_sweep_override() for one in settings):
+        return None
+    return tuple(settings)
 
 
 def _remember(key: tuple[tuple[str, ...], tuple[str, str]], config: DictConfig, hydras: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import secrets
 import time
@@ -33,7 +34,7 @@ from fedcross.server.snapshots import Snapshots
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.exchange import LocalClients
-from fedcross.strategies.round.federation import Federation
+from fedcross.strategies.round.federation import Federation, RoundReport
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Task
 from fedcross.tasks.models import create
@@ -133,7 +134,7 @@ class Session:
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
             score = self.evaluator.score_of(self.method.evaluation_models())
             self._last_score = score
-        entry = accounting.line(report, score, time.perf_counter() - started)
+        entry = line(report, score, time.perf_counter() - started)
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.method, self.grid, number)
         return entry
@@ -194,6 +195,29 @@ def _refuse_idle(ledger: accounting.Ledger) -> None:
             f"{len(ledger.lines)} rounds and not one accepted reply ({why}): nothing was trained. The warnings above "
             "say what the clients answered. Mend it and start again in another folder."
         )
+
+
+def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
+    """Return the ``metrics.jsonl`` object of one round."""
+    return {
+        "round": report.round,
+        "test_accuracy": score.accuracy if score else None,
+        "test_loss": score.loss if score and math.isfinite(score.loss) else None,
+        "train_loss": report.train_loss,
+        "clients": report.clients,
+        "dropped": report.dropped,
+        "rejected": dict(report.rejected),
+        "clipped": report.clipped,
+        "lightened": report.lightened,
+        "spares": report.spares,
+        "exchanges": report.exchanges,
+        "bytes_down": report.bytes_down,
+        "bytes_up": report.bytes_up,
+        "seconds": seconds,
+        "seconds_training": report.seconds_training,
+        "seconds_aggregation": report.seconds_aggregation,
+        **report.metrics,
+    }
 
 
 def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:

@@ -136,8 +136,11 @@ def _fields(group: str, overrides: list[str]) -> set[str] | None:
     from fedcross.conf.compose import compose
     from fedcross.conf.schema import settings_class
 
+    choices = [o for o in overrides if o.startswith(CHOICES)]
+    if any(o.startswith(f"{group}=") for o in choices):  # so the other groups change nothing: few compositions
+        choices = [o for o in choices if o.startswith((f"{group}=", "experiment="))]
     try:
-        chosen = compose([o for o in overrides if o.startswith(CHOICES)])[group]
+        chosen = compose(choices)[group]
         return set(settings_class(group, str(chosen.get("module", chosen["name"]))).model_fields)
     except ConfigError:
         return None

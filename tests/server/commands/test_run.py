@@ -147,7 +147,10 @@ def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=600)
+    try:
+        _, told = process.communicate(timeout=600)
+    finally:
+        process.kill()  # else a run that Ctrl-C does not end would go on for ever
     assert process.returncode == 130
     assert "resume=" in told
     assert "Traceback" not in told
