@@ -23,7 +23,7 @@ from fedcross.core.errors import ConfigError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
-from fedcross.strategies.round.client_faults import ClientFaults
+from fedcross.strategies.round.client_faults import configuration_error, end_if_common
 from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
@@ -74,7 +74,8 @@ class Method(FlowerHooks[P]):
         #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
-        self._faults = ClientFaults()
+        self._faults: dict[int, str] = {}  # client -> its configuration error, in this exchange
+        self._heard = False  # whether a client has trained since this process began
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -133,7 +134,7 @@ class Method(FlowerHooks[P]):
         """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
         self._started = time.perf_counter()
         self._round = current
-        self._faults.begin()
+        self._faults = {}
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
         inbox = Inbox(
@@ -166,7 +167,10 @@ class Method(FlowerHooks[P]):
             self.log.end(exchange.current)
         report.exchanges += bool(exchange.payloads)
         report.seconds_training += time.perf_counter() - self._started
-        self._faults.check(exchange, len(self._available))
+        if len(exchange.inbox.won) > exchange.inherited:
+            self._heard = True
+        elif self._faults:
+            end_if_common(self._faults, exchange, len(self._available), heard=self._heard)
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
 
     def _claim_refused(self, _: int) -> None:
@@ -174,7 +178,8 @@ class Method(FlowerHooks[P]):
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1
-        self._faults.note(client, error)
+        if client is not None and (fault := configuration_error(error)) is not None:
+            self._faults[client] = fault
         self.on_rejected(client, error)
 
     def _spares(self, current: Round, payloads: Sequence[Payload]) -> list[int]:
