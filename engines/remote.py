@@ -45,7 +45,7 @@ class Params(Settings):
     """
 
     name: str = "remote"
-    address: str = Field(pattern=_ADDRESS)
+    address: str = Field(pattern=_ADDRESS, examples=["superlink.example.org:8000"])
     authority: Path
     wait_s: float = Field(default=60, gt=0)
 
