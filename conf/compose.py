@@ -288,7 +288,7 @@ def explain(message: str) -> str:
     if found := re.search(r"Ambiguous value for argument '([^']+)'", message):
         return f"{found.group(1)}: several values are a sweep. Add -m, or use fedcross.sweep in Python."
     if any(words in message for words in UNREADABLE):
-        return f"{UNREAD} Hydra says: {' '.join(message.split())[:160]}"
+        return f"{UNREAD} Hydra says: {' '.join(message.partition('See https')[0].split())[:160]}."
     return " ".join(message.split())[:400] + ". See fedcross --help."
 
 

@@ -269,8 +269,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
         faults.append(f"resume={config.resume}: no such run folder. Name the folder of a run.")
     elif config.resume and config.output and Path(config.resume).resolve() != Path(config.output).resolve():
         faults.append(
-            f"output={config.output}: a continued run stays in its folder, resume={config.resume}. Leave out output=, or "
-            "copy the folder first and continue the copy."
+            f"output={config.output}: a continued run stays in its folder, resume={config.resume}. Leave out output=, "
+            "or copy the folder first and continue the copy."
         )
     return faults
 

@@ -45,6 +45,9 @@ def sentences(kind: type[BaseModel], values: Mapping[str, Any], where: str, erro
             text = f"unknown setting. {nearest(str(place[-1]), list(owner.model_fields))}"
         elif fault["type"] == "missing":
             place, text = (*place, loc[-1]), "this setting is required."
+        elif value is None and fault["type"] == "path_type":
+            found[_name(place, "")] = required(kind, str(place[-1]), where)
+            continue
         elif fault["type"] in ("value_error", "assertion_error"):
             message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
             text = f"{message}."
@@ -97,13 +100,10 @@ def _place(values: Any, loc: Sequence[str | int]) -> tuple[tuple[str | int, ...]
     place: list[str | int] = []
     node = values
     for part in loc:
-        if isinstance(node, Mapping) and part in node:
+        entry = isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+        if entry or (isinstance(node, Mapping) and part in node):
             node = node[part]
-        elif isinstance(node, list | tuple) and isinstance(part, int) and part < len(node):
-            node = node[part]
-        else:
-            continue
-        place.append(part)
+            place.append(part)
     return tuple(place), node
 
 
@@ -118,7 +118,8 @@ def _as_list(kind: type[BaseModel], place: Sequence[str | int], where: str, valu
     """Return how to write a single value as a list, where a list is needed."""
     info = field(kind, place)
     lists = info is not None and any(get_origin(part) in (tuple, list) for part in _members(info.annotation))
-    return f" Write {_name(place, where)}=[{shown(value)}]." if lists and isinstance(value, int | float | str) else ""
+    single = isinstance(value, int | float | str) and not isinstance(place[-1], int)
+    return f" Write {_name(place, where)}=[{shown(value)}]." if lists and single else ""
 
 
 def _members(kind: Any) -> Iterator[Any]:
@@ -186,12 +187,12 @@ def span(kind: Any, limits: Sequence[Any] = ()) -> str:
         if any(getattr(part, "__name__", "") == "Constant" for part in inner):
             return SCHEDULE
         words = dict.fromkeys(span(part, limits) for part in inner if part is not type(None))
-        return _either([*words, *(["null"] if type(None) in inner else [])])
+        return _either([*(["null"] if type(None) in inner else []), *words])
     if origin in (tuple, list):
         return f"a list, with each entry {span(inner[0])}" if inner else "a list"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        words = kind.__pydantic_generic_metadata__["args"]
-        return f"{span(words[0])}, or a schedule of these" if words else "a group of settings"
+        choices = kind.__pydantic_generic_metadata__["args"]
+        return f"{span(choices[0])}, or a schedule of these" if choices else "a group of settings"
     if origin is dict or kind is dict:
         return "a mapping such as {NAME: VALUE}"
     return PLAIN.get(kind, "another value") + _bounds(limits)
@@ -207,7 +208,7 @@ def _bounds(limits: Sequence[Any]) -> str:
     if {"ge", "le"} <= of.keys():
         return f" from {of['ge']:g} to {of['le']:g}"
     text = " and ".join(words[name].format(of[name]) for name in words if name in of)
-    return f", {text}" if text else ""
+    return f"{',' if 'ge' in of else ''} {text}" if text else ""
 
 
 def _flat(metadata: Sequence[Any]) -> list[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -19,5 +21,12 @@ def main(grid: Grid, context: Context) -> None:
 
     config = load_text(str(context.run_config["overrides"]))
     session = Session(config, grid, pick())
-    session.execute()
-    print(f"Run folder: {session.folder}", file=sys.stdout, flush=True)
+    result = session.execute()
+    print(ending(result), file=sys.stdout, flush=True)
+
+
+def ending(result: Mapping[str, Any]) -> str:
+    """Return the last line of a run; its first lines have named the folder."""
+    accuracy = result.get("final_accuracy")
+    told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
+    return f"Finished: {result['rounds']} rounds{told}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
@@ -35,12 +36,29 @@ def checked_plan(arguments: list[str]) -> Plan:
     ConfigError
         If a job has errors; the message lists all errors of all jobs.
     """
+    found = read_plan(arguments)
+    check_plan(found)
+    return found
+
+
+def check_job(overrides: Sequence[str]) -> None:
+    """Raise a ConfigError with every fault of the single run that `overrides` describe."""
+    if faults := _faults(list(overrides)):
+        raise ConfigError(faults)
+
+
+def read_plan(arguments: list[str]) -> Plan:
+    """Return the plan of what `arguments` would run; its jobs are not checked yet."""
     flags = [a for a in arguments if a.startswith("-")]
     values = {i + 1 for i, a in enumerate(arguments) if a.startswith("-") and a not in FLAGS and _after(arguments, i)}
     given = [a for i, a in enumerate(arguments) if not a.startswith("-") and i not in values]
     if wrong := [*_unknown_flags(arguments), *_no_settings(given, flags)]:
         raise ConfigError(wrong)
-    found = plan(flags, [*_saved(given), *given])
+    return plan(flags, [*_saved(given), *given])
+
+
+def check_plan(found: Plan) -> None:
+    """Raise a ConfigError with every fault of every job."""
     faults: list[str] = []
     distinct = dict.fromkeys(tuple(o for o in job if not _seed(o, found)) for job in found.jobs)
     for job in list(distinct)[:MOST_JOBS]:
@@ -55,7 +73,6 @@ def checked_plan(arguments: list[str]) -> Plan:
         ]
     if faults:
         raise ConfigError(faults)
-    return found
 
 
 def _shared_folders(found: Plan) -> list[str]:
@@ -69,8 +86,8 @@ def _shared_folders(found: Plan) -> list[str]:
             if name.split(".")[0] in FREE - {"output", "resume", "engine"}:
                 values.setdefault(name, {})[value] = None
     return [
-        f"{name}={','.join(seen)}: runs that differ only in {name} would share one folder. Start a sweep for each value, "
-        "each with its own hydra.sweep.dir=DIR."
+        f"{name}={','.join(seen)}: runs that differ only in {name} would share one folder. Start a sweep for each "
+        "value, each with its own hydra.sweep.dir=DIR."
         for name, seen in values.items()
         if len(seen) > 1
     ]
@@ -168,5 +185,7 @@ def _saved(overrides: list[str]) -> list[str]:
         from omegaconf import OmegaConf
 
         return [str(o) for o in OmegaConf.load(path) if not str(o).startswith(("resume=", "hydra."))]
+    except FileNotFoundError as error:
+        raise StorageError(f"resume={folder}: this folder holds no run. Name the folder of a run.") from error
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read ({error}). This folder is not a run's folder.") from error
+        raise StorageError(f"{path}: cannot be read ({error}). Name the folder of a run.") from error

@@ -1,7 +1,7 @@
 """Your own texts: lines ``label<TAB>text`` in a ``.txt`` file, or two columns of a CSV, TSV or Parquet file.
 
-Words are numbered by how often the training texts have them. Without `test_file`, `test_fraction` of every class is held
-out.
+Words are numbered by how often the training texts have them. Without `test_file`, `test_fraction` of every class is
+held out.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def read_lines(path: Path) -> tuple[list[str], list[str]]:
         line = 1 + path.read_bytes()[: error.start].count(b"\n")
         raise DataError(f"{path}: line {line} is not UTF-8. Save the file as UTF-8.") from error
     found: tuple[list[str], list[str]] = [], []
-    for number, line in enumerate(content.split("\n"), start=1):
-        label, tab, text = line.rstrip("\r").partition("\t")
-        if not line.strip():
+    for number, row in enumerate(content.split("\n"), start=1):
+        label, tab, text = row.rstrip("\r").partition("\t")
+        if not row.strip():
             continue
         if not tab or not label.strip():
             raise DataError(f"{path}: line {number} has no label. Write it as label, tab, text.")

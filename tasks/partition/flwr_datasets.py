@@ -40,7 +40,7 @@ class Params(Settings):
 
     partitioner: str = "IidPartitioner"
     clients: int | None = Field(default=None, ge=1)
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
 
 
 def _create(params: Params, seed: int) -> Any:
@@ -53,9 +53,8 @@ def _create(params: Params, seed: int) -> Any:
     kind = getattr(known, params.partitioner)
     takes = inspect.signature(kind).parameters
     if unknown := [name for name in params.args if name not in takes]:
-        raise ConfigError(
-            f"partition.args.{unknown[0]}: {params.partitioner} has no such argument. {nearest(unknown[0], list(takes))}"
-        )
+        near = nearest(unknown[0], list(takes))
+        raise ConfigError(f"partition.args.{unknown[0]}: {params.partitioner} has no such argument. {near}")
     arguments = {**_defaults(params, seed), **params.args}
     arguments = {name: value for name, value in arguments.items() if name in takes}
     missing = [n for n, p in takes.items() if p.default is inspect.Parameter.empty and n not in arguments]

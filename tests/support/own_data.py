@@ -51,7 +51,8 @@ def save(folder: Path) -> None:
         for name, n in (("train", SHORT), ("test", 3))
     }
     DatasetDict(parts).save_to_disk(str(folder / "arrays"))
-    texts = {"text": [f"word{i} word" for i in label], "label": ["x", "y"] * (SHORT // 2), "who": ["a", "b"] * (SHORT // 2)}
+    half = SHORT // 2
+    texts = {"text": [f"word{i} word" for i in label], "label": ["x", "y"] * half, "who": ["a", "b"] * half}
     Dataset.from_dict(texts).save_to_disk(str(folder / "texts"))
     picture = Features({"image": Image(), "label": Value("int64")})
     pictures = [Pictures.fromarray(np.full((9, 8), 10 * i, np.uint8)) for i in range(SHORT)]

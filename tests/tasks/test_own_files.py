@@ -1,4 +1,4 @@
-"""Own data: tables, texts and data sets on disk; what is wrong with one is told in one line with file, column and row."""
+"""Own data: tables, texts and data sets on disk; a fault is told in one line with file, column and row."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ MALFORMED = {
         "P: column 'a' has 2 empty cells, first in row 2. Fill them or take these rows out.",
     ),
     "NaN": (
-        "a,label\n1,x\nNaN,y\n", {}, "P: column 'a' has 1 empty cells, first in row 2. Fill them or take these rows out."
+        "a,label\n1,x\nNaN,y\n", {},
+        "P: column 'a' has 1 empty cells, first in row 2. Fill them or take these rows "
+        "out."
     ),
     "infinity": (
         "a,label\n1.5,x\ninf,y\n", {},
@@ -89,7 +91,8 @@ MALFORMED = {
     ),
     "too large": (
         "a,label\n1.5,x\n1e300,y\n", {},
-        "P: column 'a' has 1 values that are no finite numbers, first 1e+300 in row 2. Mend them or take these rows out.",
+        "P: column 'a' has 1 values that are no finite numbers, first 1e+300 in row 2. Mend them or take "
+        "these rows out.",
     ),
     "mixed": (
         "a,label\n1,x\n2,y\nlow,y\n", {},
@@ -103,13 +106,15 @@ MALFORMED = {
     ),
     "dates": (
         "a,day,label\n1,2024-01-01,x\n2,2024-01-02,y\n", {},
-        "P: column 'day' holds values of type date32[day], a feature must be numbers. Turn it into numbers, or name the "
+        "P: column 'day' holds values of type date32[day], a feature must be numbers. Turn it into numbers, "
+        "or name the "
         "columns to use: task.columns=[a,b].",
     ),
     "one class": ("a,label\n1,x\n2,x\n", {}, "P: all labels in 'label' are 'x'. At least two classes are needed."),
     "float label": (
         "a,label\n1,0.5\n2,1.5\n", {},
-        "P: the label column 'label' holds 0.5, a label must be an integer or text. Name another column with task.label.",
+        "P: the label column 'label' holds 0.5, a label must be an integer or text. Name another column with "
+        "task.label.",
     ),
     "foreign label": (
         GOOD, {"classes": ("x", "z")}, "P: label 'y' in row 2 is not one of the classes. There are: x, z."
@@ -158,7 +163,7 @@ def test_files_that_are_no_tables(tmp_path):
 def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch):
     write_csv(tmp_path / "data.csv", 9)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pyarrow is not installed\. Install it with: pip install 'fedcross\[data\]'"):
+    with pytest.raises(ConfigError, match=r"pyarrow is not installed\. .* pip install 'fedcross\[data\]'"):
         read(tmp_path, label="kind")
 
 
@@ -168,7 +173,9 @@ def test_text_lines_become_token_ids_with_the_words_of_the_training_texts(tmp_pa
     task = text.load(text.Params(root=tmp_path, length=4))
     assert (tuple(task.label_names), task.shape, len(task.train), len(task.test)) == (("bad", "good"), (4,), 16, 4)
     assert task.train.x.max() < task.vocabulary <= 13
-    (tmp_path / "data.csv").write_text("label,text\n" + "\n".join(f'{l[0]},"{l[2]}"' for l in map(partition, lines)))
+    (tmp_path / "data.csv").write_text(
+        "label,text\n" + "\n".join(f'{label},"{words}"' for label, _, words in map(partition, lines))
+    )
     other = text.load(text.Params(root=tmp_path, file="data.csv", length=4))
     assert (other.train.x == task.train.x).all()
 
@@ -197,7 +204,8 @@ def test_data_sets_on_disk(tmp_path):
     """Numbers, arrays, texts and pictures, with a ClassLabel or text as label; a DatasetDict's own test part."""
     save(tmp_path)
     numbers = dataset.load(dataset.Params(root=tmp_path / "numbers"))
-    assert (numbers.shape, len(numbers.train), len(numbers.test), numbers.classes) == ((2,), SHORT * 4 // 5, SHORT // 5, 2)
+    assert (numbers.shape, numbers.classes) == ((2,), 2)
+    assert (len(numbers.train), len(numbers.test)) == (SHORT * 4 // 5, SHORT // 5)
     arrays = dataset.load(dataset.Params(root=tmp_path / "arrays"))
     assert (arrays.shape, len(arrays.train), len(arrays.test)) == ((1, 4, 5), SHORT, 3)
     assert arrays.label_names == ("no", "yes")
