@@ -42,7 +42,9 @@ def rounds_in(folder: Path) -> int:
 def shown(folder: Path) -> str:
     """Return `folder` as it can be pasted behind ``resume=`` in a shell: as it is, or quoted for Hydra and shell."""
     text = str(folder)
-    return text if re.fullmatch(r"[\w./-]+", text) else shlex.quote(quote(text))
+    if re.fullmatch(r"[\w./-]+", text):
+        return text
+    return shlex.quote(quote(text)) if set(text) & set("'\"$`\\!") else f'"{quote(text)}"'
 
 
 def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False) -> Path:
