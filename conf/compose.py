@@ -37,6 +37,14 @@ MOST_COMPOSED = 32
 _composed: dict[tuple[tuple[str, ...], tuple[str, str]], tuple[DictConfig, tuple[str, ...]]] = {}
 
 
+class UnknownSettingError(ConfigError):
+    """An override of a setting that does not exist; `name` is what it would set."""
+
+    def __init__(self, fault: str, name: str) -> None:
+        super().__init__(fault)
+        self.name = name
+
+
 def by_name(name: str | int, table: Mapping[str | int, Any], otherwise: Any) -> Any:
     """Return the entry `name` of `table`, else `otherwise`: ``${by_name:${task.name},{cifar10: 5, cifar100: 1},1}``."""
     return table.get(name, otherwise)
@@ -249,6 +257,8 @@ def _composition(overrides: tuple[str, ...]) -> DictConfig:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             return hydra_compose("config", overrides=[*searchpath, *overrides], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
+        if found := re.search(UNKNOWN, str(error)):
+            raise UnknownSettingError(explain(str(error)), found.group(1)) from error
         raise ConfigError(explain(str(error))) from error
     finally:
         GlobalHydra.instance().hydra = running
@@ -276,6 +286,8 @@ def hydra_part(overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(explain(str(error))) from error
 
 
+#: Hydra's words about an override of a setting that does not exist.
+UNKNOWN = r"Could not override '([^']+)'"
 #: Words of Hydra's parser about an override that it cannot read.
 UNREADABLE = ("mismatched input", "no viable alternative", "LexerNoViableAlt", "extraneous input", "missing EQUAL")
 UNREAD = (
@@ -288,11 +300,15 @@ def explain(message: str) -> str:
     """Return Hydra's `message` as one sentence with the nearest valid name."""
     if found := re.search(r"Could not find '([\w-]+)/([^']+)'", message):
         group, name = found.groups()
+        folders = [root / group for root in (CONF, *(f / "conf" for f in plugin_folders()))]
         known = sorted(
-            p.stem for root in (CONF, *(f / "conf" for f in plugin_folders())) for p in root.glob(f"{group}/*.yaml")
+            path.relative_to(folder).with_suffix("").as_posix()
+            for folder in folders
+            for path in folder.rglob("*.yaml")
+            if not path.name.startswith("_")
         )
         return f"{group}={name}: there is no such {group}. {nearest(name, known)}"
-    if (found := re.search(r"Could not override '([^']+)'", message)) and "In '" not in message:
+    if (found := re.search(UNKNOWN, message)) and "In '" not in message:
         name = found.group(1)
         known = _known_settings()
         if name in known:
@@ -307,7 +323,7 @@ def explain(message: str) -> str:
     if found := re.search(r"Ambiguous value for argument '([^']+)'", message):
         return f"{found.group(1)}: several values are a sweep. Add -m, or use fedcross.sweep in Python."
     if any(words in message for words in UNREADABLE):
-        return f"{UNREAD} Hydra says: {' '.join(message.split())[:160]}"
+        return f"{UNREAD} Hydra says: {' '.join(message.partition('See https')[0].split())[:160]}."
     return " ".join(message.split())[:400] + ". See fedcross --help."
 
 

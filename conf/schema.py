@@ -114,7 +114,7 @@ class RunConfig(Settings):
     evaluate_every: int = Field(ge=1)
     evaluate_local: bool = False
     evaluate_clients: bool = False
-    device: str = Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
+    device: str = Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", examples=["auto", "cpu", "cuda", "cuda:0", "mps"])
     data_root: str
     output: str | None
     resume: str | None
@@ -190,6 +190,16 @@ def load_for_client(text: str) -> RunConfig:
 
 def check(raw: dict[str, Any]) -> RunConfig:
     """Return `raw` as a :class:`RunConfig`, or raise a ConfigError with every fault found."""
+    config, faults = parsed(raw)
+    if config is not None:
+        faults += _cross_faults(config)
+    if faults or config is None:
+        raise ConfigError(faults)
+    return config
+
+
+def parsed(raw: dict[str, Any]) -> tuple[RunConfig | None, list[str]]:
+    """Return `raw` as a :class:`RunConfig`, and the faults of single settings; None if there are any."""
     faults: list[str] = []
     values = dict(raw)
     names: dict[str, str] = {}
@@ -211,12 +221,9 @@ def check(raw: dict[str, Any]) -> RunConfig:
     rest = {name: value for name, value in with_parts.items() if name not in PACKAGES}
     slots = {group: Settings() for group in PACKAGES}
     config = parse(RunConfig, {**rest, **slots}, "", faults)
-    if config is not None and not faults:
-        config = config.model_copy(update={group: values[group] for group in PACKAGES})
-        faults += _cross_faults(config)
-    if faults or config is None:
-        raise ConfigError(faults)
-    return config
+    if config is None or faults:
+        return None, faults
+    return config.model_copy(update={group: values[group] for group in PACKAGES}), []
 
 
 def settings_class(group: str, name: str) -> type[Settings]:
@@ -260,7 +267,12 @@ def _cross_faults(config: RunConfig) -> list[str]:
     own = getattr(config.method, "faults", None)
     faults += own(config.clients_per_round) if callable(own) else []
     if config.resume is not None and not Path(config.resume).is_dir():
-        faults.append(f"resume={config.resume!r}: no such run folder. Name the folder of a run.")
+        faults.append(f"resume={config.resume}: no such run folder. Name the folder of a run.")
+    elif config.resume and config.output and Path(config.resume).resolve() != Path(config.output).resolve():
+        faults.append(
+            f"output={config.output}: a continued run stays in its folder, resume={config.resume}. Leave out output=, "
+            "or copy the folder first and continue the copy."
+        )
     return faults
 
 

@@ -44,10 +44,11 @@ def test_a_local_run_composes_once(monkeypatch, tmp_path, compositions, place):
 
 def test_places_are_as_if_they_had_been_composed(compositions, tmp_path):
     here = str(tmp_path / "it's here")
+    (tmp_path / "it's here").mkdir()
     quoted = here.replace("'", "\\'")
     plain = schema.load(["task=mnist"])
-    placed = schema.load([f"output='{quoted}'", "task=mnist", f"data_root={tmp_path}", f"resume={tmp_path}"])
-    assert (placed.output, placed.data_root, placed.resume) == (here, str(tmp_path), str(tmp_path))
+    placed = schema.load([f"output='{quoted}'", "task=mnist", f"data_root={tmp_path}", f"resume='{quoted}'"])
+    assert (placed.output, placed.data_root, placed.resume) == (here, str(tmp_path), here)
     assert placed.task.root.is_relative_to(tmp_path)
     assert plain.output is None
     assert plain == schema.load(["task=mnist", "output=null"])

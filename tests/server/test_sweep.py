@@ -72,7 +72,7 @@ def test_a_setting_goes_to_the_choices_that_have_it():
 
 
 def test_every_job_of_an_experiment_is_checked_beforehand():
-    with pytest.raises(ConfigError, match="greater than or equal to"):
+    with pytest.raises(ConfigError, match="must be"):
         checked_plan(["experiment=demo", "method.alpha=0.1,0.9"])
 
 
