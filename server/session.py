@@ -92,10 +92,10 @@ class Session:
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.reply_log
 
-    def execute(self) -> dict[str, Any] | None:
+    def execute(self) -> dict[str, Any]:
         """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds.
 
-        If ``stop_at`` ends the run before its last round, nothing is returned and no ``result.json`` is written.
+        If ``stop_at`` ends the run before its last round, the content is empty and no ``result.json`` is written.
         """
         config = self.config
         last = min(config.rounds, config.stop_at or config.rounds)
@@ -123,7 +123,7 @@ class Session:
             if self.reply_log is not None:
                 self.reply_log.close()
         _refuse_idle(ledger)
-        return self._finish(ledger) if last == config.rounds else None
+        return self._finish(ledger) if last == config.rounds else {}
 
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
