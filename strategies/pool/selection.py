@@ -126,7 +126,8 @@ def least_similar_derangement(question: Question) -> Partners:
     worst = (np.abs(known).max() + 1.0) * 2 * question.m if known.size else 1.0
     cost[unknown] = np.inf
     np.fill_diagonal(cost, worst)  # more than any two assignments of known pairs can differ
-    return linear_sum_assignment(cost)[1].astype(np.int64)
+    partners: Partners = linear_sum_assignment(cost)[1].astype(np.int64)
+    return partners
 
 
 def _similarity(question: Question) -> NDArray[np.float64]:
