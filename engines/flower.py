@@ -31,8 +31,8 @@ LOOPBACK = "127.0.0.1"
 FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
 LogSink = Callable[[str], None]
 
-# Time limits that only a hanging program should reach: on a loaded machine, a start took up to two minutes. A process that
-# ends is noticed at once.
+# Time limits that only a hanging program should reach: on a loaded machine, a start took up to two minutes. A process
+# that ends is noticed at once.
 _START_SECONDS = 300.0
 _FINAL_SECONDS = 300.0
 _POLL_SECONDS = 0.1
