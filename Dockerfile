@@ -58,7 +58,7 @@ RUN set -eu; \
 COPY deploy/cpu_torch.py ./
 RUN set -eu; cd /opt/fedcross/lib/python3*/site-packages; \
     if [ "$ACCELERATOR" = cpu ]; then python3 /build/cpu_torch.py "$PWD"; fi; \
-    rm -rf torch/include torch/test torch/share torch/bin/protoc*; \
+    rm -rf torch/include torch/test torch/share torch/bin/protoc* nvidia/cu13/include; \
     for package in numpy scipy sklearn sympy networkx; do find $package -type d -name tests -prune -exec rm -rf {} +; done; \
     /opt/tools/bin/pip --python /opt/fedcross/bin/python uninstall --quiet --yes hatchling trove-classifiers tomlkit pluggy
 

@@ -3,9 +3,9 @@
 The lock's torch is the CUDA build. Its Python library links to ``libtorch_cuda.so``, cuDNN and cuFile, so that
 ``import torch`` fails where these 3.5 GB are missing, although nothing on a CPU calls them. This program puts a small
 library in the place of each: it has the same name and the symbols that the remaining libraries ask for, and every
-function in it ends the process with a message. The arithmetic on the CPU is in ``libtorch_cpu.so``, which stays as it is.
+function in it ends the process with a message. The CPU's arithmetic is in ``libtorch_cpu.so``, which stays as it is.
 
-Runs in the image's build only, with the standard library, ``nm``, ``readelf`` and a C compiler.
+Runs in the image's build only, on x86-64, with the standard library, ``nm``, ``readelf`` and a C compiler.
 
 ::
 
@@ -27,7 +27,8 @@ GPU = "libtorch_cuda.so"
 OPENED_LATER = ("libtorch_cuda_linalg.so", "libtorch_nvshmem.so", "libcaffe2_nvrtc.so")
 #: Called when torch is imported: each returns a reference to a variable of its own, into which torch puts a pointer.
 VARIABLES = ("_ZN4c10d15get_gil_checkerEv",)
-#: Called when torch.distributed is imported, to make default arguments of functions that only a GPU has: they do nothing.
+#: Constructors that run when torch is imported, for default arguments of functions that only a GPU has, and the type that
+#: they make. Theirs is an object whose methods do nothing.
 INERT = {"_ZN4c10d16ProcessGroupNCCL7OptionsC1Eb": "_ZTIN4c10d16ProcessGroupNCCL7OptionsE"}
 #: Where torch's Python says that it was built for CUDA; by these it decides what it registers.
 EDITS = (
@@ -47,11 +48,14 @@ __asm__(
 
 def run(*command: str | Path) -> str:
     """Return what a program prints."""
-    return subprocess.run([*map(str, command)], check=True, capture_output=True, text=True).stdout
+    done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{command[0]} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
 
 
 def symbols(library: Path, which: str) -> dict[str, tuple[str, int]]:
-    """Return kind (a letter of ``nm``) and size in bytes of the library's dynamic symbols, ``defined`` or ``undefined``."""
+    """Return the dynamic symbols, ``defined`` or ``undefined``: name -> kind (a letter of ``nm``) and size in bytes."""
     found = {}
     for line in run("nm", "-D", "-S", f"--{which}-only", library).splitlines():
         # "value size kind name", "value kind name" or "kind name"
@@ -66,31 +70,33 @@ def needed(library: Path) -> list[str]:
 
 
 def assembler(wanted: dict[str, tuple[str, int]]) -> Iterator[str]:
-    """Yield assembler lines that define the symbols.
-
-    Type descriptions (``_ZTI``) get their name, because torch registers its Python classes by it; other data is zero.
-    """
+    """Yield assembler lines that define the symbols; data is zero, but for the descriptions of types."""
     for name, (kind, size) in sorted(wanted.items()):
         if kind in "TtWwiU" and not name.startswith("_ZT"):
-            yield f".text; .globl {name}; .type {name}, @function"
-            if name in VARIABLES:
-                yield f"{name}: lea .Lvariable{name}(%rip), %rax; ret"
-                yield f".bss; .balign 16; .Lvariable{name}: .zero 64"
-                continue
-            if name in INERT:
-                yield f"{name}: lea 16+.Lvtable{name}(%rip), %rax; mov %rax, (%rdi); ret"
-                yield f".data; .balign 16; .Lvtable{name}: .quad 0; .quad {INERT[name]}"
-                yield f".rept 64; .quad .Lnothing{name}; .endr; .text; .Lnothing{name}: xor %eax, %eax; ret"
-                continue
-            yield f"{name}: lea .Lname{name}(%rip), %rdi; jmp fedcross_no_gpu@PLT"
-            yield f'.section .rodata; .Lname{name}: .asciz \\"{name}\\"'
+            yield f".text; .globl {name}; .type {name}, @function; {name}:"
+            yield from _body(name)
             continue
-        yield f".data; .balign 16; .globl {name}; .type {name}, @object; .size {name}, {max(size, 16)}"
-        if name.startswith("_ZTI"):
-            yield f"{name}: .quad _ZTVN10__cxxabiv117__class_type_infoE + 16; .quad .Lname{name}; .zero {max(size, 16) - 16}"
+        size = max(size, 16)
+        yield f".data; .balign 16; .globl {name}; .type {name}, @object; .size {name}, {size}; {name}:"
+        if name.startswith("_ZTI"):  # a type's description has its name, by which torch registers it as a class
+            yield f".quad _ZTVN10__cxxabiv117__class_type_infoE + 16; .quad .Lname{name}; .zero {size - 16}"
             yield f'.Lname{name}: .asciz \\"{name[4:]}\\"'
         else:
-            yield f"{name}: .zero {max(size, 16)}"
+            yield f".zero {size}"
+
+
+def _body(name: str) -> Iterator[str]:
+    """Yield the instructions of a function."""
+    if name in VARIABLES:
+        yield f"lea .Lvariable{name}(%rip), %rax; ret"
+        yield f".bss; .balign 16; .Lvariable{name}: .zero 64"
+    elif name in INERT:
+        yield f"lea 16+.Lvtable{name}(%rip), %rax; mov %rax, (%rdi); ret; .Lnothing{name}: xor %eax, %eax; ret"
+        yield f".data; .balign 16; .Lvtable{name}: .quad 0; .quad {INERT[name]}"
+        yield f".rept 64; .quad .Lnothing{name}; .endr"
+    else:
+        yield f"lea .Lname{name}(%rip), %rdi; jmp fedcross_no_gpu@PLT"
+        yield f'.section .rodata; .Lname{name}: .asciz \\"{name}\\"'
 
 
 def build(target: Path, wanted: dict[str, tuple[str, int]]) -> None:
@@ -100,7 +106,7 @@ def build(target: Path, wanted: dict[str, tuple[str, int]]) -> None:
         source = Path(folder, "stub.c")
         source.write_text(_PREAMBLE + body + '".text\\n");\n', encoding="utf-8")
         target.unlink(missing_ok=True)
-        run("gcc", "-shared", "-fPIC", "-O1", f"-Wl,-soname,{target.name}", "-o", target, source, "-lstdc++")
+        run("gcc", "-shared", "-fPIC", "-O1", f"-Wl,-soname,{target.name}", "-o", target, source)
 
 
 def strip_gpu(packages: Path) -> list[str]:
@@ -112,6 +118,8 @@ def strip_gpu(packages: Path) -> list[str]:
         The folder ``site-packages``.
     """
     folder = packages / "torch" / "lib"
+    if not (folder / GPU).exists():
+        return []  # this torch is a build for CPUs already
     gpu = {}
     for name in (*OPENED_LATER, GPU):
         gpu.update(symbols(folder / name, "defined"))
@@ -124,9 +132,10 @@ def strip_gpu(packages: Path) -> list[str]:
     open_ = {name for name in asked if name not in has}
     stubs = {GPU: {name: gpu[name] for name in open_ if name in gpu}}
     for library in missing - {GPU}:
+        # NVIDIA's functions begin with the name of their library: cuFileRead is libcufile's.
         prefix = re.split(r"[.-]", library)[0].removeprefix("lib")
-        prefix = {"cufile": "cuFile"}.get(prefix, prefix)
-        stubs[library] = {name: ("T", 0) for name in open_ if name.startswith(prefix) and name not in gpu}
+        own = {name for name in open_ if name.lower().startswith(prefix) and name not in gpu}
+        stubs[library] = dict.fromkeys(own, ("T", 0))
     for library, wanted in stubs.items():
         build(folder / library, wanted)
     for file, before, after in EDITS:
@@ -146,7 +155,7 @@ def _libraries(packages: Path) -> list[Path]:
 
 
 def _is_cuda(name: str) -> bool:
-    return name == GPU or name.startswith(("libcudnn", "libcufile", "libcublas", "libcufft", "libcusparse", "libnccl"))
+    return name == GPU or name.startswith(("libcu", "libnv", "libnccl"))
 
 
 def main(arguments: Iterable[str]) -> int:

@@ -6,7 +6,7 @@
     ROOT/server       ca.crt server.crt server.key
     ROOT/superexec    ca.crt superexec.key      the secret with which the SuperExec signs its requests
     ROOT/public       ca.crt *-node.pub         keys that may be registered
-    ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    one folder for each device, mounted into its container only
+    ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    a folder for each device, mounted only into its container
 
 Running it again changes no valid file.
 """
