@@ -57,7 +57,10 @@ RUN set -eu; \
     $install --no-build-isolation -r run.txt
 COPY deploy/cpu_torch.py ./
 RUN set -eu; cd /opt/fedcross/lib/python3*/site-packages; \
-    if [ "$ACCELERATOR" = cpu ]; then python3 /build/cpu_torch.py "$PWD"; fi; \
+    if [ "$ACCELERATOR" = cpu ]; then \
+      python3 /build/cpu_torch.py "$PWD"; \
+      strip --strip-unneeded torch/lib/libtorch_cpu.so torch/lib/libtorch_python.so llvmlite/binding/libllvmlite.so; \
+    fi; \
     rm -rf torch/include torch/test torch/share torch/bin/protoc* nvidia/cu13/include; \
     for package in numpy scipy sklearn sympy networkx; do find $package -type d -name tests -prune -exec rm -rf {} +; done; \
     /opt/tools/bin/pip --python /opt/fedcross/bin/python uninstall --quiet --yes hatchling trove-classifiers tomlkit pluggy

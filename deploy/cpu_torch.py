@@ -27,8 +27,8 @@ GPU = "libtorch_cuda.so"
 OPENED_LATER = ("libtorch_cuda_linalg.so", "libtorch_nvshmem.so", "libcaffe2_nvrtc.so")
 #: Called when torch is imported: each returns a reference to a variable of its own, into which torch puts a pointer.
 VARIABLES = ("_ZN4c10d15get_gil_checkerEv",)
-#: Constructors that run when torch is imported, for default arguments of functions that only a GPU has, and the type that
-#: they make. Theirs is an object whose methods do nothing.
+#: Constructors that run when torch is imported, for default arguments of functions that only a GPU has, and the type
+#: that they make. Theirs is an object whose methods do nothing.
 INERT = {"_ZN4c10d16ProcessGroupNCCL7OptionsC1Eb": "_ZTIN4c10d16ProcessGroupNCCL7OptionsE"}
 #: Where torch's Python says that it was built for CUDA; by these it decides what it registers.
 EDITS = (
