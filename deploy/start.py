@@ -53,7 +53,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     check_private(pair.private)
     _dates(pair.public, server / "ca.crt")
     return [
-        "flower-superlink",
+        *(sys.executable, "-m", "fedcross.deploy.patience", "flower-superlink"),
         *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),
         *("--ssl-certfile", str(pair.public), "--ssl-keyfile", str(pair.private)),
         *("--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth"),
@@ -94,7 +94,7 @@ def supernode(folder: Path, name: str, address: str, partition: int, partitions:
     if not 0 <= partition < partitions:
         raise StorageError(f"partition {partition}: devices are numbered 0 to {partitions - 1} (partitions).")
     return [
-        "flower-supernode",
+        *(sys.executable, "-m", "fedcross.deploy.patience", "flower-supernode"),
         *("--superlink", address, "--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(check_private(folder / f"{name}-node.key"))),
         # Without a secret, every local user could take the device's messages from this port.

@@ -232,9 +232,9 @@ class Stranger:
         own = ["--name", self._name, "--user", "10001:10001", "--network", f"{federation.name}_edge"]
         mounts = ["-v", f"{federation.folder}/tests:/attack/tests:ro", "-v", f"{authority}:/attack/ca.crt:ro"]
         command = ["python", "-m", "tests.support.attacker", kind, "gateway:8443", "/attack/ca.crt"]
+        numbers = [str(seconds), str(count), str(seed)]
         self._process = subprocess.Popen(
-            ["docker", "run", "--rm", *own, *mounts, "-e", "PYTHONPATH=/attack", IMAGE, *command, str(seconds), str(count),
-             str(seed)],
+            ["docker", "run", "--rm", *own, *mounts, "-e", "PYTHONPATH=/attack", IMAGE, *command, *numbers],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
