@@ -85,10 +85,15 @@ def bill(pins: Mapping[str, Pin], release: str, licences: Mapping[str, str]) -> 
     for name, pin in pins.items():
         for parent in pin.needed_by & pins.keys():
             bom.register_dependency(parts[parent], [parts[name]])
-    bom.register_dependency(own, [part for name, part in parts.items() if not pins[name].needed_by & pins.keys()])
+    bom.register_dependency(own, [part for name, part in parts.items() if _direct(pins, name)])
     # The time of writing is no property of the lock.
     bom.metadata.timestamp = None  # type: ignore[assignment]
     return make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=1) + "\n"
+
+
+def _direct(pins: Mapping[str, Pin], name: str) -> bool:
+    """Return whether fedcross itself needs the package."""
+    return "fedcross" in pins[name].needed_by or not pins[name].needed_by & pins.keys()
 
 
 def notice(pins: Mapping[str, Pin], image: set[str], licences: Mapping[str, str]) -> str:

@@ -69,6 +69,7 @@ class Outcome:
     answers: Counter[str] = field(default_factory=Counter)
     runs: list[dict[str, Any]] = field(default_factory=list)
     memory_mib: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, int] = field(default_factory=dict)
 
 
 class Attack:
@@ -197,6 +198,9 @@ class Attack:
         while not (folder / "result.json").exists():
             seen |= accepted(folder)
             rounds = len(submitted[0].lines())
+            if rounds and "first round" not in self.outcome.seconds:
+                self.outcome.seconds["first round"] = round(time.monotonic() - began)
+                self.say(f"first round after {self.outcome.seconds['first round']} s")
             if self.watch():
                 self.alive = time.monotonic()
             elif time.monotonic() - self.alive > PATIENCE_S:
@@ -249,9 +253,16 @@ class Attack:
 
     def whole(self) -> None:
         """Attack for so many minutes, and until the last run has ended."""
+        began = time.monotonic()
+        self.federation.compose("build")
+        self.outcome.seconds["build"] = round(time.monotonic() - began)
+        self.say(f"built in {self.outcome.seconds['build']} s")
+        began = time.monotonic()
+        self.federation.compose("up", "-d", "superexec", "gateway", *CLIENTS)
+        self.federation.wait_for_nodes(3, 600)
+        self.outcome.seconds["up"] = round(time.monotonic() - began)
+        self.say(f"up in {self.outcome.seconds['up']} s")
         end = time.monotonic() + self.options.minutes * 60
-        self.federation.compose("up", "-d", "--build")
-        self.federation.wait_for_run()
         authority = self.work / "ca.crt"
         authority.write_text(self.federation.python("superlink", "print(open('/keys/server/ca.crt').read())"))
         bundle = new_client(Device("mallory", GATEWAY, 3, 4), authority, self.work)
@@ -293,11 +304,7 @@ def main() -> int:
     work.mkdir(parents=True)
     work.chmod(0o755)
     containers.deal(work / "data")
-    settings = {
-        **containers.places(work / "data"),
-        "FEDCROSS_RUN": " ".join([*TASK, *METHOD, "rounds=1", "partition=local"]),
-    }
-    with Federation(work / "clone", settings) as federation:
+    with Federation(work / "clone", containers.places(work / "data")) as federation:
         attack = Attack(federation, work, options)
         try:
             attack.whole()
