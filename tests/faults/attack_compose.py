@@ -254,7 +254,7 @@ class Attack:
     def whole(self) -> None:
         """Attack for so many minutes, and until the last run has ended."""
         began = time.monotonic()
-        self.federation.compose("build")
+        self.federation.compose("build", "superexec", "gateway")
         self.outcome.seconds["build"] = round(time.monotonic() - began)
         self.say(f"built in {self.outcome.seconds['build']} s")
         began = time.monotonic()
