@@ -43,12 +43,12 @@ def licence(name: str) -> str:
         facts = metadata.metadata(name)
     except metadata.PackageNotFoundError:
         return UNKNOWN
-    if expression := facts.get("License-Expression"):
-        return str(expression)
+    if expression := facts.get_all("License-Expression"):
+        return str(expression[0])
     classified = [
         line.rsplit(" :: ", 1)[1] for line in facts.get_all("Classifier") or () if line.startswith("License ::")
     ]
-    stated = (facts.get("License") or "").strip().splitlines()
+    stated = str((facts.get_all("License") or [""])[0]).strip().splitlines()
     short = stated[0] if stated and len(stated[0]) <= 60 else ""
     return ", ".join(one for one in classified if one != "OSI Approved") or short or UNKNOWN
 
