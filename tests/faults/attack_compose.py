@@ -43,7 +43,7 @@ TASK = [
 ]
 METHOD = ["method=fedcross", "method.k=5", "clients_per_round=3", "train.epochs=1", "logger=none"]
 # A log of all accepted replies until the end: it says which ones the model was made of.
-RULES = ["defence.enabled=true", "federation.deadline_s=120", "federation.resend_s=25", "checkpoint.every=1000"]
+RULES = ["defence.enabled=true", "federation.deadline_s=240", "federation.resend_s=45", "checkpoint.every=1000"]
 #: Seconds after which a run without a ServerApp counts as killed.
 PATIENCE_S = 45
 REQUESTS = """

@@ -53,7 +53,6 @@ def slow(address: str, authority: str, seconds: float, count: int, seed: int) ->
                 told["opened"] += 1
             except OSError:
                 told["refused"] += 1
-        told["most"] = max(told["most"], len(links))
         time.sleep(1)
         for link in list(links):
             try:
@@ -66,6 +65,7 @@ def slow(address: str, authority: str, seconds: float, count: int, seed: int) ->
                 told["cut"] += 1
                 links.remove(link)
                 link.close()
+        told["most"] = max(told["most"], len(links))
     return told
 
 
