@@ -22,7 +22,7 @@ import random
 import subprocess
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +249,7 @@ class Attack:
         text = (self.work / "node.log").read_text().splitlines() if (self.work / "node.log").exists() else []
         told = [json.loads(line) for line in text if line.startswith('{"kind"')]
         self.outcome.answers = Counter(f"{one['kind']}: {one['told'][:60]}" for one in told)
-        (self.work / "result.json").write_text(json.dumps(asdict(self.outcome), indent=1) + "\n")
+        (self.work / "result.json").write_text(json.dumps(vars(self.outcome), indent=1) + "\n")
 
     def whole(self) -> None:
         """Attack for so many minutes, and until the last run has ended."""
