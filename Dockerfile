@@ -44,8 +44,8 @@ FROM ${BASE_IMAGE} AS build
 ARG ACCELERATOR=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 WORKDIR /build
-RUN if [ "$ACCELERATOR" = cpu ] && ! command -v gcc nm readelf > /dev/null; then \
-      apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libstdc++6 binutils && rm -rf /var/lib/apt/lists/*; \
+RUN if [ "$ACCELERATOR" = cpu ] && ! command -v gcc > /dev/null; then \
+      apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev binutils && rm -rf /var/lib/apt/lists/*; \
     fi
 COPY --from=list /list/build.txt /list/run.txt ./
 RUN set -eu; \
