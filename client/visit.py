@@ -75,6 +75,7 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     config, net, objective = shop.config, shop.net, shop.objective
     asked: dict[str, Any] = dict(content.config_records["config"])
     client, number, exchange = int(asked["client"]), int(asked["round"]), int(asked["exchange"])
+    _check_base(shop, str(asked.get("base", "")))
     received, extras = _arrays(shop, content)
     store, kept, residual = None, Arrays(), Arrays()
     if objective.keeps or config.compression.up != "float32":
@@ -111,6 +112,18 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     if "epochs" in asked:  # a method may set other local epochs in some of its exchanges
         settings = settings.model_copy(update={"epochs": int(asked["epochs"])})
     return Arrived(content, visit, prepared, dropout, settings, received, residual, store)
+
+
+def _check_base(shop: Workshop, expected: str) -> None:
+    """Raise a ProtocolError unless the untrained rest of the model (``train.only``) is the same here as at the server.
+
+    Random weights of one seed can differ in their last bits between kinds of processors.
+    """
+    if expected and expected != shop.base:
+        raise ProtocolError(
+            f"The base of the model differs: its SHA-256 is {shop.base[:16]}... here and {expected[:16]}... at the "
+            "server. Give every device the same file: train.base=FILE train.base_sha256=DIGEST."
+        )
 
 
 def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arrays]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from fedcross.conf.own import translated
 from fedcross.core.errors import ConfigError, nearest
 from fedcross.core.paths import room
 from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders
@@ -212,7 +213,7 @@ def _composition(overrides: tuple[str, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            return hydra_compose("config", overrides=[*searchpath, *overrides], return_hydra_config=True)
+            return hydra_compose("config", overrides=[*searchpath, *translated(overrides)], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(str(error))) from error
     finally:

@@ -24,7 +24,7 @@ FREE = {
     "federation",
 }
 #: The same for settings inside groups: paths of the data set.
-PLACES = {"task.root", "task.download"}
+PLACES = {"task.root", "task.download", "train.base"}
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -56,6 +56,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
 LATER: dict[str, dict[str, Any]] = {
     "method": {"independent_start": False, "unit": False, "ramp": None, "strategy": None, "arguments": {}},
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
+    "train": {"only": [], "base": None, "base_sha256": None},
 }
 
 
@@ -83,6 +84,16 @@ def check_same(before: dict[str, Any], now: dict[str, Any], may_change: Collecti
     ]
     if faults:
         raise ConfigError(faults)
+
+
+def check_base(identity: dict[str, Any], now: str) -> None:
+    """Raise a ConfigError if the untrained rest of the model (``train.only``) has another digest than in `identity`."""
+    before = identity.get("base", "")
+    if before != now:
+        raise ConfigError(
+            f"train.only: the rest of the model has SHA-256 {now[:16]}..., in that folder it has {before[:16]}... "
+            "Random weights can differ between machines: resume where the run began, or use train.base=FILE from the start."
+        )
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:

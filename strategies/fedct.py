@@ -139,6 +139,7 @@ class FedCT(CrossTraining[FedCTParams]):
     """
 
     Objective = FedctObjective
+    halves = True
     _met: float | None = None
 
     @classmethod

@@ -67,7 +67,6 @@ def network(run: Path, data_root: str | None = None) -> nn.Module:
 
     from fedcross.conf.schema import load
     from fedcross.strategies.round.registry import method_class
-    from fedcross.tasks.models import create
     from fedcross.tasks.models.weights import load_arrays
 
     path = run / ".hydra" / "overrides.yaml"
@@ -77,8 +76,8 @@ def network(run: Path, data_root: str | None = None) -> nn.Module:
         raise StorageError(f"{path}: cannot be read ({error.strerror}). Name the folder of a run.") from error
     config = load([*overrides, *([f"data_root='{data_root}'"] if data_root else [])])
     kind = method_class(config.modules["method"])
-    plain = create(config.modules["model"], config.model, config.load_data().task, config.seed)
-    model = kind.evaluation_network(kind.network(plain, config.method, config.seed), config.method)
+    trained, _ = config.network(config.load_data().task)
+    model = kind.evaluation_network(trained, config.method)
     final = run / "model.safetensors"
     if final.exists():
         arrays = load_file(final)
