@@ -92,7 +92,7 @@ def check_base(identity: dict[str, Any], now: str) -> None:
     if before != now:
         raise ConfigError(
             f"train.only: the rest of the model has SHA-256 {now[:16]}..., in that folder it has {before[:16]}... "
-            "Random weights can differ between machines: resume where the run began, or use train.base=FILE from the start."
+            "Random weights can differ between machines. Resume where the run began, or start with train.base=FILE."
         )
 
 
