@@ -45,6 +45,8 @@ class ModuleNet:
         Names of the frozen parameters.
     dropout : list of str
         Names of the buffers that hold the random states of the dropout layers; empty without dropout.
+    base_buffers : Tensors
+        Buffers of a base outside the model (``train.only``), as every visit starts with them.
     flat, gradient : Tensor, shape (p,)
         All parameters and all gradients.
 
@@ -59,8 +61,8 @@ class ModuleNet:
         self.module = module.to(device).train()
         hold_statistics(self.module)
         self._still = copy.deepcopy(self.module, {id(p): p for p in base_tensors(self.module)}).eval()
-        #: Buffers of a base that is not part of the model (``train.only``), each with its value before training.
-        self._base = [(buffer, buffer.clone()) for buffer in base_tensors(self.module, BUFFERS)]
+        written = {id(buffer) for buffer in base_tensors(self.module, BUFFERS)}
+        self.base_buffers = {n: b.clone() for n, b in self.module.named_buffers() if id(b) in written}
         self.device = device
         self._narrow = precision == "bfloat16"
         self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
@@ -98,8 +100,8 @@ class ModuleNet:
                     target.detach().numpy()[...] = arrays[name]  # torch cannot read a read-only view, numpy can
                 else:
                     target.copy_(torch.from_numpy(arrays[name].copy()))
-            for buffer, value in self._base:
-                buffer.copy_(value)
+            for name, value in self.base_buffers.items():
+                self.module.get_buffer(name).copy_(value)
 
     def read(self) -> Arrays:
         """Return the live model in state_dict order; on the CPU as views, valid until the next visit."""

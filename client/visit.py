@@ -48,8 +48,9 @@ class Arrived:
         The objective's view of the message and of the client's data.
     prepared : Prepared
         The result of ``objective.prepare(visit)``.
-    dropout : Tensors
-        The state of every dropout layer at the start, by buffer name.
+    scratch : Tensors
+        Buffers that training changes and nobody sends, at the start, by name: the states of the dropout layers, and
+        what a base outside the model has (``train.only``).
     settings : Train
         Settings of the optimiser, with the number of epochs for this exchange.
     received : Arrays
@@ -63,7 +64,7 @@ class Arrived:
     content: RecordDict
     visit: Visit
     prepared: Prepared
-    dropout: Tensors
+    scratch: Tensors
     settings: Train
     received: Arrays
     residual: Arrays
@@ -107,11 +108,11 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     if net.dropout:
         seed_dropout(net.module, key(config.seed, "dropout", number, client, exchange))
     prepared = objective.prepare(visit)
-    dropout = {name: net.module.get_buffer(name).clone() for name in net.dropout}
+    scratch = {name: net.module.get_buffer(name).clone() for name in (*net.dropout, *net.base_buffers)}
     settings = config.train
     if "epochs" in asked:  # a method may set other local epochs in some of its exchanges
         settings = settings.model_copy(update={"epochs": int(asked["epochs"])})
-    return Arrived(content, visit, prepared, dropout, settings, received, residual, store)
+    return Arrived(content, visit, prepared, scratch, settings, received, residual, store)
 
 
 def _check_base(shop: Workshop, expected: str) -> None:

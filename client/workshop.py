@@ -88,7 +88,7 @@ class Workshop:
             results = train_batched(
                 self.net,
                 self.objective,
-                [Work(a.visit, a.prepared, a.dropout) for a in arrived],
+                [Work(a.visit, a.prepared, a.scratch) for a in arrived],
                 arrived[0].settings,
                 self.data.task.augment,
                 memory=memory,

@@ -61,8 +61,9 @@ def narrow(network: nn.Module, patterns: Sequence[str], file: Path | None = None
     for name, parameter in network.named_parameters(remove_duplicate=False):
         parameter.requires_grad_(name in part)
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    once: dict[int, Tensor] = {}
     for name in base:
-        _demote(network, name, MARK if name in parameters else BUFFERS)
+        _demote(network, name, MARK if name in parameters else BUFFERS, once)
     return digest(base) if base else ""
 
 
@@ -87,11 +88,15 @@ def _matching(network: nn.Module, patterns: Sequence[str]) -> set[str]:
     return part
 
 
-def _demote(network: nn.Module, name: str, mark: str) -> None:
-    """Make the entry `name` of the ``state_dict`` a buffer outside it, and note it; no copy, tied tensors stay one."""
+def _demote(network: nn.Module, name: str, mark: str, once: dict[int, Tensor]) -> None:
+    """Make the entry `name` of the ``state_dict`` a buffer outside it, and note it; no copy.
+
+    `once` maps the id of a tensor to its buffer, so that tied tensors stay one.
+    """
     owner, _, entry = name.rpartition(".")
     layer = network.get_submodule(owner)
-    tensor = getattr(layer, entry).detach()
+    given = getattr(layer, entry)
+    tensor = once.setdefault(id(given), given.detach())
     delattr(layer, entry)
     layer.register_buffer(entry, tensor, persistent=False)
     setattr(layer, mark, getattr(layer, mark, frozenset()) | {entry})
