@@ -25,6 +25,8 @@ from fedcross.tasks.models.weights import tied
 MARK = "base_names"
 #: The same for those that were buffers already; a layer may write into them.
 BUFFERS = "base_buffers"
+#: Statistics of a normalisation layer: they match together.
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 #: What wrappers add to a name; a file of base weights may come from the network without them.
 ADDED = (".base_layer", "features.network.")
 
@@ -64,6 +66,9 @@ def narrow(network: nn.Module, patterns: Sequence[str], file: Path | None = None
     once: dict[int, Tensor] = {}
     for name in base:
         _demote(network, name, MARK if name in parameters else BUFFERS, once)
+    for layer in network.modules():
+        if "running_mean" in getattr(layer, BUFFERS, ()):
+            layer.track_running_stats = False  # type: ignore[assignment]  # otherwise torch expects a counter to load
     return digest(base) if base else ""
 
 
@@ -78,6 +83,9 @@ def _matching(network: nn.Module, patterns: Sequence[str]) -> set[str]:
         if not found
     ]
     part = {name for found in hits.values() for name in found}
+    for name in [name for name in part if name.rpartition(".")[2] in STATISTICS]:
+        owner = name.rpartition(".")[0]
+        part |= {f"{owner}.{entry}" for entry in STATISTICS} & set(names)
     again = tied(network)
     first = {again.get(name, name) for name in part}
     part |= {name for name in names if again.get(name, name) in first}
