@@ -41,7 +41,9 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         from fedcross.client.workshop import pick_device
 
         pick_device(config.device)
-    config.load_data()  # raises errors of the data before the run starts
+    data = config.load_data()  # raises errors of the data before the run starts
+    if config.train.only or config.modules["model"] == "own":
+        config.network(data.task)  # the same for a network of the user's own, and for patterns that match nothing
     if config.resume is not None:
         folder = Path(config.resume).resolve()
         _check_continued(config, folder)

@@ -50,7 +50,7 @@ def plain(network: nn.Module) -> nn.Module:
         if isinstance(layer, MaxPool2):
             own: nn.Module = nn.MaxPool2d(2)
         elif isinstance(layer, LastStepLSTM):
-            layer.__class__ = nn.LSTM
+            layer.__class__ = nn.LSTM  # type: ignore[assignment]
             own = nn.Sequential(layer, _LastStep())
         else:
             continue
@@ -141,7 +141,7 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         for category, message in NOISE:
             warnings.filterwarnings("ignore", message, category)
-        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # type: ignore[attr-defined]
         yield
 
 
@@ -168,7 +168,7 @@ def _write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> None:
 
 
 def _onnx_scores(path: Path, inputs: Tensor) -> Tensor:
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-untyped]
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {INPUT: inputs.numpy()})[0])

@@ -13,6 +13,7 @@ from torch import nn
 from fedcross.conf.own import translated
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
+from fedcross.server.launch import launch
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.models import create
@@ -237,3 +238,16 @@ def test_a_bert_masks_padding_and_is_split() -> None:
     causal = create("own", {"path": "transformers:GPT2ForSequenceClassification", **sizes}, text(), 1)
     assert not causal.features.additive  # its own mask hides what comes later
     assert causal(x).shape == (2, 2)
+
+
+def test_several_import_paths_are_no_sweep_of_hydra() -> None:
+    with pytest.raises(ConfigError, match="Give each network a YAML file"):
+        translated(["model=a.b:C,mlp"])
+    assert translated([r"model=a.b\:C"]) == ["model=own", "++model.path='a.b:C'"]  # as a job of fedcross.sweep
+
+
+def test_nothing_is_written_for_a_network_that_does_not_fit(tmp_path: Path) -> None:
+    for fault in ("model.classes=3", "train.only=nix"):
+        with pytest.raises(ConfigError):
+            launch(["task=digits", "model=ownnets.net:Plain", fault], tmp_path / "run")
+    assert not any(tmp_path.iterdir())
