@@ -46,6 +46,8 @@ class Params(Settings):
     @model_validator(mode="after")
     def _check(self) -> Params:
         """Import the class and compare the settings with its arguments, so that a fault shows before the run."""
+        if not self.path:  # the YAML file's; `build` asks for one
+            return self
         target = own_object(self.path, "model.path")
         given = self.model_extra or {}
         faults = config_faults(target, given) if is_huggingface(target) else _argument_faults(target, self.path, given)
