@@ -138,11 +138,13 @@ def test_statistics_travel_where_they_match(tmp_path: Path) -> None:
     assert (ready.method.global_model()["features.2.running_mean"] != 0).any()
 
 
-def test_another_base_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("fedcross.engines.grid.log", lambda level, text, *values: told.append(text % values))
     ready = session(tmp_path, *LORA, "method=fedavg")
     ready.method.base = "0" * 64
     assert ready.method.run_round(1, ready.grid).dropped == 3
-    assert f"SHA-256 is {ready.base[:16]}... here and {'0' * 16}... at the server" in caplog.text
+    assert f"SHA-256 is {ready.base[:16]}... here and {'0' * 16}... at the server" in told[0]
 
 
 def test_a_changed_base_cannot_be_resumed(tmp_path: Path) -> None:
