@@ -19,6 +19,7 @@ from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_folder, check_private
 from fedcross.deploy.federation import SECRET
+from fedcross.engines import guarded
 
 SWITCHES = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -50,7 +51,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     check_private(pair.private)
     _dates(pair.public, server / "ca.crt")
     return [
-        "flower-superlink",
+        *guarded.command("flower-superlink"),
         *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),
         *("--ssl-certfile", str(pair.public), "--ssl-keyfile", str(pair.private)),
         *("--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth"),
@@ -62,7 +63,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
 def superexec(folder: Path, address: str, health: str) -> list[str]:
     """Return the command of the SuperExec, which starts the ServerApps."""
     return [
-        "flower-superexec",
+        *guarded.command("flower-superexec"),
         *("--runtime-api-address", address, "--root-certificates", str(folder / "ca.crt")),
         *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
         *("--health-server-address", health),
