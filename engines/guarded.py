@@ -49,7 +49,7 @@ OPEN = {
 Stored = Callable[[str], "frozenset[str] | None"]
 
 
-def _nothing(name: str) -> None:  # noqa: ARG001 - a Stored
+def _nothing(name: str) -> None:
     """Tell that nothing is stored."""
 
 
