@@ -153,6 +153,9 @@ def limited(push_messages: Callable[..., Any], most: int) -> Callable[..., Any]:
         node = request.node.node_id
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise refuse(node, 400, "not one message with one tree")
+        # Flower takes a message that it has already once more, and stores the tree that comes with it, whatever it is.
+        if request.messages_list[0].metadata.message_id != request.message_object_trees[0].object_id:
+            raise refuse(node, 400, "message and tree have different names")
         with _contents(state.object_store, lock) as stored:
             if found := fault(request.message_object_trees[0], most, stored):
                 raise refuse(node, *found)

@@ -17,7 +17,7 @@ from fastapi import HTTPException
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -31,9 +31,8 @@ NODE = 4711
 
 
 def pushed(*trees: ObjectTree, node: int = NODE) -> PushMessagesRequest:
-    return PushMessagesRequest(
-        node=Node(node_id=node), messages_list=[ProtoMessage() for _ in trees], message_object_trees=trees
-    )
+    messages = [ProtoMessage(metadata=Metadata(message_id=one.object_id)) for one in trees]
+    return PushMessagesRequest(node=Node(node_id=node), messages_list=messages, message_object_trees=trees)
 
 
 class Link:
@@ -140,6 +139,18 @@ def test_several_harmless_announcements_do_not_grow_together() -> None:
     # In the other order the leaf is known first, and what hangs below it later is not told apart from a lie.
     with pytest.raises(HTTPException):
         push(pushed(tree("r-1", tree("new"))))
+
+
+def test_one_message_brings_one_tree_however_often_it_is_sent() -> None:
+    link = Link()
+    push = handler(link)
+    first = pushed(tree("m", tree("a")))
+    push(first)
+    push(first)  # a device whose connection broke
+    for other in (tree("m", tree("b")), tree("m", tree("a", tree("b"))), tree("n", tree("b"))):
+        with pytest.raises(HTTPException):
+            push(PushMessagesRequest(node=first.node, messages_list=first.messages_list, message_object_trees=[other]))
+    assert len(link.object_store.store) == 2
 
 
 def test_without_the_guard_flower_builds_what_was_not_announced() -> None:
