@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points, version
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 CHECKED = "1.41.0"
 #: Message, table of records, record, array, chunk: Flower's messages have no more levels.
@@ -201,12 +201,8 @@ def guard(program: str, most: int) -> bool:
     return True
 
 
-def main() -> None:
-    """Become the program that the first argument names."""
-    sys.argv = sys.argv[1:]
-    program = sys.argv[0] if sys.argv else ""
-    if program not in OPEN:
-        sys.exit(f"{program or 'nothing'}: start one of {', '.join(OPEN)}.")
+def become(program: str) -> NoReturn:
+    """Run `program` in this process, guarded; its arguments are this process's."""
     try:
         most = most_objects(os.environ.get(VARIABLE))
     except ValueError as error:
@@ -217,6 +213,15 @@ def main() -> None:
         other = f"this is flwr {version('flwr')} and not {CHECKED}"
         print(f"fedcross: {program} starts unguarded, {other}: {OPEN[program]}.", file=sys.stderr, flush=True)
     sys.exit(start())
+
+
+def main() -> None:
+    """Become the program that the first argument names."""
+    sys.argv = sys.argv[1:]
+    program = sys.argv[0] if sys.argv else ""
+    if program not in OPEN:
+        sys.exit(f"{program or 'nothing'}: start one of {', '.join(OPEN)}.")
+    become(program)
 
 
 if __name__ == "__main__":
