@@ -15,13 +15,12 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from fedcross.engines import guarded
+
 #: Seconds for a start, and for a running process until it counts as dead (Flower's own).
 START_S, ALIVE_S = 300, 60
 _STATES = ("flwr.supercore.corestate.in_memory_corestate", "flwr.supercore.corestate.sql_corestate")
-PROGRAMS = {
-    "flower-superlink": ("flwr.superlink.cli", "flower_superlink"),
-    "flower-supernode": ("flwr.supernode.cli", "flower_supernode"),
-}
+PROGRAMS = ("flower-superlink", "flower-supernode")
 
 
 def be_patient() -> None:
@@ -35,11 +34,16 @@ def be_patient() -> None:
 
 
 def main() -> None:
-    """Become the program named first on the command line."""
-    module, function = PROGRAMS[sys.argv[1]]
+    """Become the program named first on the command line; the SuperLink is guarded too (:mod:`engines.guarded`)."""
     del sys.argv[0]
+    if sys.argv[0] not in PROGRAMS:
+        raise SystemExit(f"{sys.argv[0]}: start one of {', '.join(PROGRAMS)}.")
     be_patient()
-    getattr(import_module(module), function)()
+    if sys.argv[0] in guarded.OPEN:
+        guarded.become(sys.argv[0])
+    from flwr.supernode.cli import flower_supernode
+
+    flower_supernode()
 
 
 if __name__ == "__main__":

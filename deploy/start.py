@@ -22,6 +22,7 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_folder, check_private
 from fedcross.deploy.federation import SECRET
+from fedcross.engines import guarded
 
 SWITCHES = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -65,7 +66,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
 def superexec(folder: Path, address: str, health: str) -> list[str]:
     """Return the command of the SuperExec, which starts the ServerApps."""
     return [
-        "flower-superexec",
+        *guarded.command("flower-superexec"),
         *("--runtime-api-address", address, "--root-certificates", str(folder / "ca.crt")),
         *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
         *("--health-server-address", health),

@@ -101,10 +101,19 @@ def test_the_gateway_forwards_what_supernodes_call_and_nothing_else() -> None:
 
 def test_flowers_pieces_of_arrays_pass_the_gateways_cap() -> None:
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+
+    from fedcross.engines.guarded import MOST, VARIABLE
+    from tests.support.trees import wide
 
     config = (ROOT / "deploy" / "gateway.cfg").read_text()
-    (cap,) = map(int, re.findall(r"hdr_val\(content-length\) gt (\d+)", config))
+    cap, announcement = map(int, re.findall(r"hdr_val\(content-length\) gt (\d+)", config))
     assert FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE * 1.1 < cap <= 16 * 2**20
+    assert f"path /v1/fleet/push-messages }} {{ req.hdr_val(content-length) gt {announcement}" in config
+    # The largest announcement that the SuperLink takes passes; a much larger one does not reach it.
+    largest = PushMessagesRequest(message_object_trees=[wide(MOST - 1)]).ByteSize()
+    assert 1.5 * largest < announcement < 2 * largest
+    assert SERVICES["superlink"]["environment"][VARIABLE] == f"${{{VARIABLE}:-{MOST}}}"
 
 
 def test_the_gateway_leaves_slots_for_others() -> None:

@@ -11,6 +11,7 @@ from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation, start
+from fedcross.engines import guarded
 
 DEVICES = ["client-1", "client-2"]
 
@@ -83,10 +84,12 @@ def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> 
     federation.prepare(tmp_path, DEVICES)
     server, secret, device = tmp_path / "server", tmp_path / "superexec", tmp_path / "client-1"
     superlink = start.superlink(server, secret, tmp_path / "state.db", "0.0.0.0")
+    assert superlink[1:4] == ["-m", "fedcross.deploy.patience", "flower-superlink"]
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(superlink)
     assert superlink[superlink.index("--isolation") + 1] == "process"
     assert superlink[superlink.index("--superexec-auth-secret-file") + 1] == str(secret / "superexec.key")
     superexec = start.superexec(secret, "superlink:8000", "127.0.0.1:9100")
+    assert superexec[:4] == guarded.command("flower-superexec")
     assert str(secret / "ca.crt") in superexec
     node = start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094)
     assert node[node.index("--node-config") + 1] == "partition-id=1 num-partitions=2"
