@@ -130,25 +130,20 @@ class Nodes:
         Raises
         ------
         FederationError
-            If fewer than `count` are online after `wait_s` seconds.
+            If fewer than `count` are online after `wait_s` seconds; at once in a simulation that has fewer nodes.
         """
         deadline, told = time.monotonic() + wait_s, False
         while True:
             partitions = self.refresh(grid)
             over = time.monotonic() >= deadline
+            if len(partitions) < count and _simulated(grid) and len(list(grid.get_node_ids())) < count:
+                raise FederationError(
+                    f"{len(partitions)} clients are simulated, {count} are needed, and no more will come. "
+                    f'Say how many: flwr run --federation-config "num-supernodes={count}".'
+                )
             if len(partitions) < count and not (over or told):
                 told = True
-                how = (
-                    "" if isinstance(grid, Listing) else f" (a simulation: --federation-config num-supernodes={count})"
-                )
-                log(
-                    INFO,
-                    "fedcross: %d of %d clients are connected, waiting %.0f s%s",
-                    len(partitions),
-                    count,
-                    wait_s,
-                    how,
-                )
+                log(INFO, "fedcross: %d of %d clients are connected, waiting %.0f s", len(partitions), count, wait_s)
             if len(partitions) >= count and (over or set(wanted) <= set(partitions)):
                 return partitions
             if over:
@@ -209,6 +204,11 @@ class Nodes:
             "fedcross: %d nodes do not tell their partition, %s. The ClientApp needs fedcross.tell_partition(app)",
             count, what,
         )  # fmt: skip
+
+
+def _simulated(grid: Grid) -> bool:
+    """Return whether `grid` is that of Flower's simulation; its class is not imported, the SuperLink comes with it."""
+    return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import FLOWER_LOGGER, log
+from flwr.superlink.grid import InMemoryGrid
 
 from fedcross.core.errors import FederationError
 from fedcross.engines.grid import FIRST_NODE, LocalGrid, identify
@@ -69,9 +70,20 @@ def test_a_wait_is_told_once(monkeypatch):
     monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
     with pytest.raises(FederationError, match="2 clients are connected"):
         Nodes().wait_for(Growing([0, 1]), 5, 0.05)
-    assert told[1:] == [
-        "fedcross: 2 of 5 clients are connected, waiting 0 s (a simulation: --federation-config num-supernodes=5)"
-    ]
+    assert told[1:] == ["fedcross: 2 of 5 clients are connected, waiting 0 s"]
+
+
+def test_a_simulation_with_too_few_nodes_is_told_at_once():
+    inner = LocalGrid(ClientApp(), 2, {})
+    grid = InMemoryGrid.__new__(InMemoryGrid)  # Flower's own, without its SuperLink
+    grid.get_nodes, grid.get_node_ids = list, inner.get_node_ids
+    grid.push_messages, grid.pull_messages = inner.push_messages, inner.pull_messages
+    with pytest.raises(FederationError) as refused:
+        Nodes().wait_for(grid, 5, 1e9)
+    assert str(refused.value) == (
+        "2 clients are simulated, 5 are needed, and no more will come. Say how many: "
+        'flwr run --federation-config "num-supernodes=5".'
+    )
 
 
 class Slow:
