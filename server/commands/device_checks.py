@@ -17,6 +17,8 @@ from fedcross.server.commands.findings import Finding, fault, note, ok
 CONNECT_S = 5.0
 #: What a SuperNode calls first. Without its signature the SuperLink refuses the call, and tells the time in its reply.
 DOOR = "/v1/fleet/activate-node"
+MEDIA = "application/protobuf"
+REFUSED = 401
 #: Seconds that a device's clock may be behind or ahead: Flower 1.41 refuses signed requests beyond.
 BEHIND_S, AHEAD_S = 300, 5
 
@@ -56,7 +58,7 @@ def check_server(address: str, authority: Path) -> Iterator[Finding]:
         return
     connection = HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)
     try:
-        connection.request("POST", DOOR, body=b"")
+        connection.request("POST", DOOR, body=b"", headers={"Content-Type": MEDIA})
         reply = connection.getresponse()
         status, date = reply.status, reply.headers.get("date")
     except ssl.SSLCertVerificationError as error:
@@ -70,7 +72,7 @@ def check_server(address: str, authority: Path) -> Iterator[Finding]:
         return
     finally:
         connection.close()
-    if status in (401, 403) or status < 300:
+    if status == REFUSED:
         yield ok(f"{address} answers, with a certificate of this federation")
     else:
         yield fault(f"{address}: answers {status} to {DOOR}. Is this the address of the gateway, is its SuperLink up?")

@@ -16,7 +16,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -31,10 +31,12 @@ LEAST_DISK = 2 * GIB
 #: With this much time left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
 CONNECT_S = 5.0
+#: What the image leaves out: devices run no simulation and draw no pictures.
+NOT_ON_DEVICES = ("ray", "matplotlib")
 
 
-def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
-    """Compare the installed versions with the requirements of the installed package."""
+def check_versions(distribution: str = "fedcross", unneeded: Collection[str] = ()) -> Iterator[Finding]:
+    """Compare the installed versions with what the installed package requires; those `unneeded` may be missing."""
     from packaging.requirements import Requirement
 
     version = ".".join(map(str, sys.version_info[:3]))
@@ -54,6 +56,8 @@ def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
         try:
             found = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
+            if requirement.name in unneeded:
+                continue
             yield fault(f"{requirement.name} is missing. Install it: pip install '{requirement}'")
             continue
         if requirement.specifier.contains(found, prereleases=True):
@@ -163,7 +167,7 @@ def check_connect(address: str) -> Finding:
 
 def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     """Yield the findings of all requested checks."""
-    yield from check_versions()
+    yield from check_versions(unneeded=NOT_ON_DEVICES if arguments.device else ())
     yield from check_environment()
     yield from check_disk(arguments.output)
     yield from check_data(arguments.data or Path(os.environ.get("FEDCROSS_DATA", "data")), arguments.data is not None)

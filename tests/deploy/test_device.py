@@ -77,6 +77,12 @@ def test_the_page_in_it_names_the_command_for_the_server(bundle: Path) -> None:
     assert "(number 3 of 0 to 3)" in text
 
 
+def test_doctor_does_not_ask_a_device_for_what_the_image_leaves_out() -> None:
+    text = (Path(__file__).parents[2] / "Dockerfile").read_text()
+    without = text.split("--extra privacy --without ")[1].split()[:2]
+    assert set(without) == set(doctor.NOT_ON_DEVICES)
+
+
 def test_both_ways_to_start_it_know_the_folder_of_own_methods(bundle: Path) -> None:
     service = yaml.safe_load((bundle / "docker-compose.yml").read_text())["services"]["porch"]
     assert "./own:/own:ro" in service["volumes"]

@@ -4,6 +4,7 @@ import http.server
 import ssl
 import threading
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,8 @@ class Gateway(http.server.BaseHTTPRequestHandler):
     status, ahead = 401, 0.0
 
     def do_POST(self):
-        self.send_response_only(self.status)
+        known = (self.path, self.headers["Content-Type"]) == ("/v1/fleet/activate-node", "application/protobuf")
+        self.send_response_only(self.status if known else 415)
         self.send_header("Date", formatdate(device_checks.time() + self.ahead, usegmt=True))
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -112,6 +114,10 @@ def test_the_clock_limits_are_flowers():
 @pytest.mark.parametrize("date", [None, "noon"])
 def test_a_server_that_does_not_tell_the_time(date):
     assert [one.kind for one in device_checks.check_clock(date, 1e9)] == ["note"]
+
+
+def test_the_call_it_makes_is_one_that_our_gateway_lets_through():
+    assert device_checks.DOOR in (Path(__file__).parents[3] / "deploy" / "gateway.cfg").read_text()
 
 
 def test_own_methods(monkeypatch, tmp_path):
