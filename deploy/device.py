@@ -3,6 +3,7 @@
 ::
 
     NAME/keys/ca.crt  NAME-node.key  NAME-node.pub     the key never leaves the device; the .pub goes to the server
+    NAME/keys/superexec.key                            secret that only this device's own processes share
     NAME/data/        its own examples
     NAME/own/         methods, models and tasks of the user's own (FEDCROSS_PATH)
     NAME/state/       what Flower and the methods keep between rounds
@@ -21,6 +22,7 @@ from string import Template
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.private_files import private_folder, write_private, write_public
+from fedcross.deploy.federation import SECRET, make_secret
 from fedcross.engines.remote import host_and_port
 
 #: File in ``deploy/templates`` -> its name in the bundle.
@@ -86,6 +88,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     for name in ("data", "state", "own"):
         private_folder(bundle / name)
     certificates.make_node_key(keys, device.name)
+    make_secret(keys / SECRET)
     write_public(keys / "ca.crt", authority.read_bytes())
     values = {
         "name": device.name,
@@ -126,4 +129,6 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
     except BaseException:
         write_private(private, backup)
         raise
+    if not (keys / SECRET).exists():  # a bundle of version 0.2 or older
+        make_secret(keys / SECRET)
     return pair.public, old

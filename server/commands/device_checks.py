@@ -12,6 +12,7 @@ from time import time
 
 from fedcross.core.errors import StorageError
 from fedcross.core.plugins import PLUGIN_VARIABLE
+from fedcross.deploy.federation import SECRET
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
 CONNECT_S = 5.0
@@ -24,7 +25,7 @@ BEHIND_S, AHEAD_S = 300, 5
 
 
 def check_node_key(folder: Path) -> Iterator[Finding]:
-    """Check a device's keys: the authority's certificate, the private key, that only the owner reads it."""
+    """Check a device's keys: the authority's certificate, and that only the owner reads the key and the secret."""
     from fedcross.core.keys import validity
     from fedcross.core.private_files import check_folder, check_private
 
@@ -34,7 +35,10 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
     keys = sorted(folder.glob("*-node.key"))
     if len(keys) != 1:
         yield fault(f"{folder}: {len(keys)} files *-node.key, a device has one. Take the folder that new-client made.")
-    for check, path in ((check_folder, folder), *((check_private, key) for key in keys)):
+    secret = folder / SECRET
+    if not secret.is_file():
+        yield fault(f"{secret}: missing. fedcross deploy rotate-key makes it in a bundle of version 0.2 or older.")
+    for check, path in ((check_folder, folder), *((check_private, key) for key in sorted(folder.glob("*.key")))):
         try:
             yield ok(f"{check(path)}: private")
         except StorageError as error:

@@ -10,6 +10,7 @@ import pytest
 
 from fedcross.core.keys import make_authority, make_node_key, make_server
 from fedcross.core.private_files import write_public
+from fedcross.deploy.federation import SECRET, make_secret
 from fedcross.server.commands import device_checks, doctor
 
 
@@ -26,6 +27,7 @@ def authority(tmp_path_factory):
 def keys(authority, tmp_path):
     make_node_key(tmp_path / "keys", "porch")
     write_public(tmp_path / "keys" / "ca.crt", authority.public.read_bytes())
+    make_secret(tmp_path / "keys" / SECRET)
     return tmp_path / "keys"
 
 
@@ -70,7 +72,9 @@ def test_a_device_in_order(keys, gateway):
 def test_keys_that_are_open_or_missing(keys, tmp_path):
     (keys / "porch-node.key").chmod(0o644)
     (keys / "ca.crt").unlink()
-    open_key, no_certificate = faults(device_checks.check_node_key(keys))
+    (keys / SECRET).unlink()
+    no_secret, open_key, no_certificate = faults(device_checks.check_node_key(keys))
+    assert "rotate-key makes it" in no_secret
     assert "chmod 600" in open_key
     assert "ca.crt" in no_certificate
     make_node_key(keys, "other")
