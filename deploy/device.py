@@ -5,6 +5,7 @@
     NAME/keys/ca.crt  NAME-node.key  NAME-node.pub     the key never leaves the device; the .pub goes to the server
     NAME/keys/superexec.key                            secret that only this device's own processes share
     NAME/data/        its own examples
+    NAME/own/         methods, models and tasks of the user's own (FEDCROSS_PATH)
     NAME/state/       what Flower and the methods keep between rounds
     NAME/docker-compose.yml  NAME/.env                 to run it in a container ...
     NAME/fedcross-NAME.service                         ... or as a systemd service
@@ -84,7 +85,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
         raise StorageError(f"{bundle}: exists already. Use fedcross deploy rotate-key to replace its key.")
     private_folder(bundle)
     keys = private_folder(bundle / "keys")
-    for name in ("data", "state"):
+    for name in ("data", "state", "own"):
         private_folder(bundle / name)
     certificates.make_node_key(keys, device.name)
     make_secret(keys / SECRET)

@@ -24,6 +24,7 @@ OUTSIDE = {
     "SECURITY.md": "security.md",
     "CITATION.cff": "CITATION.cff",
     "examples/own_app/README.md": "own-app.md",
+    "examples/classic_app/README.md": "classic-app.md",
 }
 #: Pictures beside the records that the page of results shows.
 PICTURES = "results/**/*.png"

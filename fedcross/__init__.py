@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     __version__: str
+    from fedcross.client.own_app import tell_partition as tell_partition
     from fedcross.server.api import Run as Run
     from fedcross.server.api import load as load
     from fedcross.server.api import run as run
@@ -71,6 +72,7 @@ _MODULES = {
     **dict.fromkeys(_API, "fedcross.server.api"),
     **{name: f"fedcross.strategies.{name.lower()}" for name in _METHODS},
     "ClassicFedCross": "fedcross.strategies.classic",
+    "tell_partition": "fedcross.client.own_app",
 }
 __all__ = sorted(_MODULES)
 

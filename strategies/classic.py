@@ -28,6 +28,7 @@ from flwr.server.strategy import FedAvg
 from fedcross.core.errors import ConfigError, FederationError, UploadError
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.flower_names import classic_faults
 from fedcross.strategies.round.guard import check_metrics
 from fedcross.strategies.round.nodes import QUERY_WAIT_S
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -55,7 +56,7 @@ class ClassicFedCross(FedAvg):
     **options
         Options of Flower's classic ``FedAvg``: ``initial_parameters``, ``evaluate_fn``, ``on_fit_config_fn``,
         ``fraction_evaluate`` (0 unless given), ``accept_failures`` and so on. Its options for the number of clients to
-        fit are not used.
+        fit are refused: the method decides it.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class ClassicFedCross(FedAvg):
         parameters: Collection[str] | None = None,
         **options: Any,
     ) -> None:
+        if faults := classic_faults(options):
+            raise ConfigError([f"ClassicFedCross: {fault}" for fault in faults])
         super().__init__(**{"fraction_evaluate": 0.0, **options})
         self.method = method
         self._names = names

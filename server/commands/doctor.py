@@ -4,7 +4,7 @@
 
     fedcross doctor                                             # this machine: versions, disk, GPU, data
     fedcross doctor --keys keys/server --authority keys/ca/ca.crt --listen 9092
-    fedcross doctor --keys keys/devices --authority ca.crt --connect superlink.example.org:443 --data /data
+    fedcross doctor --device keys --superlink fl.example.org:8443 --data data --output state     # on a device
 
 The exit code is 0 if all is well, 1 after a fault (a line that begins with ``FAULT``), 2 for wrong use.
 """
@@ -16,14 +16,14 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from fedcross.core.errors import StorageError
+from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_server
+from fedcross.server.commands.findings import Finding, fault, note, ok
 
 GIB = 2**30
 #: With less free space, the checkpoints of a large pool do not fit.
@@ -31,33 +31,12 @@ LEAST_DISK = 2 * GIB
 #: With this much time left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
 CONNECT_S = 5.0
+#: What the image leaves out: devices run no simulation and draw no pictures.
+NOT_ON_DEVICES = ("ray", "matplotlib")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report; a fault or a note also says what to do."""
-
-    kind: Literal["ok", "note", "FAULT"]
-    text: str
-
-
-def ok(text: str) -> Finding:
-    """Return a finding that needs no action."""
-    return Finding("ok", text)
-
-
-def note(text: str) -> Finding:
-    """Return a finding that the user should know, but that is not wrong."""
-    return Finding("note", text)
-
-
-def fault(text: str) -> Finding:
-    """Return a finding that the user must repair."""
-    return Finding("FAULT", text)
-
-
-def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
-    """Compare the installed versions with the requirements of the installed package."""
+def check_versions(distribution: str = "fedcross", unneeded: Collection[str] = ()) -> Iterator[Finding]:
+    """Compare the installed versions with what the installed package requires; those `unneeded` may be missing."""
     from packaging.requirements import Requirement
 
     version = ".".join(map(str, sys.version_info[:3]))
@@ -77,6 +56,8 @@ def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
         try:
             found = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
+            if requirement.name in unneeded:
+                continue
             yield fault(f"{requirement.name} is missing. Install it: pip install '{requirement}'")
             continue
         if requirement.specifier.contains(found, prereleases=True):
@@ -186,11 +167,16 @@ def check_connect(address: str) -> Finding:
 
 def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     """Yield the findings of all requested checks."""
-    yield from check_versions()
+    yield from check_versions(unneeded=NOT_ON_DEVICES if arguments.device else ())
     yield from check_environment()
     yield from check_disk(arguments.output)
     yield from check_data(arguments.data or Path(os.environ.get("FEDCROSS_DATA", "data")), arguments.data is not None)
     yield from check_gpu(arguments.gpu)
+    yield from check_own_code()
+    if arguments.device:
+        yield from check_node_key(arguments.device)
+        if arguments.superlink:
+            yield from check_server(arguments.superlink, arguments.device / "ca.crt")
     for folder in arguments.keys:
         yield from check_keys(folder, arguments.authority)
     for port in arguments.listen:
@@ -201,7 +187,11 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the findings; return 1 if one of them is a fault."""
-    found = [finding for finding in examine(_parser().parse_args(arguments)) if _print(finding)]
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    if asked.superlink and not asked.device:
+        parser.error("--superlink needs --device FOLDER, whose ca.crt the gateway's certificate must match")
+    found = [finding for finding in examine(asked) if _print(finding)]
     faults = sum(finding.kind == "FAULT" for finding in found)
     print(f"{faults} faults" if faults != 1 else "1 fault")
     return 1 if faults else 0
@@ -229,6 +219,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keys", type=Path, nargs="*", default=[], metavar="FOLDER", help="keys and certificates")
     parser.add_argument(
         "--authority", type=Path, help="the ca.crt that signed the certificates (default: the folder's own)"
+    )
+    parser.add_argument("--device", type=Path, metavar="FOLDER", help="on a device: the keys of its bundle")
+    parser.add_argument(
+        "--superlink", type=_address, metavar="HOST:PORT", help="on a device: the gateway, as the device reaches it"
     )
     parser.add_argument("--listen", type=int, nargs="*", default=[], metavar="PORT", help="ports that must be free")
     parser.add_argument("--connect", type=_address, nargs="*", default=[], metavar="HOST:PORT", help="must answer")

@@ -28,6 +28,7 @@ from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
 from fedcross.strategies.round.flower_hooks import FlowerHooks
+from fedcross.strategies.round.flower_names import translate
 from fedcross.strategies.round.guard import Inbox
 from fedcross.strategies.round.nodes import Nodes
 from fedcross.strategies.wire.compression import Compressor
@@ -45,16 +46,17 @@ class Method(FlowerHooks[P]):
     federation : Federation, optional
         How the server samples clients and waits for them; the caller can give the fields by name instead.
     **values
-        Fields of ``Params`` and of :class:`Federation`.
+        Fields of ``Params`` and of :class:`Federation`, or Flower's names (:mod:`strategies.round.flower_names`).
     """
 
     def __init__(self, params: P | None = None, federation: Federation | None = None, **values: Any) -> None:
+        faults: list[str] = []
+        values = translate(values, {*self.Params.model_fields, *Federation.model_fields}, faults)
         own = {name: value for name, value in values.items() if name not in Federation.model_fields}
         meeting = {name: value for name, value in values.items() if name in Federation.model_fields}
-        faults: list[str] = []
         checked = params if params is not None else cast("P | None", parse(self.Params, own, "", faults))
         rules = federation if federation is not None else parse(Federation, meeting, "", faults)
-        if checked is None or rules is None:
+        if checked is None or rules is None or faults:
             raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
         self.params, self.federation = checked, rules
         self.nodes = Nodes(self._claim_refused)

@@ -107,9 +107,23 @@ class FlowerHooks(Contract[P], Strategy):
                 self.run_round(number, grid, dict(train_config or {}))
                 result.arrays = arrays = encode(self.global_model())
                 result.train_metrics_clientapp[number] = self._metrics()
-            if evaluate_fn and (measured := evaluate_fn(number, arrays)) is not None:
+            measured = evaluate_fn(number, arrays) if evaluate_fn else None
+            if measured is not None:
                 result.evaluate_metrics_serverapp[number] = measured
+            self._tell(number, num_rounds, measured or {})
         return result
+
+    def _tell(self, number: int, rounds: int, measured: Mapping[str, Any]) -> None:
+        """Log a round in one line: what `evaluate_fn` measured, the clients' loss, how many clients were lost."""
+        parts = [f"{name} {value:.4g}" for name, value in measured.items() if isinstance(value, int | float)]
+        if not number:
+            if parts:
+                log(INFO, "fedcross: initial model: %s", ", ".join(parts))
+            return
+        report = self.report
+        loss = [] if report.train_loss is None else [f"train-loss {report.train_loss:.4g}"]
+        lost = [f"{report.dropped} of {report.clients} clients lost"] if report.dropped else []
+        log(INFO, "fedcross: round %d of %d: %s", number, rounds, ", ".join([*parts, *loss, *lost]) or "done")
 
     def _metrics(self) -> MetricRecord:
         """Return the round's metrics as Flower keeps them."""

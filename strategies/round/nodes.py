@@ -11,12 +11,13 @@ has just started, the one that was registered first. Further claims are refused,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
-from logging import WARNING
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from logging import ERROR, INFO, WARNING, LogRecord
 from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.logger import log
+from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
 
 from fedcross.core.admission import bound_partition
@@ -29,6 +30,9 @@ QUERY_WAIT_S = 30.0
 QUERY_OPEN_S = 300.0
 #: Flower's error code for an exception in the ClientApp. Other codes are lost nodes and crashes: those are asked again.
 NO_ANSWER_TO_QUERIES = 2
+#: What Flower's simulation logs, with two tracebacks, for a node whose ClientApp has no handler for queries.
+EXPECTED_FAULT = "No query function registered"
+EXPECTED_HEAD = "An exception was raised when processing a message by"
 
 
 @runtime_checkable
@@ -62,6 +66,7 @@ class Nodes:
         self._partition_of: dict[int, int] = {}
         self._sorted: list[int] = []
         self._last: list[int] | None = None  # connected nodes when the two above were made; None unless all were known
+        self._told: set[bool] = set()  # what was logged about nodes that do not tell their partition
         self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, until when it may answer
 
     def refresh(self, grid: Grid) -> list[int]:
@@ -125,12 +130,20 @@ class Nodes:
         Raises
         ------
         FederationError
-            If fewer than `count` are online after `wait_s` seconds.
+            If fewer than `count` are online after `wait_s` seconds; at once in a simulation that has fewer nodes.
         """
-        deadline = time.monotonic() + wait_s
+        deadline, told = time.monotonic() + wait_s, False
         while True:
             partitions = self.refresh(grid)
             over = time.monotonic() >= deadline
+            if len(partitions) < count and _simulated(grid) and len(list(grid.get_node_ids())) < count:
+                raise FederationError(
+                    f"{len(partitions)} clients are simulated, {count} are needed, and no more will come. "
+                    f'Say how many: flwr run --federation-config "num-supernodes={count}".'
+                )
+            if len(partitions) < count and not (over or told):
+                told = True
+                log(INFO, "fedcross: %d of %d clients are connected, waiting %.0f s", len(partitions), count, wait_s)
             if len(partitions) >= count and (over or set(wanted) <= set(partitions)):
                 return partitions
             if over:
@@ -161,7 +174,9 @@ class Nodes:
             if message_id:  # else it could not be sent
                 self._asked[message_id] = node, now + QUERY_OPEN_S
         pending = {message_id: node for message_id, (node, _) in self._asked.items()}
-        for reply in receive(grid, pending, QUERY_WAIT_S):
+        with _without_expected_faults():
+            replies = list(receive(grid, pending, QUERY_WAIT_S))
+        for reply in replies:
             node = pending[reply.metadata.reply_to_message_id]
             del self._asked[reply.metadata.reply_to_message_id]
             if reply.has_error():
@@ -172,6 +187,40 @@ class Nodes:
             partition = config.get("partition-id", -1)
             if isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0:
                 found[node] = partition
+        if foreign:
+            self._tell_foreign(len(foreign), numbered=not found)
         if foreign and not found:
             return {node: first + index for index, node in enumerate(sorted(foreign))}
         return found
+
+    def _tell_foreign(self, count: int, *, numbered: bool) -> None:
+        """Log, in one line and once, that nodes do not tell their partitions."""
+        if numbered in self._told:
+            return
+        self._told.add(numbered)
+        what = "they are numbered by node id" if numbered else "they are left out: others tell it"
+        log(
+            INFO if numbered else WARNING,
+            "fedcross: %d nodes do not tell their partition, %s. The ClientApp needs fedcross.tell_partition(app)",
+            count, what,
+        )  # fmt: skip
+
+
+def _simulated(grid: Grid) -> bool:
+    """Return whether `grid` is that of Flower's simulation; its class is not imported, the SuperLink comes with it."""
+    return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+
+
+@contextmanager
+def _without_expected_faults() -> Iterator[None]:
+    """Drop the errors that Flower logs, in a simulation's own process, for nodes that cannot answer a query."""
+
+    def unexpected(record: LogRecord) -> bool:
+        text = record.getMessage() if record.levelno == ERROR else ""
+        return not (EXPECTED_FAULT in text or text.startswith(EXPECTED_HEAD))
+
+    FLOWER_LOGGER.addFilter(unexpected)
+    try:
+        yield
+    finally:
+        FLOWER_LOGGER.removeFilter(unexpected)

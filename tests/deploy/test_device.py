@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.deploy import commands, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
+from fedcross.server.commands import doctor
 from tests.support.command import subcommand
 
 deploy = subcommand("deploy")
@@ -36,10 +38,11 @@ def bundle(authority: Path, tmp_path: Path) -> Path:
 
 def test_the_bundle_is_closed_and_whole(bundle: Path, authority: Path) -> None:
     modes = {p.relative_to(bundle).as_posix(): stat.S_IMODE(p.stat().st_mode) for p in [bundle, *bundle.rglob("*")]}
-    assert {name for name, mode in modes.items() if mode == 0o700} == {".", "keys", "data", "state"}
+    assert {name for name, mode in modes.items() if mode == 0o700} == {".", "keys", "data", "state", "own"}
     assert modes["keys/porch-node.key"] == modes["keys/superexec.key"] == 0o600
     assert set(modes) == {
-        ".", "keys", "data", "state", "keys/ca.crt", "keys/porch-node.key", "keys/porch-node.pub", "keys/superexec.key",
+        ".", "keys", "data", "state", "own", "keys/ca.crt", "keys/porch-node.key", "keys/porch-node.pub",
+        "keys/superexec.key",
         "docker-compose.yml", ".env", "fedcross-porch.service", "README.md",
     }  # fmt: skip
     assert (bundle / "keys" / "ca.crt").read_bytes() == authority.read_bytes()
@@ -73,6 +76,26 @@ def test_the_page_in_it_names_the_command_for_the_server(bundle: Path) -> None:
     text = (bundle / "README.md").read_text()
     assert "docker compose run --rm -T admin register --partition 3 - < porch-node.pub" in text
     assert "(number 3 of 0 to 3)" in text
+
+
+def test_doctor_does_not_ask_a_device_for_what_the_image_leaves_out() -> None:
+    text = (Path(__file__).parents[2] / "Dockerfile").read_text()
+    without = text.split("--extra privacy --without ")[1].split()[:2]
+    assert set(without) == set(doctor.NOT_ON_DEVICES)
+
+
+def test_both_ways_to_start_it_know_the_folder_of_own_methods(bundle: Path) -> None:
+    service = yaml.safe_load((bundle / "docker-compose.yml").read_text())["services"]["porch"]
+    assert "./own:/own:ro" in service["volumes"]
+    assert service["environment"] == {"FEDCROSS_PATH": "/own"}
+    assert "FEDCROSS_PATH=/etc/fedcross/porch/own" in (bundle / "fedcross-porch.service").read_text()
+
+
+def test_the_check_that_its_page_names_is_one_that_doctor_takes(bundle: Path) -> None:
+    lines = (bundle / "README.md").read_text().splitlines()
+    asked = [shlex.split(line.split("fedcross doctor ")[1]) for line in lines if "fedcross doctor " in line]
+    assert [doctor._parser().parse_args(one).superlink for one in asked] == ["fl.example.org:8443"] * 2
+    assert [doctor._parser().parse_args(one).device for one in asked] == [Path("/keys/device"), Path("keys")]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "security.md": "SECURITY.md",
     "own-app.md": "examples/own_app/README.md",
+    "classic-app.md": "examples/classic_app/README.md",
 }
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 

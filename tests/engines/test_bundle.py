@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -90,3 +92,28 @@ def test_a_missing_package_is_named(house: Path, tmp_path: Path) -> None:
 
 def test_our_own_bundle_is_far_from_flowers_limit(tmp_path: Path) -> None:
     assert len(build_fab_from_disk(bundle.make(tmp_path / "app"))) < FAB_MAX_SIZE / 5
+
+
+#: Loads an app as Flower's ClientApp process does, then says whose code it is, and where a trainer would find its own.
+WHOSE = """
+import sys
+from flwr.supercore.object_ref import load_app
+load_app("fedcross.client.app:app", ValueError, project_dir=sys.argv[1])
+import fedcross
+from fedcross.client.resident.connect import Resident
+print(fedcross.__file__, Resident().root, Resident().name, sep="\\n")
+"""
+
+
+def test_a_device_runs_the_code_that_came_with_the_run_not_the_installed_one(tmp_path: Path) -> None:
+    told = []
+    for update in ("first", "second"):
+        app = bundle.make(tmp_path / update)
+        done = subprocess.run(
+            [sys.executable, "-c", WHOSE, str(app)], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        file, root, name = done.stdout.split()
+        assert Path(file).is_relative_to(app)
+        assert Path(root) == app
+        told.append(name)
+    assert len(set(told)) == 2  # another version of the code gets a trainer of its own

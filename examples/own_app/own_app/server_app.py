@@ -1,8 +1,9 @@
-"""A plain Flower server with FedCross as its strategy."""
+"""A plain Flower server, with FedCross or Flower's FedAvg as its strategy."""
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedcross import FedCross
 from own_app.task import network, test_part
@@ -10,11 +11,18 @@ from own_app.task import network, test_part
 app = ServerApp()
 
 
+def strategy_named(name: str, clients: int, nodes: int) -> Strategy:
+    """Return the strategy `name`, which trains `clients` of `nodes` clients in a round."""
+    if name == "fedavg":
+        return FedAvg(fraction_train=clients / nodes, fraction_evaluate=0.0, min_available_nodes=nodes)
+    return FedCross(alpha=0.9, selection="in_order", clients_per_round=clients, min_available_nodes=nodes, seed=1)
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, and print the global model's accuracy after every round."""
     config = context.run_config
-    strategy = FedCross(alpha=0.9, selection="in_order", clients_per_round=int(config["clients-per-round"]), seed=1)
+    strategy = strategy_named(str(config["strategy"]), int(config["clients-per-round"]), int(config["nodes"]))
     initial = ArrayRecord(network().state_dict())
     result = strategy.start(grid, initial, num_rounds=int(config["rounds"]), evaluate_fn=evaluate)
     for number, metrics in result.evaluate_metrics_serverapp.items():

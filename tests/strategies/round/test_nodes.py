@@ -1,9 +1,13 @@
+from logging import ERROR
 from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import FLOWER_LOGGER, log
+from flwr.superlink.grid import InMemoryGrid
 
+from fedcross.core.errors import FederationError
 from fedcross.engines.grid import FIRST_NODE, LocalGrid, identify
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.round import nodes as module
@@ -30,6 +34,56 @@ def test_foreign_nodes_that_join_later_get_numbers_of_their_own():
     assert [nodes.online[i] - FIRST_NODE for i in range(3)] == [3, 4, 0]
     grid.nodes = [0, 4]
     assert nodes.refresh(grid) == [1, 2]
+
+
+class Loud(Growing):
+    """Logs what Flower's simulation logs for such nodes, and something else."""
+
+    def pull_messages(self, message_ids):
+        replies = self.inner.pull_messages(message_ids)
+        for _ in replies:
+            log(ERROR, "An exception was raised when processing a message by %s", "RayBackend")
+            log(ERROR, ValueError("No query function registered with name 'default'"))
+            log(ERROR, "Traceback ...\nValueError: No query function registered with name 'default'")
+            log(ERROR, "the disk is full")
+        return replies
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        del self.pull_messages
+
+
+def test_nodes_without_a_handler_cause_one_line_and_other_faults_are_told(monkeypatch):
+    told = []
+    monkeypatch.setattr(FLOWER_LOGGER, "handle", lambda record: FLOWER_LOGGER.filter(record) and told.append(record))
+    Nodes().refresh(Loud([0, 1, 2]))
+    texts = [record.getMessage() for record in told if record.levelno == ERROR]
+    assert texts == ["the disk is full"] * 3
+    (line,) = [record.getMessage() for record in told if "do not tell" in record.getMessage()]
+    assert line.startswith("fedcross: 3 nodes do not tell their partition, they are numbered by node id.")
+    assert FLOWER_LOGGER.filters == []
+
+
+def test_a_wait_is_told_once(monkeypatch):
+    told = []
+    monkeypatch.setattr(module, "log", lambda level, text, *values: told.append(text % values))
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    with pytest.raises(FederationError, match="2 clients are connected"):
+        Nodes().wait_for(Growing([0, 1]), 5, 0.05)
+    assert told[1:] == ["fedcross: 2 of 5 clients are connected, waiting 0 s"]
+
+
+def test_a_simulation_with_too_few_nodes_is_told_at_once():
+    inner = LocalGrid(ClientApp(), 2, {})
+    grid = InMemoryGrid.__new__(InMemoryGrid)  # Flower's own, without its SuperLink
+    grid.get_nodes, grid.get_node_ids = list, inner.get_node_ids
+    grid.push_messages, grid.pull_messages = inner.push_messages, inner.pull_messages
+    with pytest.raises(FederationError) as refused:
+        Nodes().wait_for(grid, 5, 1e9)
+    assert str(refused.value) == (
+        "2 clients are simulated, 5 are needed, and no more will come. Say how many: "
+        'flwr run --federation-config "num-supernodes=5".'
+    )
 
 
 class Slow:

@@ -1,0 +1,117 @@
+"""Checks of ``fedcross doctor --device``, made on the device itself: its key, its server, its clock, its own code."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from time import time
+
+from fedcross.core.errors import StorageError
+from fedcross.core.plugins import PLUGIN_VARIABLE
+from fedcross.deploy.federation import SECRET
+from fedcross.server.commands.findings import Finding, fault, note, ok
+
+CONNECT_S = 5.0
+#: What a SuperNode calls first. Without its signature the SuperLink refuses the call, and tells the time in its reply.
+DOOR = "/v1/fleet/activate-node"
+MEDIA = "application/protobuf"
+REFUSED = 401
+#: Seconds that a device's clock may be behind or ahead: Flower 1.41 refuses signed requests beyond.
+BEHIND_S, AHEAD_S = 300, 5
+
+
+def check_node_key(folder: Path) -> Iterator[Finding]:
+    """Check a device's keys: the authority's certificate, and that only the owner reads the key and the secret."""
+    from fedcross.core.keys import validity
+    from fedcross.core.private_files import check_folder, check_private
+
+    if not folder.is_dir():
+        yield fault(f"{folder}: no such folder. Name the folder 'keys' of the device's bundle.")
+        return
+    keys = sorted(folder.glob("*-node.key"))
+    if len(keys) != 1:
+        yield fault(f"{folder}: {len(keys)} files *-node.key, a device has one. Take the folder that new-client made.")
+    secret = folder / SECRET
+    if not secret.is_file():
+        yield fault(f"{secret}: missing. fedcross deploy rotate-key makes it in a bundle of version 0.2 or older.")
+    for check, path in ((check_folder, folder), *((check_private, key) for key in sorted(folder.glob("*.key")))):
+        try:
+            yield ok(f"{check(path)}: private")
+        except StorageError as error:
+            yield fault(str(error))
+    try:
+        left = validity(folder / "ca.crt")
+        yield ok(f"{folder / 'ca.crt'}: {left.days} days left")
+    except StorageError as error:
+        yield fault(str(error))
+
+
+def check_server(address: str, authority: Path) -> Iterator[Finding]:
+    """Check that the gateway at HOST:PORT has a certificate of `authority`, a SuperLink, and the same time."""
+    host, _, port = address.rpartition(":")
+    try:
+        trust = ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        yield fault(
+            f"{authority}: cannot be read as a certificate ({error}). Copy the federation's ca.crt there again."
+        )
+        return
+    connection = HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)
+    try:
+        connection.request("POST", DOOR, body=b"", headers={"Content-Type": MEDIA})
+        reply = connection.getresponse()
+        status, date = reply.status, reply.headers.get("date")
+    except ssl.SSLCertVerificationError as error:
+        yield fault(
+            f"{address}: its certificate is refused ({error.verify_message}). Is {authority} of this federation, the "
+            "name in its certificate, this device's clock right?"
+        )
+        return
+    except (OSError, HTTPException) as error:
+        yield fault(f"{address}: no connection ({error}). Is the server up, the name right, the firewall open?")
+        return
+    finally:
+        connection.close()
+    if status == REFUSED:
+        yield ok(f"{address} answers, with a certificate of this federation")
+    else:
+        yield fault(f"{address}: answers {status} to {DOOR}. Is this the address of the gateway, is its SuperLink up?")
+    yield from check_clock(date, time())
+
+
+def check_clock(date: str | None, now: float) -> Iterator[Finding]:
+    """Compare this device's clock, `now` in seconds since 1970, with the server's, which has whole seconds."""
+    if date is None:
+        yield note("the server does not tell the time, so the clock is not compared.")
+        return
+    try:
+        late = parsedate_to_datetime(date).timestamp() + 0.5 - now
+    except ValueError:
+        yield note(f"the server tells the time as {date[:40]!r}, so the clock is not compared.")
+        return
+    text = f"clock: {abs(late):.0f} s {'behind' if late > 0 else 'ahead of'} the server's"
+    # One second for the reply's way and its whole seconds.
+    if -AHEAD_S - 1 < late < BEHIND_S:
+        yield ok(text)
+    else:
+        yield fault(
+            f"{text}; {BEHIND_S} s behind and {AHEAD_S} s ahead are allowed. Set it, and turn on its synchronisation "
+            "(timedatectl set-ntp true)."
+        )
+
+
+def check_own_code() -> Iterator[Finding]:
+    """Check the folders of own methods and models that the environment names."""
+    for name in filter(None, os.environ.get(PLUGIN_VARIABLE, "").split(os.pathsep)):
+        folder = Path(name).expanduser()
+        if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
+            yield fault(
+                f"{PLUGIN_VARIABLE}: {folder} is no folder that this user can read. Mount it, or change its mode."
+            )
+        else:
+            files = sum(1 for _ in folder.rglob("*.py"))
+            yield ok(f"{folder}: own methods and models, {files} files")

@@ -1,0 +1,140 @@
+"""What ``fedcross doctor --device`` says on the device, beside a gateway that answers as ours does."""
+
+import http.server
+import ssl
+import threading
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+
+from fedcross.core.keys import make_authority, make_node_key, make_server
+from fedcross.core.private_files import write_public
+from fedcross.deploy.federation import SECRET, make_secret
+from fedcross.server.commands import device_checks, doctor
+
+
+def faults(findings):
+    return [finding.text for finding in findings if finding.kind == "FAULT"]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return make_authority(tmp_path_factory.mktemp("authority") / "ca")
+
+
+@pytest.fixture
+def keys(authority, tmp_path):
+    make_node_key(tmp_path / "keys", "porch")
+    write_public(tmp_path / "keys" / "ca.crt", authority.public.read_bytes())
+    make_secret(tmp_path / "keys" / SECRET)
+    return tmp_path / "keys"
+
+
+class Gateway(http.server.BaseHTTPRequestHandler):
+    """Refuses a call without signature; the class says with which status, and by how much its clock differs."""
+
+    status, ahead = 401, 0.0
+
+    def do_POST(self):
+        known = (self.path, self.headers["Content-Type"]) == ("/v1/fleet/activate-node", "application/protobuf")
+        self.send_response_only(self.status if known else 415)
+        self.send_header("Date", formatdate(device_checks.time() + self.ahead, usegmt=True))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def gateway(authority, tmp_path_factory):
+    pair = make_server(authority, tmp_path_factory.mktemp("gateway") / "server", ["fl.example.org"])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.public, pair.private)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_device_in_order(keys, gateway):
+    assert faults(device_checks.check_node_key(keys)) == []
+    answered, clock = device_checks.check_server(gateway, keys / "ca.crt")
+    assert (answered.kind, clock.kind) == ("ok", "ok")
+    assert "with a certificate of this federation" in answered.text
+
+
+def test_keys_that_are_open_or_missing(keys, tmp_path):
+    (keys / "porch-node.key").chmod(0o644)
+    (keys / "ca.crt").unlink()
+    (keys / SECRET).unlink()
+    no_secret, open_key, no_certificate = faults(device_checks.check_node_key(keys))
+    assert "rotate-key makes it" in no_secret
+    assert "chmod 600" in open_key
+    assert "ca.crt" in no_certificate
+    make_node_key(keys, "other")
+    assert "2 files *-node.key, a device has one" in faults(device_checks.check_node_key(keys))[0]
+    assert "Name the folder 'keys'" in faults(device_checks.check_node_key(tmp_path / "none"))[0]
+
+
+def test_a_server_of_another_federation(gateway, tmp_path):
+    other = make_authority(tmp_path / "other").public
+    (refused,) = faults(device_checks.check_server(gateway, other))
+    assert "its certificate is refused" in refused
+    (unreadable,) = faults(device_checks.check_server(gateway, tmp_path / "none.crt"))
+    assert "Copy the federation's ca.crt" in unreadable
+
+
+def test_nobody_there_and_a_gateway_without_its_superlink(keys, gateway, monkeypatch):
+    (nobody,) = faults(device_checks.check_server("127.0.0.1:1", keys / "ca.crt"))
+    assert "Is the server up" in nobody
+    monkeypatch.setattr(Gateway, "status", 503)
+    (away,) = faults(device_checks.check_server(gateway, keys / "ca.crt"))
+    assert "answers 503" in away
+
+
+@pytest.mark.parametrize(
+    ("ahead", "kind", "told"),
+    [(250.0, "ok", "250 s behind"), (320.0, "FAULT", "behind the server's"), (-60.0, "FAULT", "ahead of the server's")],
+)
+def test_the_clock_is_compared_with_the_servers(ahead, kind, told):
+    (found,) = device_checks.check_clock(formatdate(1e9 + ahead, usegmt=True), 1e9)
+    assert found.kind == kind
+    assert told in found.text
+
+
+def test_the_clock_limits_are_flowers():
+    from flwr.supercore import constant
+
+    assert device_checks.AHEAD_S == -constant.MIN_TIMESTAMP_DIFF_SECONDS
+    assert device_checks.BEHIND_S == constant.TIMESTAMP_TOLERANCE
+
+
+@pytest.mark.parametrize("date", [None, "noon"])
+def test_a_server_that_does_not_tell_the_time(date):
+    assert [one.kind for one in device_checks.check_clock(date, 1e9)] == ["note"]
+
+
+def test_the_call_it_makes_is_one_that_our_gateway_lets_through():
+    assert device_checks.DOOR in (Path(__file__).parents[3] / "deploy" / "gateway.cfg").read_text()
+
+
+def test_own_methods(monkeypatch, tmp_path):
+    (tmp_path / "own" / "strategies").mkdir(parents=True)
+    (tmp_path / "own" / "strategies" / "mine.py").touch()
+    monkeypatch.setenv("FEDCROSS_PATH", f"{tmp_path / 'own'}:{tmp_path / 'away'}")
+    found = list(device_checks.check_own_code())
+    assert [one.kind for one in found] == ["ok", "FAULT"]
+    assert "1 files" in found[0].text
+
+
+def test_the_superlink_alone_is_wrong_use(capsys):
+    with pytest.raises(SystemExit) as wrong:
+        doctor.main(["--superlink", "fl.example.org:8443"])
+    assert wrong.value.code == 2
+    assert "--superlink needs --device FOLDER" in capsys.readouterr().err
