@@ -59,6 +59,7 @@ class WriteAheadLog:
         self._available: dict[int, list[int]] = {}
         self._accepted: dict[_Place, list[Upload]] = {}
         self._over: set[_Place] = set()
+        self._order: list[_Place] = []
         self._after = after
         self._file: BinaryIO | None = None  # opened when the first record is written
         with _DiskErrors(self.path):
@@ -108,6 +109,10 @@ class WriteAheadLog:
     def end(self, current: Round) -> None:
         """Record that the exchange has ended."""
         self._append({"kind": "end", "round": current.number, "exchange": current.exchange})
+
+    def order(self) -> list[_Place]:
+        """Return round and exchange of each reply and end that was found on disk, in their order there."""
+        return list(self._order)
 
     # ---- the file ---------------------------------------------------------------------------------------------
 
@@ -167,8 +172,10 @@ class WriteAheadLog:
             self._available[facts["round"]] = [p for first, last in facts["available"] for p in range(first, last + 1)]
         elif facts["kind"] == "end":
             self._over.add((facts["round"], facts["exchange"]))
+            self._order.append((facts["round"], facts["exchange"]))
         elif facts["kind"] == "reply":
             model, extras = facts["order"]
+            self._order.append((facts["round"], facts["exchange"]))
             upload = Upload(
                 client=facts["client"],
                 slot=facts["slot"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from fedcross.core.errors import ConfigError, UploadError
 from fedcross.strategies.round.exchange import Exchange
@@ -37,9 +38,17 @@ class ClientFaults:
         """
         self._heard = self._heard or len(exchange.inbox.won) > exchange.inherited
         asked = {payload.client for payload in exchange.payloads}
+        self.judge(asked, bool(exchange.inbox.won), connected, exchange.current.number)
+
+    def heard(self) -> None:
+        """Note that a client has trained since this process began."""
+        self._heard = True
+
+    def judge(self, asked: Collection[int], answered: bool, connected: int, number: int) -> None:
+        """Do the same for the clients `asked` in round `number`; `answered`: whether an upload was accepted."""
         few = self._heard and 2 * len(self._found) <= connected
-        if not asked or exchange.inbox.won or not asked <= self._found.keys() or few:
+        if not asked or answered or not set(asked) <= self._found.keys() or few:
             return
         faults = set(self._found.values())
         if len(faults) == 1:
-            raise ConfigError(f"All {len(asked)} clients of round {exchange.current.number} refuse: {faults.pop()}")
+            raise ConfigError(f"All {len(asked)} clients of round {number} refuse: {faults.pop()}")

@@ -117,3 +117,6 @@ class ReplyLog(Protocol):
 
     def end(self, current: Round) -> None:
         """Store that the exchange has ended."""
+
+    def order(self) -> list[tuple[int, int]]:
+        """Return round and exchange of each stored upload and end, in the order in which they were stored."""
