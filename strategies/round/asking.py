@@ -37,7 +37,7 @@ class Asking(Method[P]):
     _clock: Clock
     _asked_now: set[int]
     _arrived: deque[OpenVisit]
-    _logged: deque[tuple[int, int]] | None
+    _logged: deque[tuple[int, int, float | None]] | None
 
     @property
     def slots(self) -> int:
@@ -132,8 +132,10 @@ class Asking(Method[P]):
 
     def _ended(self, visit: OpenVisit) -> None:
         """Note that no reply of `visit` can come any more."""
+        if isinstance(self._clock, RealClock) and self._clock.real and visit.upload is None:
+            visit.finish = self._clock.now(self.now)
         if visit.upload is None and self.log is not None:
-            self.log.end(self._place(visit))
+            self.log.end(self._place(visit), visit.finish)
         self._arrived.append(visit)
 
     def _poll(self, grid: Grid, visits: Callable[[], Iterable[OpenVisit]]) -> None:
@@ -177,8 +179,9 @@ class Asking(Method[P]):
                 self._poll(grid, lambda: () if self._arrived else self.open.values())
                 self._arrived.extend(one for one in self._settled() if one not in self._arrived)
             visit = self._arrived.popleft()
-        told = None if visit.upload is None else visit.upload.metrics.get(ARRIVED)
-        visit.finish = math.nextafter(self.now, math.inf) if told is None else max(float(told), self.now)
+        if visit.upload is not None:
+            visit.finish = float(visit.upload.metrics[ARRIVED])
+        visit.finish = max(visit.finish, self.now)
         return [visit]
 
     def _settled(self) -> list[OpenVisit]:
@@ -189,9 +192,10 @@ class Asking(Method[P]):
     def _next_logged(self) -> OpenVisit | None:
         """Return the open visit that ended next before a crash; None when the log has been used up."""
         while self._logged:
-            place = self._logged.popleft()
-            for visit in self.open.values():
+            *place, at = self._logged.popleft()
+            for visit in self._settled():
                 found = self._place(visit)
-                if (found.number, found.exchange) == place and visit.exchange is not None and not visit.waiting:
+                if [found.number, found.exchange] == place:
+                    visit.finish = visit.finish if at is None else at
                     return visit
         return None

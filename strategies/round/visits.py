@@ -62,7 +62,7 @@ class AsyncMethod(Asking[P]):
         self._last_asked: dict[int, tuple[int, int]] = {}  # client -> round and repeat of its last visit
         self._resting: set[int] = set()  # clients whose visit was lost since the last accepted upload
         self._arrived: deque[OpenVisit] = deque()  # ended visits that are still to be handled, on the real clock
-        self._logged: deque[tuple[int, int]] | None = None  # the log's order, before a crash
+        self._logged: deque[tuple[int, int, float | None]] | None = None  # the log's order, before a crash
         super().begin(arrays, parameters)
 
     # ---- what a method defines ----------------------------------------------------------------------------------
@@ -88,6 +88,8 @@ class AsyncMethod(Asking[P]):
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Any] | None = None) -> RoundReport:
         """Run until `number` times K visits of the run have ended, and return the report of this round's visits."""
         self._begin_round(number, grid)
+        if isinstance(self._clock, RealClock):
+            self._clock.now(self.now)  # starts it
         if self._logged is None:
             self._logged = deque(self.log.order() if self.log is not None else ())
         began, self._group, self._events, self._losses = self.now, 0, 0, (0.0, 0)
@@ -239,7 +241,7 @@ class AsyncMethod(Asking[P]):
             if visit.upload is not None:
                 self.log.accept(self._place(visit), visit.upload)
             else:
-                self.log.end(self._place(visit))
+                self.log.end(self._place(visit), visit.finish)
 
     def checkpoint(self) -> State:
         """Return the method's state, and the visits that are under way."""
