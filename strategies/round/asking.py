@@ -181,7 +181,7 @@ class Asking(Method[P]):
             visit = self._arrived.popleft()
         if visit.upload is not None:
             visit.finish = float(visit.upload.metrics[ARRIVED])
-        visit.finish = max(visit.finish, self.now)
+        visit.finish = max(visit.finish, math.nextafter(self.now, math.inf))  # no two at once: each is a group
         return [visit]
 
     def _settled(self) -> list[OpenVisit]:

@@ -13,11 +13,12 @@ from fedcross.conf.compose import join
 from fedcross.core.errors import FederationError
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.engines.workers import WorkersGrid
+from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
 from fedcross.strategies.fedcross_async import FedCrossAsync
 from fedcross.strategies.round import asking
 from fedcross.strategies.round import clock as clocks
-from fedcross.strategies.round.clock import Devices, RealClock, VirtualClock
+from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
 from tests.support.bench import forgetful
 from tests.support.federation import Quiet, run, same, session, settle
 from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent
@@ -140,6 +141,41 @@ def test_the_real_clock_takes_what_comes_and_gives_up_at_the_deadline(grid):
     ]  # fmt: skip
     assert [line["finish"] for line in ended] == pytest.approx([3, 6, 9, 10, 12, 13], abs=2.0)
     assert [line["finish"] for line in ended] == sorted(line["finish"] for line in ended)
+
+
+@pytest.mark.parametrize("crash", [1, 2, 3, 5])
+def test_after_a_crash_on_the_real_clock_the_logged_arrivals_come_first(tmp_path, grid, crash):
+    """The resumed server meets clients of other speeds; what was in the log keeps its order and its time."""
+    method, ended = small(RealClock(), k=2)
+    method.log = WriteAheadLog(tmp_path, "run", 0)
+    real_accept = method.log.accept
+    accepted = []
+
+    def accept(current, upload):
+        real_accept(current, upload)
+        accepted.append(upload)
+        if len(accepted) == crash:
+            raise RuntimeError("power cut")
+
+    method.log.accept = accept
+    network = grid(4, c0=answers(3.0), c1=answers(2.0), c2=answers(1.0), c3=fails(0.5))
+    with pytest.raises(RuntimeError, match="power cut"):
+        for number in range(1, 5):
+            method.run_round(number, network)
+    method.log.close()
+    again, repeated = small(RealClock(), k=2)
+    again.log = WriteAheadLog(tmp_path, "run", 0)
+    other = grid(4, c0=answers(1.0), c1=answers(7.0), c2=answers(3.0))
+    for number in range(1, 5):
+        again.run_round(number, other)
+    assert repeated[: len(ended)] == ended
+    again.log.close()
+    assert len(again.log.order()) >= crash
+    third, _ = small(ReplayClock({line["visit"]: line for line in repeated}), k=2)
+    fresh = grid(4)
+    for number in range(1, 5):
+        third.run_round(number, fresh)
+    assert same(third.global_model(), again.global_model())
 
 
 def test_a_client_that_joins_in_the_middle_is_drawn_from_the_next_round_on(grid):
