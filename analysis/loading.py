@@ -32,10 +32,13 @@ class Loaded:
     notes: list[str]
 
 
-LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none"}
+LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none", "clock.name": "none"}
 """Settings that old records lack, with the value that stands for their behaviour."""
 
-SWITCHES = {"defence": ("defence.enabled", False), "attack": ("attack.name", "none")}
+SWITCHES = {
+    **{"defence": ("defence.enabled", False), "attack": ("attack.name", "none")},
+    **{"clock": ("clock.name", "none"), "devices": ("clock.name", "none")},
+}
 """Groups of settings without effect while their switch is off."""
 
 
