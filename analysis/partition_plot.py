@@ -110,6 +110,22 @@ def over_seeds(chosen: Setup, count: int) -> tuple[list[str], list[list[str]]]:
     return header, body
 
 
+def check_plot(file: Path) -> None:
+    """Raise an error if no plot can be written to `file`; called before anything is computed.
+
+    Raises
+    ------
+    ConfigError
+        If no plot has this file extension, or there is no such folder.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if file.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
+        raise ConfigError(f"--plot {file}: a plot cannot be written as {file.suffix!r}. Use .png, .pdf or .svg.")
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {file}: there is no folder {file.absolute().parent}. Make it, or name another.")
+
+
 def bubble_plot(table: Counts, labels: Sequence[str], title: str, file: Path) -> None:
     """Write the bubble plot of the papers: one bubble per client and class; its area is the number of examples.
 
@@ -136,8 +152,7 @@ def bubble_plot(table: Counts, labels: Sequence[str], title: str, file: Path) ->
     height = 0.26 if classes <= 40 else 0.1
     figure = Figure(figsize=(max(5.0, 1.8 + cell * clients), max(2.6, 1.4 + height * classes)), layout="constrained")
     FigureCanvasAgg(figure)
-    if file.suffix.lstrip(".") not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(f"--plot {file}: a plot cannot be written as {file.suffix!r}. Use .png, .pdf or .svg.")
+    check_plot(file)
     axes = figure.add_subplot()
     client, label = np.nonzero(table)
     largest = (72 * min(cell, height) * 1.25) ** 2  # square points: the largest bubble just overlaps its neighbours

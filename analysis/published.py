@@ -47,6 +47,16 @@ WHOLE = {"task.limit": None, "task.limit_test": None, "train.examples": None, "t
 """All data, in full precision; no paper and no public code of a paper states anything else."""
 
 
+SWITCHES = {
+    "defence": ("defence.enabled", False),
+    "privacy": ("privacy.enabled", False),
+    "attack": ("attack.name", "none"),
+    "compression of models": ("compression.down", "float32"),
+    "compression of uploads": ("compression.up", "float32"),
+}
+"""What no paper has: its words, its setting, and the value that stands for none of it."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One published number: percent for an accuracy, rounds for a number of rounds."""
@@ -164,6 +174,9 @@ def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
         for name, value in (_protocol(cell) | WHOLE).items()
         if name in settings and settings[name] != value
     ]
+    for what, (name, off) in SWITCHES.items():
+        if settings.get(name, off) != off:
+            differing.append(f"{what} {'on' if settings[name] is True else settings[name]} (paper none)")
     if cell.dataset == "cifar100":
         words = (settings.get("task.labels"), settings.get("task.name"))
         coarse = bool(settings.get("task.coarse")) or any("coarse" in str(word) for word in words)

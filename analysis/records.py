@@ -1,7 +1,8 @@
 """``fedcross record``: writes small records of finished runs into the repository, and the results page.
 
-A record holds only what a report needs: the configuration, ``metrics.jsonl`` and ``result.json``. It holds no models,
-checkpoints or paths of this machine. ``docs/results.md`` is generated from all records and never edited by hand.
+A record holds what a report needs: the configuration, ``metrics.jsonl`` and ``result.json``. For ``fedcross record
+verify`` it also holds the digests of the checkpoints and, if asked for, a few checkpoints. It holds no other models and
+no paths of this machine. ``docs/results.md`` is generated from all records and never edited by hand.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from fedcross.core.strict_json import dumps
 LIMIT_MB = 10.0
 """Most megabytes (1e6 bytes) that the records of one name may take."""
 
+DIGESTS = "digests.jsonl"
+"""File with the digest of the method's state after every round that was checkpointed."""
+
 DIGITS = 6
 """Significant digits of the numbers in a record's ``metrics.jsonl``."""
 
@@ -32,10 +36,13 @@ SECTION = "section.json"
 """File with more for a name's section: ``{"also": [other records, below RESULTS], "until": rounds}``, both optional."""
 
 
-def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = LIMIT_MB) -> list[Path]:
+def record(
+    folders: Sequence[Path], name: str, results: Path, limit_mb: float = LIMIT_MB, checkpoints: int = 0
+) -> list[Path]:
     """Copy the records of all finished runs below `folders` into ``results/name`` and return their folders.
 
-    Existing records stay, except that a new record replaces one of the same configuration and seed.
+    Existing records stay, except that a new record replaces one of the same configuration and seed. A record takes
+    `checkpoints` of its run's checkpoints along, spread over the run: ``fedcross record verify`` starts from them.
 
     Raises
     ------
@@ -50,11 +57,14 @@ def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = 
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: small letters, digits, and _.- only. Choose another name.")
-    texts = [_texts(run.path) for run in load_runs(folders).runs]
+    found = [(run.path, _texts(run.path)) for run in load_runs(folders).runs]
     home = results / name
-    new = {home / _folder_name(files): files for files in texts}
+    new = {
+        home / _folder_name(texts): {name: text.encode() for name, text in texts.items()} | _chosen(run, checkpoints)
+        for run, texts in found
+    }
     kept = sum(p.stat().st_size for p in home.rglob("*") if p.is_file() and not set(p.parents) & new.keys())
-    size = kept + sum(len(text.encode()) for files in new.values() for text in files.values())
+    size = kept + sum(len(data) for files in new.values() for data in files.values())
     if size > limit_mb * 1e6:
         raise ConfigError(
             f"--name {name}: the records would take {size / 1e6:.1f} MB, the limit is {limit_mb:g} MB. Nothing was "
@@ -63,9 +73,9 @@ def record(folders: Sequence[Path], name: str, results: Path, limit_mb: float = 
     try:
         for folder, files in new.items():
             shutil.rmtree(folder, ignore_errors=True)
-            for relative, text in files.items():
+            for relative, data in files.items():
                 (folder / relative).parent.mkdir(parents=True, exist_ok=True)
-                (folder / relative).write_text(text, encoding="utf-8")
+                (folder / relative).write_bytes(data)
     except OSError as error:
         raise StorageError(f"{home}: cannot be written ({error}). Choose another folder with --results.") from error
     return sorted(new)
@@ -90,11 +100,19 @@ def _texts(run: Path) -> dict[str, str]:
 def _record(config: dict[str, Any], lines: list[str], run: Path) -> dict[str, str]:
     from omegaconf import OmegaConf
 
+    digests = run / DIGESTS
     return {
         ".hydra/config.yaml": OmegaConf.to_yaml(OmegaConf.create(neutral(config))),
         "metrics.jsonl": "".join(dumps(short(json.loads(line))) + "\n" for line in lines if line),
         "result.json": (run / "result.json").read_text(encoding="utf-8"),
-    }
+    } | ({DIGESTS: digests.read_text(encoding="utf-8")} if digests.exists() else {})
+
+
+def _chosen(run: Path, count: int) -> dict[str, bytes]:
+    """Return `count` of the run's checkpoints, spread evenly, without the last round's, as files of its record."""
+    files = sorted((run / "checkpoints").glob("round-*.safetensors"))[:-1]
+    places = sorted({round(i * (len(files) - 1) / max(count - 1, 1)) for i in range(count)}) if files else []
+    return {f"checkpoints/{files[i].name}": files[i].read_bytes() for i in places}
 
 
 def _folder_name(files: Mapping[str, str]) -> str:

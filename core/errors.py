@@ -75,7 +75,15 @@ class FederationError(FedcrossError):
     """The federation cannot do a round: no clients, no engine."""
 
 
+#: Names that a message lists at most.
+MOST_NAMES = 40
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return ``Did you mean 'x'?`` for the nearest known name, or the list of all known names."""
+    """Return ``Did you mean 'x'?`` for the nearest known name, or the known names (of many, the first)."""
     close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(sorted(known))}."
+    if close:
+        return f"Did you mean '{close[0]}'?"
+    ordered = sorted(known)
+    more = f" and {len(ordered) - MOST_NAMES} more" if len(ordered) > MOST_NAMES else ""
+    return f"There are: {', '.join(ordered[:MOST_NAMES])}{more}."

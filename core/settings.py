@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.faults import MISSING, required, sentences, truths
 from fedcross.core.paths import room
 from fedcross.core.plugins import extra_folders
 
@@ -43,20 +44,15 @@ def parse(kind: type[S], values: Mapping[str, Any], where: str, faults: list[str
     faults : list of str
         Receives the faults.
     """
+    found = {name: required(kind, name, where) for name, value in values.items() if value == MISSING}
+    found |= truths(kind, values, where)
     try:
-        return kind.model_validate(dict(values))
+        made = kind.model_validate(dict(values))
     except ValidationError as error:
-        for fault in error.errors():
-            name = ".".join(str(part) for part in fault["loc"])
-            path = f"{where}.{name}" if name and where else name or where
-            if fault["type"] == "extra_forbidden":
-                faults.append(f"{path}: unknown setting. {nearest(name, list(kind.model_fields))}")
-            elif fault["type"] == "missing":
-                faults.append(f"{path}: this setting is required.")
-            else:
-                message = fault["msg"].removeprefix("Value error, ")
-                faults.append(f"{path}={fault['input']!r}: {message}.".replace("..", "."))
-        return None
+        found = sentences(kind, values, where, error) | found
+        made = None
+    faults += found.values()
+    return None if found else made
 
 
 def find(package: str, name: str, group: str) -> ModuleType:

@@ -48,8 +48,8 @@ class Params(Settings):
     """
 
     name: str = "remote"
-    address: str = Field(pattern=_ADDRESS)
-    authority: Path
+    address: str = Field(pattern=_ADDRESS, examples=["superlink.example.org:8000"])
+    authority: Path = Field(examples=["authority/public/ca.crt"])
     wait_s: float = Field(default=60, gt=0)
 
 

@@ -25,6 +25,7 @@ from importlib import import_module  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
+    __version__: str
     from fedcross.server.api import Run as Run
     from fedcross.server.api import load as load
     from fedcross.server.api import run as run
@@ -76,6 +77,10 @@ __all__ = sorted(_MODULES)
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that ``import fedcross`` itself stays fast."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fedcross")
     if name not in _MODULES:
         raise AttributeError(f"module 'fedcross' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

@@ -176,10 +176,10 @@ def run(*overrides: str) -> Run:
     Prints the progress. On an interrupt (Ctrl-C, a notebook's stop button), ends the worker processes and then raises
     ``KeyboardInterrupt``; the finished rounds stay on disk.
     """
-    from fedcross.server.check import checked_plan
+    from fedcross.server.check import read_plan
     from fedcross.server.jobs import single
 
-    plan = checked_plan(_texts(overrides))
+    plan = read_plan(_texts(overrides))
     if plan.multirun:
         raise ConfigError("fedcross.run: these settings describe several runs (a sweep). Use fedcross.sweep.")
     return _opened(single(plan.overrides), overrides)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -21,8 +23,16 @@ def main(grid: Grid, context: Context) -> None:
 
     config = load_text(str(context.run_config["overrides"]))
     try:
-        session = Session(config, grid, pick())
-        session.execute()
+        result = Session(config, grid, pick()).execute()
     except MemoryError as error:
         raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
-    print(f"Run folder: {session.folder}", file=sys.stdout, flush=True)
+    print(ending(result), file=sys.stdout, flush=True)
+
+
+def ending(result: Mapping[str, Any]) -> str:
+    """Return the last line of a run; its first lines have named the folder."""
+    if not result:
+        return "Stopped at the round of stop_at; resume= goes on."
+    accuracy = result.get("final_accuracy")
+    told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
+    return f"Finished: {result['rounds']} rounds{told}"

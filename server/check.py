@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.sweep import Plan, plan
 
 #: Flags of Hydra, and ``--cost``, which is fedcross's own.
@@ -35,17 +36,36 @@ def checked_plan(arguments: list[str]) -> Plan:
     ConfigError
         If a job has errors; the message lists all errors of all jobs.
     """
+    found = read_plan(arguments)
+    check_plan(found)
+    return found
+
+
+def check_job(overrides: Sequence[str]) -> None:
+    """Raise a ConfigError with every fault of the single run that `overrides` describe."""
+    if faults := _faults(list(overrides)):
+        raise ConfigError(faults)
+
+
+def read_plan(arguments: list[str]) -> Plan:
+    """Return the plan of what `arguments` would run; its jobs are not checked yet."""
     flags = [a for a in arguments if a.startswith("-")]
-    given = [a for a in arguments if not a.startswith("-")]
+    values = {i + 1 for i, a in enumerate(arguments) if a.startswith("-") and a not in FLAGS and _after(arguments, i)}
+    given = [a for i, a in enumerate(arguments) if not a.startswith("-") and i not in values]
     if wrong := [*_unknown_flags(arguments), *_no_settings(given, flags)]:
         raise ConfigError(wrong)
-    found = plan(flags, [*_saved(given), *given])
+    return plan(flags, [*_saved(given), *given])
+
+
+def check_plan(found: Plan) -> None:
+    """Raise a ConfigError with every fault of every job."""
     faults: list[str] = []
     distinct = dict.fromkeys(tuple(o for o in job if not _seed(o, found)) for job in found.jobs)
     for job in list(distinct)[:MOST_JOBS]:
         faults += [fault for fault in _faults(list(job)) if fault not in faults]
     faults += [f"{name}: nothing that this sweep chooses has this setting." for name in found.unused]
     if found.multirun:
+        faults += _shared_folders(found)
         faults += [
             f"{name}=...: each run of a sweep has its own folder. Set hydra.sweep.dir=DIR, also to continue a sweep."
             for name in ("output", "resume")
@@ -53,7 +73,24 @@ def checked_plan(arguments: list[str]) -> Plan:
         ]
     if faults:
         raise ConfigError(faults)
-    return found
+
+
+def _shared_folders(found: Plan) -> list[str]:
+    """Return a fault for every swept setting that does not name a job's folder, because it leaves the result alone."""
+    from fedcross.server.identity import FREE
+
+    values: dict[str, dict[str, None]] = {}
+    for job in found.jobs:
+        for override in job:
+            name, _, value = override.lstrip("+").partition("=")
+            if name.split(".")[0] in FREE - {"output", "resume", "engine"}:
+                values.setdefault(name, {})[value] = None
+    return [
+        f"{name}={','.join(seen)}: runs that differ only in {name} would share one folder. Start a sweep for each "
+        "value, each with its own hydra.sweep.dir=DIR."
+        for name, seen in values.items()
+        if len(seen) > 1
+    ]
 
 
 def _unknown_flags(arguments: list[str]) -> list[str]:
@@ -62,20 +99,28 @@ def _unknown_flags(arguments: list[str]) -> list[str]:
     for place, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
         if name.startswith("-") and name not in FLAGS:
-            after = arguments[place + 1] if not value and place + 1 < len(arguments) else ""
+            after = _after(arguments, place)
             setting = f"{name.lstrip('-').replace('-', '_')}={value or after or 'VALUE'}"
-            faults.append(f"{argument}: a setting has no dashes. Write {setting}. fedcross --help lists settings.")
+            told = f"{argument} {after}".strip()
+            faults.append(f"{told}: a setting has no dashes. Write {setting}. fedcross --help lists settings.")
     return faults
+
+
+def _after(arguments: list[str], place: int) -> str:
+    """Return the word after a wrong flag without ``=``, if it can only be its value."""
+    following = arguments[place + 1] if place + 1 < len(arguments) else ""
+    alone = "=" not in arguments[place] and "=" not in following and not following.startswith(("-", "~"))
+    return following if alone else ""
 
 
 def _no_settings(given: list[str], flags: list[str]) -> list[str]:
     """Return a fault for every argument that is no ``NAME=VALUE``; Hydra's own words name no cure."""
     takes_value = any(flag in {"--cfg", "-c", "--info", "-i"} for flag in flags)
     faults = []
-    for argument in given:
+    for place, argument in enumerate(given):
         name, equals, value = argument.partition("=")
         if not equals and not argument.startswith("~") and not takes_value:
-            faults.append(f"{argument}: not a setting. Write NAME=VALUE, such as rounds=5.")
+            faults.append(f"{argument}: not a setting. Write NAME=VALUE, such as rounds=5.{_cut(given, place)}")
         elif equals and not name:
             faults.append(f"{argument}: a setting needs a name. Write NAME=VALUE, such as rounds=5.")
         elif name == "resume" and value in ("", "''", '""'):
@@ -87,19 +132,44 @@ def _no_settings(given: list[str], flags: list[str]) -> list[str]:
     return faults
 
 
+def _cut(given: list[str], place: int) -> str:
+    """Return how to quote the setting of a path before this word, which a space may have cut off."""
+    before = given[place - 1] if place else ""
+    if not before.startswith(("output=", "resume=", "data_root=", "task.root=", "partition.file=", "hydra.")):
+        return ""
+    return f' If it belongs to the setting before it, quote both: "{before} {given[place]}".'
+
+
 def _seed(override: str, found: Plan) -> bool:
     """Return whether `override` is a seed that needs no check: one of several seeds, and a plain number."""
     return found.multirun and override.startswith("seed=") and override.removeprefix("seed=").isdigit()
 
 
 def _faults(overrides: list[str]) -> list[str]:
-    from fedcross.conf.schema import load
+    """Return all errors of a job. After a misspelled name the other settings are checked too, each by itself."""
+    from fedcross.conf.compose import UnknownSettingError, compose
+    from fedcross.conf.schema import load, parsed
 
+    rest = [o for o in overrides if not o.startswith("hydra")]
     try:
-        load([o for o in overrides if not o.startswith("hydra")])
+        load(rest)
+        return []
+    except UnknownSettingError as error:
+        found: ConfigError = error
     except ConfigError as error:
         return error.faults
-    return []
+    faults: list[str] = []
+    while isinstance(found, UnknownSettingError):
+        faults += found.faults
+        wrong = [o for o in rest if o.lstrip("+~").partition("=")[0] == found.name]
+        rest = [o for o in rest if o not in wrong]
+        try:
+            return [*faults, *parsed(compose(rest))[1]]
+        except ConfigError as error:
+            if not wrong:
+                return faults
+            found = error
+    return [*faults, *found.faults]
 
 
 def _saved(overrides: list[str]) -> list[str]:
@@ -112,4 +182,6 @@ def _saved(overrides: list[str]) -> list[str]:
         raise ConfigError(f"resume={folder}: no such run folder. Name the folder of a run.")
     from fedcross.server.run_folder import saved_overrides
 
+    if not (folder / ".hydra" / "overrides.yaml").exists():
+        raise StorageError(f"resume={folder}: this folder holds no run. Name the folder of a run.")
     return [one for one in saved_overrides(folder) if not one.startswith(("resume=", "hydra."))]

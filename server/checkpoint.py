@@ -1,7 +1,8 @@
 """Checkpoints of a run; a checkpoint on disk is always complete, and used only in the run and round that it names.
 
 ``checkpoints/round-000012.safetensors`` holds the method's arrays. Its header holds the round, the method's JSON
-values, the run's identity, the format's number, a digest of the header and a digest of all bytes.
+values, the run's identity, the format's number, a digest of the method's state (which is the same in every run of the
+same configuration) and a digest of the header.
 ``checkpoints/run.json`` names the run to which the folder belongs. Each file is written under a temporary name, synced
 and then renamed.
 
@@ -31,13 +32,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedcross.core.errors import StorageError
-from fedcross.core.private_files import own_folder
+from fedcross.core.private_files import open_own, own_folder
 from fedcross.core.strict_json import dumps_exact, loads_exact
 from fedcross.server.accounting import write_atomically
 from fedcross.strategies.round.federation import State
 
 FORMAT = 2
 READABLE = (1, 2)
+#: File in the run's folder with the digest of every checkpoint, also of deleted ones; a round's last line counts.
+DIGESTS = "digests.jsonl"
 #: Names the run to which the folder of checkpoints belongs.
 RECORD = "run.json"
 _NAME = re.compile(r"round-(\d{6,18})\.safetensors")
@@ -71,16 +74,18 @@ class Checkpoints:
         return sorted({int(name[1]) for name in found if name and name[0] == self.path(int(name[1])).name})
 
     def save(self, number: int, state: State, identity: dict[str, Any]) -> None:
-        """Write the checkpoint of round `number` durably, then delete old ones."""
+        """Write the checkpoint of round `number` durably, then delete old ones; its state's digest is kept for good."""
         arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
         header = {"format": str(FORMAT), "round": str(number)}
         header |= {"values": dumps_exact(state.values), "identity": dumps_exact(identity)}
+        header["digest"] = _digest(arrays, {"values": header["values"]})
         header["seal"] = _seal(header)
-        header["digest"] = _digest(arrays, header)
         try:
             own_folder(self.folder)
             self._record(str(identity.get("run", "")))
             write_atomically(self.path(number), save(arrays, metadata=header))
+            with open_own(self.folder.parent / DIGESTS, "a") as lines:
+                lines.write(dumps_exact({"round": number, "digest": header["digest"]}) + "\n")
             # Later rounds are not of this run, or were passed over as damaged: they must not push out good ones.
             for old in [round_ for round_ in self.rounds() if round_ <= number][: -self.keep]:
                 if not (self.milestone and old and old % self.milestone == 0):
@@ -105,7 +110,8 @@ class Checkpoints:
             with safe_open(path, framework="numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             found = header.pop("digest")
-            if found != _digest(arrays, header):
+            digested = header if header.get("format", "1") == "1" else {"values": header["values"]}
+            if found != _digest(arrays, digested):
                 raise StorageError(f"{path}: the digest does not match, so the file is damaged.")
             identity = loads_exact(header["identity"])
             owner = self.owner()
@@ -185,7 +191,7 @@ class Checkpoints:
             version = int(header.get("format", "1"))
             if version not in READABLE:
                 raise StorageError(f"{path}: format {version}, this version reads up to {FORMAT}. Update fedcross.")
-            unsealed = {name: text for name, text in header.items() if name not in ("digest", "seal")}
+            unsealed = {name: text for name, text in header.items() if name != "seal"}
             if version > 1 and header["seal"] != _seal(unsealed):
                 raise StorageError(f"{path}: the header's digest does not match, so the file is damaged.")
             if int(header["round"]) != number:
@@ -209,7 +215,7 @@ def _seal(header: dict[str, str]) -> str:
 
 
 def _digest(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
-    """Return the SHA-256 of names, shapes, dtypes, values and header."""
+    """Return the SHA-256 of names, shapes, dtypes and values of `arrays`, and of `header`."""
     digest = hashlib.sha256(json.dumps(sorted(header.items())).encode())
     for name in sorted(arrays):
         array = arrays[name]

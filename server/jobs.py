@@ -43,12 +43,34 @@ OmegaConf.register_new_resolver("fedcross_job", folder_name, replace=True)
 
 
 def single(overrides: Sequence[str]) -> Path:
-    """Run one configuration, composed once by the check before; Hydra's own ``main`` would compose it twice more."""
-    from fedcross.conf.compose import is_hydras, run_folder
+    """Say what `overrides` run, check it, and run it; Hydra's own ``main`` would compose it twice more."""
+    from fedcross.conf.compose import is_hydras
+    from fedcross.server.check import check_job
     from fedcross.server.launch import launch
+    from fedcross.server.opening import announce
 
-    named = any(o.startswith("hydra.run.dir=") for o in overrides)
-    return launch([o for o in overrides if not is_hydras(o)], run_folder(overrides), numbered=not named)
+    try:
+        folder, chosen = place(overrides)
+    except ConfigError:
+        check_job(overrides)  # tells this fault and all others
+        raise
+    announce(overrides, folder)
+    check_job(overrides)
+    return launch([o for o in overrides if not is_hydras(o)], folder, numbered=not chosen)
+
+
+def place(overrides: Sequence[str]) -> tuple[Path, bool]:
+    """Return the folder of a run, and whether the user has chosen it."""
+    from fedcross.conf.compose import run_folder, whole
+    from fedcross.server.run_folder import free
+
+    config = whole(overrides)
+    if chosen := config.get("resume") or config.get("output"):
+        return Path(str(chosen)).resolve(), True
+    folder = run_folder(overrides)
+    if any(o.startswith("hydra.run.dir=") for o in overrides):
+        return folder.resolve(), True
+    return free(folder.resolve()), False
 
 
 def job(_: Any) -> None:
@@ -77,6 +99,7 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
     """
     from fedcross.conf.schema import load
     from fedcross.server.launch import launch, quote
+    from fedcross.server.opening import announce
     from fedcross.server.run_folder import FolderInUseError, claimed
     from fedcross.server.sweep import applicable
 
@@ -93,6 +116,7 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
                 overrides = [*overrides, f"resume={quote(str(folder))}"]
             elif found == "new":
                 _clear(folder)
+            announce(overrides, folder)
             launch(overrides, folder, claim=False)
     except FolderInUseError:
         print(f"Already running in another process: {folder}", file=sys.stderr)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +13,40 @@ from fedcross.core.overrides import quote as quote
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
+    from fedcross.tasks.data import FederatedData
 
 #: The user's folder for client states; if not set, each run keeps them in its own folder.
 STATE = os.environ.get("FEDCROSS_STATE")
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C or a notebook's stop button ended the run in `folder`; its finished rounds are on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"the run in {folder} was interrupted")
+        self.folder = folder
+
+    def advice(self) -> str:
+        """Return how far the run came and how it goes on."""
+        rounds = rounds_in(self.folder)
+        if rounds == 0:
+            return f"Interrupted before the first round ended. Nothing of {self.folder} can be continued: start again."
+        return f"Interrupted after round {rounds}. Continue it with: fedcross resume={shown(self.folder)}"
+
+
+def rounds_in(folder: Path) -> int:
+    """Return the number of the last round that the run in `folder` can be continued after; 0 for none."""
+    from fedcross.server.checkpoint import Checkpoints
+
+    return max(Checkpoints(folder).rounds(), default=0)
+
+
+def shown(folder: Path) -> str:
+    """Return `folder` as it can be pasted behind ``resume=`` in a shell: as it is, or quoted for Hydra and shell."""
+    text = str(folder)
+    if re.fullmatch(r"[\w./-]+", text):
+        return text
+    return shlex.quote(quote(text)) if set(text) & set("'\"$`\\!") else f'"{quote(text)}"'
 
 
 def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False) -> Path:
@@ -34,6 +67,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     """
     from fedcross.conf.schema import load, remarks
     from fedcross.engines.job import engine_of
+    from fedcross.server.opening import read, say
     from fedcross.server.run_folder import claimed, free, refuse_used
 
     config = load(overrides)
@@ -43,22 +77,33 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         from fedcross.client.workshop import pick_device
 
         pick_device(config.device)
-    config.load_data()  # raises errors of the data before the run starts
+    if config.resume is None and config.output and claim:
+        refuse_used(Path(config.output).resolve())  # before the data are read
+    _check_model(config, read(config))  # errors of data and model come before anything is written
     if config.resume is not None:
         folder = Path(config.resume).resolve()
         _check_continued(config, folder)
     else:
         folder = Path(config.output or output).resolve()
-        if numbered and not config.output:
+        if numbered and not config.output and free(folder) != folder:
             folder = free(folder)
-    if not claim:
-        _run(config, overrides, folder)
-        return folder
-    with claimed(folder):
-        if config.resume is None:
-            refuse_used(folder)
-        _run(config, overrides, folder)
+            say(f"folder {folder}")
+    try:
+        if not claim:
+            _run(config, overrides, folder)
+            return folder
+        with claimed(folder):
+            if config.resume is None:
+                refuse_used(folder)
+            _run(config, overrides, folder)
+    except KeyboardInterrupt as stop:
+        raise RunInterrupted(folder) from stop
     return folder
+
+
+def _check_model(config: RunConfig, data: FederatedData) -> None:
+    """Build the network once, so that a model that does not fit the data is refused before the run has a folder."""
+    config.network(data.task)
 
 
 def _check_continued(config: RunConfig, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import secrets
 import time
@@ -16,6 +17,7 @@ from safetensors.numpy import save
 from fedcross.client.workshop import pick_device
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.interrupts import watched
 from fedcross.core.randomness import key
 from fedcross.core.strict_json import dumps
 from fedcross.engines.job import engine_of
@@ -23,7 +25,7 @@ from fedcross.engines.judged import judged
 from fedcross.server import accounting
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
-from fedcross.server.identity import check_continues, describe, flatten
+from fedcross.server.identity import check_base, check_continues, describe, flatten
 from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
@@ -34,11 +36,10 @@ from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.clock import clock_of
 from fedcross.strategies.round.exchange import LocalClients
-from fedcross.strategies.round.federation import Federation
+from fedcross.strategies.round.federation import Federation, RoundReport
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Task
 from fedcross.tasks.data import FederatedData
-from fedcross.tasks.models import create
 from fedcross.tasks.models.weights import arrays_of, every_name, tied, trainable
 from fedcross.tasks.scoring import Score
 
@@ -68,8 +69,7 @@ class Session:
         self.device = pick_device(config.device)
         kind = method_class(config.modules["method"])
         data = config.load_data()
-        plain = create(config.modules["model"], config.model, data.task, config.seed)
-        model = kind.network(plain, config.method, config.seed)
+        model, self.base = config.network(data.task)
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
         self._last_score: Score | None = None
         self.done, self.run = 0, secrets.token_hex(8)
@@ -77,6 +77,7 @@ class Session:
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
             check_continues(identity, config)
+            check_base(identity, self.base)
             self.run = identity["run"]
         self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
         self.method.clock = clock_of(
@@ -85,7 +86,7 @@ class Session:
         self.method.durable = {}
         self._accepted: deque[dict[int, int]] = deque(maxlen=config.checkpoint.keep)
         self.method.begin(arrays_of(model), trainable(model))
-        self.method.tied = tied(self.evaluator.model)
+        self.method.tied, self.method.base = tied(self.evaluator.model), self.base
         if state is None and self.method.independent_models:
             self.method.start_from(independent(config, data.task, self.method.independent_models))
         if state is not None:
@@ -100,8 +101,12 @@ class Session:
             self.method.on_visit = self.visits.add
 
     def execute(self) -> dict[str, Any]:
-        """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds."""
+        """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds.
+
+        If ``stop_at`` ends the run before its last round, the content is empty and no ``result.json`` is written.
+        """
         config = self.config
+        last = min(config.rounds, config.stop_at or config.rounds)
         ledger = accounting.Ledger(self.folder, self.done)
         shown = flatten(describe(config))
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
@@ -109,13 +114,16 @@ class Session:
             self._checkpoint(0)  # the log of the first rounds needs a checkpoint to follow
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
         try:
-            for number in range(self.done + 1, config.rounds + 1):
-                entry = self._round(number)
-                ledger.add(entry)
-                if number % config.checkpoint.every == 0 or number == config.rounds:
-                    self._checkpoint(number)
-                logger.add(entry)
-                self.progress.round(entry)
+            with watched() as interrupted:
+                for number in range(self.done + 1, last + 1):
+                    entry = self._round(number)
+                    ledger.add(entry)
+                    if number % config.checkpoint.every == 0 or number == last:
+                        self._checkpoint(number)
+                    logger.add(entry)
+                    self.progress.round(entry)
+                    if interrupted.is_set():
+                        raise KeyboardInterrupt
         finally:
             self.progress.stop()
             ledger.close()
@@ -125,7 +133,7 @@ class Session:
             if self.reply_log is not None:
                 self.reply_log.close()
         _refuse_idle(ledger)
-        return self._finish(ledger)
+        return self._finish(ledger) if last == config.rounds else {}
 
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
@@ -138,7 +146,7 @@ class Session:
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
             score = self.evaluator.score_of(self.method.evaluation_models())
             self._last_score = score
-        entry = accounting.line(report, score, time.perf_counter() - started)
+        entry = line(report, score, time.perf_counter() - started)
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.method, self.grid, number)
         return entry
@@ -185,7 +193,8 @@ class Session:
         return {"privacy": statement(self.config.privacy, self.method.requests)}
 
     def _identity(self) -> dict[str, Any]:
-        return {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
+        identity = {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
+        return identity | ({"base": self.base} if self.base else {})
 
 
 def _refuse_idle(ledger: accounting.Ledger) -> None:
@@ -207,12 +216,33 @@ def examples_of(data: FederatedData) -> list[int]:
     return [1] if data.partition.own else [len(part) for part in data.partition.train]
 
 
+def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
+    """Return the ``metrics.jsonl`` object of one round."""
+    return {
+        "round": report.round,
+        "test_accuracy": score.accuracy if score else None,
+        "test_loss": score.loss if score and math.isfinite(score.loss) else None,
+        "train_loss": report.train_loss,
+        "clients": report.clients,
+        "dropped": report.dropped,
+        "rejected": dict(report.rejected),
+        "clipped": report.clipped,
+        "lightened": report.lightened,
+        "spares": report.spares,
+        "exchanges": report.exchanges,
+        "bytes_down": report.bytes_down,
+        "bytes_up": report.bytes_up,
+        "seconds": seconds,
+        "seconds_training": report.seconds_training,
+        "seconds_aggregation": report.seconds_aggregation,
+        **report.metrics,
+    }
+
+
 def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:
     """Yield `count` random initial models, model i from the stream keyed by (seed, i); none is the usual one."""
-    kind = method_class(config.modules["method"])
     for i in range(count):
-        seed = key(config.seed, "independent start", i)
-        network = kind.network(create(config.modules["model"], config.model, task, seed), config.method, seed)
+        network, _ = config.network(task, key(config.seed, "independent start", i))
         yield arrays_of(network)
 
 

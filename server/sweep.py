@@ -132,12 +132,16 @@ def _unused(raw: list[list[str]], jobs: list[list[str]]) -> tuple[str, ...]:
 
 
 def _fields(group: str, overrides: list[str]) -> set[str] | None:
-    """Return the settings of the choice that `overrides` make for `group`; None if that choice does not exist."""
+    """Return the settings of the choice that `overrides` make for `group`; None if it does not exist or takes any."""
     from fedcross.conf.compose import compose
     from fedcross.conf.schema import settings_class
 
+    choices = [o for o in overrides if o.startswith(CHOICES)]
+    if any(o.startswith(f"{group}=") for o in choices):  # so the other groups change nothing: few compositions
+        choices = [o for o in choices if o.startswith((f"{group}=", "experiment="))]
     try:
-        chosen = compose([o for o in overrides if o.startswith(CHOICES)])[group]
-        return set(settings_class(group, str(chosen.get("module", chosen["name"]))).model_fields)
+        chosen = compose(choices)[group]
+        kind = settings_class(group, str(chosen.get("module", chosen["name"])))
+        return None if kind.model_config.get("extra") == "allow" else set(kind.model_fields)
     except ConfigError:
         return None

@@ -135,6 +135,8 @@ def load(params: Params) -> Task:
         If the file is missing, damaged, or holds values that cannot be learned from; the message names it.
     """
     path = params.root / params.file
+    if path.suffix in (".csv", ".tsv", ".parquet"):
+        raise DataError(f"{path}: task=arrays reads an .npz. For this file write task=table task.file={params.file}.")
     require([path], "arrays", "Save x and y with numpy.savez, or set task.root and task.file.")
     keys = params.model_dump(include={"classes", "vocabulary", "test_fraction"})
     arrays = cached("arrays", [path], keys, lambda store: _decode(path, params, store))

@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    # The tests start some two hundred Python processes. Where none may write bytecode beside the sources, each compiles
-    # torch and Flower anew, which costs more than the tests. So they share bytecode in a folder of its own.
+    # The tests start some two hundred Python processes. Where none writes bytecode, each compiles torch and Flower,
+    # which costs more than the tests. So they write it where Python does by itself: a new checkout that uses an
+    # environment that was used before compiles only its own files. A folder of its own is for what is read-only.
     sys.dont_write_bytecode = False
-    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
+    if not all(os.access(folder, os.W_OK) for folder in (ROOT, sysconfig.get_path("purelib"))):
+        sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
 
 #: The only folders whose tests start a whole federation as processes: `make test` looks for those marks here alone.
 FEDERATIONS = ("e2e", "faults")

@@ -14,6 +14,7 @@ from fedcross.analysis.partition_plot import (
     Counts,
     Setup,
     bubble_plot,
+    check_plot,
     counts,
     markdown,
     over_seeds,
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.seeds < 1:
             raise ConfigError(f"--seeds {options.seeds}: give 1 or more.")
+        if options.plot:
+            check_plot(options.plot)
         chosen = setup(options.overrides)
         if options.seeds > 1:
             show(*over_seeds(chosen, options.seeds), chosen.title, options.markdown)

@@ -17,14 +17,21 @@ def main(arguments: list[str]) -> int:
     """Start a run or a sweep, or print help, as `arguments` say; return the exit code, 130 for Ctrl-C."""
     try:
         _main(arguments)
-    except KeyboardInterrupt:
-        print(
-            "\nInterrupted. The finished rounds are on disk. Continue a run with resume=RUN_FOLDER,\n"
-            "a sweep with the same command and the same hydra.sweep.dir.",
-            file=sys.stderr,
-        )
+    except KeyboardInterrupt as stop:
+        print(f"\n{_advice(stop, arguments)}", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _advice(stop: KeyboardInterrupt, arguments: list[str]) -> str:
+    """Return how to go on after Ctrl-C."""
+    from fedcross.server.launch import RunInterrupted, shown
+
+    if not isinstance(stop, RunInterrupted):
+        return "Interrupted before a run had started."
+    if {"-m", "--multirun"} & set(arguments) or (stop.folder.parent / "multirun.yaml").exists():
+        return f"Interrupted. Continue the sweep with the same command and hydra.sweep.dir={shown(stop.folder.parent)}."
+    return stop.advice()
 
 
 def _main(arguments: list[str]) -> None:
@@ -34,25 +41,27 @@ def _main(arguments: list[str]) -> None:
     cost = COST in arguments
     arguments = [a for a in arguments if a != COST]
     if not SHOWING & {a.split("=")[0] for a in arguments}:
-        from fedcross.server.check import checked_plan
+        from fedcross.server.check import check_plan, read_plan
 
-        plan = checked_plan(arguments)
+        plan = read_plan(arguments)
+        if not cost and not plan.multirun and set(plan.flags) <= {"--run", "-r"}:
+            from fedcross.server.jobs import single
+
+            single(plan.overrides)
+            return
+        check_plan(plan)
         if cost:
             from fedcross.server.cost import show
 
             show(plan)
             return
-        if not plan.multirun and set(plan.flags) <= {"--run", "-r"}:
-            from fedcross.server.jobs import single
-
-            single(plan.overrides)
-            return
         arguments = [*plan.flags, *plan.overrides]
     import hydra
 
+    from fedcross.conf.own import translated
     from fedcross.server.jobs import job
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of fedcross pass through Hydra; main() prints them
-    sys.argv = [sys.argv[0], *arguments, *plugins]
+    sys.argv = [sys.argv[0], *translated(arguments), *plugins]
     run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
     run()

@@ -240,8 +240,8 @@ def within(low: float, high: float) -> Callable[[Schedule], Schedule]:
     def check(schedule: Schedule) -> Schedule:
         outside = [value for value in schedule.values() if not low <= value <= high]
         if outside:
-            bounds = f"greater than or equal to {low} and less than or equal to {high}"
-            raise ValueError(f"must be {bounds} in every round, not {outside[0]}")
+            seen = "" if isinstance(schedule, Constant) else f" in every round, not {outside[0]:g}"
+            raise ValueError(f"must be from {low:g} to {high:g}{seen}")
         return schedule
 
     return check

@@ -23,7 +23,7 @@ from fedcross.core.errors import ConfigError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
-from fedcross.strategies.round.client_faults import ClientFaults
+from fedcross.strategies.round.client_faults import configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
@@ -69,13 +69,16 @@ class Method(FlowerHooks[P]):
         self.parameter_names: tuple[str, ...] = ()
         #: For networks with tied weights: further name in the ``state_dict`` -> name of the array that it shares.
         self.tied: Mapping[str, str] = {}
+        #: Digest of the part of the model that is neither trained nor sent (``train.only``); "" without one.
+        self.base = ""
         self._available: list[int] = []
         #: Slot -> the model sent to its client in this exchange (views), kept only if defence or compression need it.
         self._sent: dict[int, Arrays] = {}
         #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
-        self._faults = ClientFaults()
+        self._faults: dict[int, str] = {}  # client -> its configuration error, in this exchange
+        self._heard = False  # whether a client has trained since this process began
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
@@ -138,7 +141,7 @@ class Method(FlowerHooks[P]):
         """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
         self._started = time.perf_counter()
         self._round = current
-        self._faults.begin()
+        self._faults = {}
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
         inbox = Inbox(
@@ -173,7 +176,11 @@ class Method(FlowerHooks[P]):
         report.seconds_training += time.perf_counter() - self._started
         if isinstance(self.clock, VirtualClock):
             self._pass_time(exchange)
-        self._faults.check(exchange, len(self._available))
+        if len(exchange.inbox.won) > exchange.inherited:
+            self._heard = True
+        elif self._faults and not exchange.inbox.won:
+            asked = {payload.client for payload in exchange.payloads}
+            end_if_common(self._faults, asked, exchange.current.number, len(self._available), heard=self._heard)
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
 
     def _pass_time(self, exchange: Exchange) -> None:
@@ -188,7 +195,8 @@ class Method(FlowerHooks[P]):
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1
-        self._faults.note(client, error)
+        if client is not None and (fault := configuration_error(error)) is not None:
+            self._faults[client] = fault
         self.on_rejected(client, error)
 
     def _spares(self, current: Round, payloads: Sequence[Payload]) -> list[int]:
@@ -226,6 +234,7 @@ class Method(FlowerHooks[P]):
             "state": self.accepted.get(payload.client, 0),
             "keep": (self.accepted if self.durable is None else self.durable).get(payload.client, 0),
             "visit": self._visit(current),
+            **({"base": self.base} if self.base else {}),
         }
         model, extras = self.upload_model(payload), self.upload_extras(payload)
         scales: Spec = {}

@@ -23,6 +23,7 @@ from fedcross.core.errors import FederationError
 from fedcross.core.randomness import stream
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.asking import Asking
+from fedcross.strategies.round.client_faults import end_if_common
 from fedcross.strategies.round.clock import RealClock
 from fedcross.strategies.round.federation import RoundReport, State
 from fedcross.strategies.round.open_visit import OpenVisit
@@ -94,8 +95,9 @@ class AsyncMethod(Asking[P]):
             self._logged = deque(self.log.order() if self.log is not None else ())
         began, self._group, self._events, self._losses = self.now, 0, 0, (0.0, 0)
         self._staleness: list[int] = []
+        self._local: list[float] = []
         self._asked_now: set[int] = set()
-        self._faults.begin()
+        self._faults = {}
         while self.finished < number * self.slots:
             started = time.perf_counter()
             self._fill(number)
@@ -124,12 +126,15 @@ class AsyncMethod(Asking[P]):
         report.exchanges = 1
         if examples:
             report.train_loss = loss / examples
+        if self._local:
+            report.metrics["local_accuracy"] = sum(self._local) / len(self._local)
         if self._staleness:
             report.metrics["staleness_mean"] = sum(self._staleness) / len(self._staleness)
             report.metrics["staleness_max"] = float(max(self._staleness))
         report.metrics["virtual_seconds"] = self.now - began
         report.metrics |= self.measure(number)
-        self._faults.judge(self._asked_now, bool(self._staleness), len(self._available), number)
+        if self._faults and not self._staleness:
+            end_if_common(self._faults, self._asked_now, number, len(self._available), heard=self._heard)
 
     # ---- dispatch -----------------------------------------------------------------------------------------------
 
@@ -210,8 +215,9 @@ class AsyncMethod(Asking[P]):
         report.dropped += upload is None
         if upload is None:
             return
-        self._faults.heard()
+        self._heard = True
         report.bytes_up += upload.nbytes
+        self._local += [upload.metrics["local-accuracy"]] if "local-accuracy" in upload.metrics else []
         if "train-loss" in upload.metrics:
             loss, examples = self._losses
             self._losses = (

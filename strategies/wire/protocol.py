@@ -94,12 +94,12 @@ class Expected:
     model: Spec
     extras: Mapping[str, Spec]
     scales: Spec = field(default_factory=dict)
+    #: The records of arrays that the reply must have: name -> what is in it.
+    groups: Mapping[str, Spec] = field(init=False)
 
-    @property
-    def groups(self) -> dict[str, Spec]:
-        """The records of arrays that the reply must have: name -> what is in it."""
-        found = {"arrays": self.model, **{EXTRA + name: spec for name, spec in self.extras.items()}}
-        return {**found, SCALES: self.scales} if self.scales else found
+    def __post_init__(self) -> None:
+        groups = {"arrays": self.model, **{EXTRA + name: spec for name, spec in self.extras.items()}}
+        object.__setattr__(self, "groups", {**groups, SCALES: self.scales} if self.scales else groups)
 
     @property
     def allowance(self) -> Allowance:

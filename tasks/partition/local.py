@@ -26,8 +26,8 @@ def split(params: Params, task: Task, seed: int) -> Partition:  # noqa: ARG001  
     """
     if not task.alone:
         raise DataError(
-            f"partition=local: task {task.name} takes its vocabulary from all clients' text, so a device alone would "
-            "number words in its own way. Use arrays of token ids (task.vocabulary)."
+            f"partition=local: task {task.name} takes its vocabulary or scale from all clients' examples, so a device "
+            "alone would have its own. Use arrays of token ids (task.vocabulary), or give task.mean and task.std."
         )
     everything = np.arange(len(task.train))
     everything.flags.writeable = False

@@ -53,7 +53,8 @@ def split(params: Params, task: Task, seed: int) -> Partition:
     """
     if task.train.users is None:
         raise DataError(
-            f"partition=natural: task {task.name} has no users. Use femnist, shakespeare, sent140 or arrays with users."
+            f"partition=natural: task {task.name} has no users. Use femnist, shakespeare, sent140, arrays with users "
+            "or a table with task.users."
         )
     tests = task.test.users
     count = 1 + max(int(task.train.users.max()), -1 if tests is None or len(tests) == 0 else int(tests.max()))

@@ -6,12 +6,16 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedcross.core.errors import DataError
 from fedcross.tasks.base import IntArray
 from fedcross.tasks.reading.cache import Array, Store
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Listing = Sequence[tuple[Path, int]]
 """Picture files and their labels."""
@@ -39,14 +43,21 @@ def decode_pictures(part: str, listing: Listing, size: int, channels: int, store
 
 
 def read_picture(path: Path, size: int, channels: int) -> Array:
-    """Return one picture as uint8 ``(channels, size, size)``."""
+    """Return the picture in a file as uint8 ``(channels, size, size)``."""
     from PIL import Image
 
     try:
         with Image.open(path) as file:
-            picture = file.convert("RGB" if channels == 3 else "L")
+            return shaped(file, size, channels)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: not a whole picture ({error}). Copy the file again or take it out.") from error
+
+
+def shaped(given: Image, size: int, channels: int) -> Array:
+    """Return one Pillow picture as uint8 ``(channels, size, size)``."""
+    from PIL import Image
+
+    picture = given.convert("RGB" if channels == 3 else "L")
     width, height = picture.size
     if min(width, height) != size:
         scale = size / min(width, height)

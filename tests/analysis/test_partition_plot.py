@@ -87,7 +87,7 @@ def test_bubble_area_is_proportional(monkeypatch, tmp_path):
         (["partition.clients=1000"], "1000 clients with at least 10 examples each need 10000, but there are 1438"),
         (["--seeds", "0"], "--seeds 0"),
         (["--plot", "a.doc", "partition=iid"], "Use .png, .pdf or .svg"),
-        (["--plot", "/nowhere/a.png", "partition=iid"], "/nowhere/a.png: cannot be written"),
+        (["--plot", "/nowhere/a.png", "partition=iid"], "/nowhere/a.png: there is no folder /nowhere"),
     ],
 )
 def test_faults_exit_with_2(arguments, says, capsys):

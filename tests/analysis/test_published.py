@@ -67,6 +67,16 @@ def test_deviations_from_the_paper_are_told():
     assert deviations(accuracy_cells(found)[0], found) == []
 
 
+def test_what_no_paper_has_is_told():
+    found = settings("fedavg") | {"defence.enabled": True, "compression.up": "int8", "privacy.enabled": True}
+    assert deviations(accuracy_cells(found)[0], found | {"task.limit": 500}) == [
+        "limit 500 (paper all)",
+        "defence on (paper none)",
+        "privacy on (paper none)",
+        "compression of uploads int8 (paper none)",
+    ]
+
+
 def test_each_data_set_has_the_paper_s_clients_and_all_of_its_data():
     found = settings("fedavg", task__name="shakespeare", model__name="lstm", partition__name="natural", rounds=1000)
     text = found | {"partition.clients": 28, "clients_per_round": 3, "train.examples": 1280, "task.limit_test": 4000}

@@ -1,5 +1,6 @@
 """Every experiment against the papers' values, and the page that maps their figures and tables to commands."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ EXPERIMENTS = sorted(
     if path.parent.name not in {"async", "family"}  # tables of our own, of no paper
 )
 #: Stands for a figure where that is too dear; its values are its own.
-STANDS_IN = {"fedcross/acceleration_small"}
+STANDS_IN = {"fedcross/acceleration_small", "fedct/order", "fedct/order_host_lr"}
 
 
 def overrides(experiment: str) -> list[str]:
@@ -37,17 +38,23 @@ def flat(node: object, prefix: str = "") -> dict[str, object]:
     return {prefix: node}
 
 
-def ours(experiment: str, name: str) -> object:
-    """Return our value of setting `name`: all values of a sweep as a sorted list, else the value of the first job."""
+@functools.cache
+def column(experiment: str) -> tuple[dict[str, str], dict[str, object]]:
+    """Return what the experiment sweeps, and all settings of its first job."""
     given = overrides(experiment)
     params = hydra_part(given)["params"] if given[0].startswith("experiment=") else {}
-    swept = {key.lstrip("+"): str(value) for key, value in params.items()}
-    fixed = any(o.startswith(f"{name}=") for o in given[1:])
+    job = next(iter(plan([], given).jobs)) if params else given
+    return {key.lstrip("+"): str(value) for key, value in params.items()}, flat(compose([*job, *given[1:]]))
+
+
+def ours(experiment: str, name: str) -> object:
+    """Return our value of setting `name`: all values of a sweep as a sorted list, else the value of the first job."""
+    swept, first = column(experiment)
+    fixed = any(o.startswith(f"{name}=") for o in overrides(experiment)[1:])
     if name in swept and not fixed:
         found = [number(text) for text in swept[name].split(",")]
         return sorted(found, key=str) if len(found) > 1 else found[0]
-    job = next(iter(plan([], given).jobs)) if params else given
-    return flat(compose([*job, *given[1:]]))[name]
+    return first[name]
 
 
 def number(text: str) -> object:

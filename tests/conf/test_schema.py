@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -88,16 +89,33 @@ NEEDED = {
     ("partition", "indices"): ("partition.file=owners.json",),
     ("engine", "remote"): ("engine.address=superlink:8000", "engine.authority=ca.crt"),
 }
-CHOICES = sorted((group, path.stem) for group in PACKAGES for path in (composing.CONF / group).glob("*.yaml"))
+CHOICES = {group: sorted(path.stem for path in (composing.CONF / group).glob("*.yaml")) for group in PACKAGES}
+#: Groups whose files do not depend on each other are composed together. A task's file chooses its model and partition.
+TOGETHER = (("task", "engine"), ("method", "partition"), ("model",))
 
 
-@pytest.mark.parametrize(("group", "name"), CHOICES)
-def test_every_yaml_file_composes_and_is_valid(group, name):
-    overrides = (f"{group}={name}", *NEEDED.get((group, name), ()))
+def combinations():
+    """Yield choices, ``{group: name}``, so that each file of each group is chosen once."""
+    for groups in TOGETHER:
+        for names in zip_longest(*(CHOICES[group] for group in groups)):
+            yield {group: name for group, name in zip(groups, names) if name is not None}
+
+
+@pytest.mark.parametrize("chosen", list(combinations()), ids=lambda chosen: " ".join(chosen.values()))
+def test_every_yaml_file_composes_and_is_valid(chosen):
+    needed = [o for choice in chosen.items() for o in NEEDED.get(choice, ())]
+    overrides = (*(f"{group}={name}" for group, name in chosen.items()), *needed)
     raw = composing.compose(overrides)
     config = load(overrides)
-    assert config.names[group] == raw[group]["name"]
-    assert config.module(group).__name__.startswith(PACKAGES[group])
+    for group in chosen:
+        assert config.names[group] == raw[group]["name"]
+        assert config.module(group).__name__.startswith(PACKAGES[group])
+
+
+def test_every_yaml_file_is_among_them():
+    assert {group for groups in TOGETHER for group in groups} == set(PACKAGES)
+    chosen = [choice for combination in combinations() for choice in combination.items()]
+    assert sorted(chosen) == sorted((group, name) for group, names in CHOICES.items() for name in names)
 
 
 @pytest.mark.parametrize("path", sorted((composing.CONF / "experiment").rglob("*.yaml")), ids=lambda path: path.stem)
@@ -138,6 +156,7 @@ def test_a_method_s_name_means_the_method_and_a_deployment_is_defended():
 SERVER_SETTINGS = {
     "output": ["output=/srv/runs/a"],
     "resume": ["resume=/srv/runs/a"],
+    "stop_at": ["stop_at=7"],
     "logger": ["logger=wandb", "++logger.dir=/srv/wandb", "logger.nowhere=1"],
     "checkpoint": ["checkpoint.every=2", "+checkpoint.folder=/srv/c", "checkpoint.keep=0"],
     "snapshots": ["snapshots.rounds=[1]", "++snapshots.folder=/srv/s"],

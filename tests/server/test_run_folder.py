@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,27 +86,38 @@ def test_folders_named_by_the_second_get_a_number(tmp_path):
     assert not used(tmp_path / "a-3")
 
 
-def test_random_second_commands_leave_the_first_run_alone_unless_they_continue_it(finished, tmp_path):
-    """Twelve random pairs of (run, second command): the first run's files change only when it is continued."""
+def second(way: str, folder: Path, rounds: int, draw: random.Random) -> list[str]:
+    """Return a second command on a run's folder; settings come from few, so that most are composed once."""
+    return {
+        "output": [f"output={folder}", *SMALL, "method=fedavg", "rounds=2"],
+        "output other": [f"output={folder}", *SMALL, "method=scaffold", f"seed={draw.randint(2, 4)}", "rounds=1"],
+        "hydra": [f"hydra.run.dir={folder}", *SMALL, "method=fedavg", "rounds=2"],
+        "resume": [f"resume={folder}"],
+        "resume longer": [f"resume={folder}", f"rounds={rounds + 1}"],
+        "resume other": [f"resume={folder}", draw.choice(["seed=5", "train.batch=7", "method=fedcross", "rounds=0"])],
+        "resume elsewhere": [f"resume={folder}", f"output={folder}-2"],
+    }[way]
+
+
+@pytest.mark.slow
+def test_200_random_second_commands_leave_the_first_run_alone_unless_they_continue_it(finished, tmp_path):
+    """Of 200 random pairs of (run, second command) the run's files change only when it is continued."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
     draw = random.Random(7)
-    for _ in range(12):
-        before = files(finished)
-        lines = (finished / "metrics.jsonl").read_text().splitlines()
-        rounds = len(lines)
-        way = draw.choice(["output", "resume", "resume longer", "resume other", "output other"])
-        more = {
-            "output": [f"output={finished}", *SMALL, "method=fedavg", "rounds=2"],
-            "output other": [f"output={finished}", *SMALL, "method=scaffold", f"seed={draw.randint(2, 9)}", "rounds=1"],
-            "resume": [f"resume={finished}"],
-            "resume longer": [f"resume={finished}", f"rounds={rounds + 1}"],
-            "resume other": [f"resume={finished}", draw.choice(["seed=5", "train.batch=7", "method=fedcross"])],
-        }[way]
-        code = main(more)
-        after = files(finished)
+    often = {"output": 60, "output other": 40, "hydra": 20, "resume other": 40, "resume elsewhere": 20}
+    ways = [way for way, count in {**often, "resume": 12, "resume longer": 8}.items() for _ in range(count)]
+    draw.shuffle(ways)
+    assert len(ways) == 200
+    for way in ways:
+        before = files(folder)
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        code = main(second(way, folder, len(lines), draw))
+        after = files(folder)
         if way == "resume longer":
             assert code == 0
-            assert (finished / "metrics.jsonl").read_text().splitlines()[:rounds] == lines
-            assert json.loads((finished / "result.json").read_text())["rounds"] == rounds + 1
+            assert (folder / "metrics.jsonl").read_text().splitlines()[:-1] == lines
+            assert json.loads((folder / "result.json").read_text())["rounds"] == len(lines) + 1
         elif way == "resume":
             assert code == 0
             assert after["model.safetensors"] == before["model.safetensors"]
@@ -113,6 +125,7 @@ def test_random_second_commands_leave_the_first_run_alone_unless_they_continue_i
         else:
             assert code == 2
             assert after == before
+    assert not Path(f"{folder}-2").exists()
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x80", b"{}", b"- 1", b"a: [", b"", "- räume".encode("utf-16")])

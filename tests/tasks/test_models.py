@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from fedcross.conf.compose import compose
+from fedcross.conf import compose as composing
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import find
 from fedcross.tasks.base import Examples, Task
@@ -21,7 +22,7 @@ from fedcross.tasks.models._split import weights
 from fedcross.tasks.models.dropout import Dropout
 
 EMPTY = Examples(np.zeros((0, 1)), np.zeros(0, np.int64))
-CONF = Path(__file__).parents[2] / "conf" / "model"
+CONF = composing.CONF / "model"
 
 
 def image_task(channels: int, size: int, classes: int) -> Task:
@@ -121,11 +122,26 @@ def test_one_training_step(name: str, settings: dict[str, Any], task: Task) -> N
             torch.testing.assert_close(last, model(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("file", sorted(CONF.glob("*.yaml")), ids=lambda p: p.stem)
+def settings_of(file: Path) -> dict[str, Any]:
+    """Return the settings of a model's file and of those that it builds on; tests/conf composes each with Hydra."""
+    own = OmegaConf.load(file)
+    assert isinstance(own, DictConfig)
+    order = own.pop("defaults", ["_self_"])
+    parts = [own if name == "_self_" else settings_of(file.with_stem(name)) for name in order]
+    whole = OmegaConf.create({"model": OmegaConf.merge(*parts), "task": {"name": "digits"}})  # a file asks for the task
+    values: dict[str, Any] = OmegaConf.to_container(whole, resolve=True)["model"]  # type: ignore[index,call-overload]
+    return values
+
+
+#: model=own has its settings from the class that it names: tests/tasks/test_own_model.py.
+FILES = [file for file in sorted(CONF.glob("*.yaml")) if file.stem != "own"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_configuration_file(file: Path) -> None:
     text = file.read_text()
     assert text.startswith(f"# fedcross model={file.stem}")
-    values = compose((f"model={file.stem}",))["model"]
+    values = settings_of(file)
     assert values.pop("name") == file.stem
     module = values.pop("module", file.stem)
     params = find("fedcross.tasks.models", module, "model").Params

@@ -26,6 +26,9 @@ MODELS = {
     "mnist": "lenet5",
     "sent140": "lstm_sent140",
     "shakespeare": "lstm",
+    "dataset": "mlp",
+    "table": "mlp",
+    "text": "lstm_sent140",
     "tinyimagenet": "resnet18",
     "vireofood172": "resnet18",
 }

@@ -57,41 +57,6 @@ def test_resume_continues_with_the_runs_own_settings(monkeypatch, tmp_path):
     assert (result["method"], result["rounds"]) == ("fedavg", 3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["method.alpha=2"], ["method.alpha=2", "less than or equal to 1"]),
-        (["method.alpha=0.3"], ["method.alpha=0.3", "greater than or equal to 0.5"]),
-        (["clients_per_round=500"], ["clients_per_round=500", "20 clients"]),
-        (["method=fedcros"], ["method=fedcros", "Did you mean 'fedcross'?"]),
-        (["metod=fedavg"], ["metod", "Did you mean 'method'?"]),
-        (["train.lrr=1"], ["train.lrr", "Did you mean 'train.lr'?"]),
-        (["task=mnist", "data_root=nowhere"], ["nowhere", "MNIST"]),
-        (["partition.min_size=100"], ["min_size"]),
-        (["resume=nowhere"], ["nowhere", "no such run folder"]),
-        (["output=/proc/run"], ["/proc/run", "cannot be written"]),
-        (["rounds=[1,"], ["cannot be read", "NAME=VALUE"]),
-        (["-m", "method=fedavg,fedcross", "method.alfa=0.9"], ["alfa"]),
-        (["-m", "method=fedavg,fedcros"], ["Did you mean 'fedcross'?"]),
-        (["--rounds=5"], ["--rounds=5", "no dashes", "rounds=5"]),
-        (["--rounds", "5"], ["--rounds", "no dashes", "rounds=5"]),
-        (["method=fedavg", "method.alpha=0.9"], ["method.alpha", "no setting alpha"]),
-        (["rounds"], ["rounds: not a setting", "NAME=VALUE"]),
-        (["=5"], ["=5", "needs a name"]),
-        (["output=~/x"], ["output=~/x", "whole path"]),
-        (["output=/tmp/a[1]"], ["cannot be read", "quote"]),
-        (["seed=1,2"], ["seed=1,2: several values", "-m"]),
-        (["resume="], ["resume=", "no folder"]),
-        (["device=cuda:7"], ["device=cuda:7", "device=auto"]),
-    ],
-)
-def test_wrong_use_says_what_and_exits_with_2(monkeypatch, tmp_path, capsys, arguments, words):
-    assert call(monkeypatch, tmp_path, "rounds=1", *arguments) == 2
-    told = capsys.readouterr().err
-    assert all(word in told for word in words), told
-    assert "Traceback" not in told
-
-
 def test_a_client_without_samples_is_named(monkeypatch, tmp_path, capsys):
     owners = tmp_path / "owners.json"
     owners.write_text(json.dumps([[0, 1, 2], [], [3, 4]]))
@@ -147,7 +112,10 @@ def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=600)
+    try:
+        _, told = process.communicate(timeout=600)
+    finally:
+        process.kill()  # else a run that Ctrl-C does not end would go on for ever
     assert process.returncode == 130
     assert "resume=" in told
     assert "Traceback" not in told

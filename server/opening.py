@@ -1,0 +1,100 @@
+"""What a run says when it starts: what runs, where, and that data are read; before anything slow is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcross.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedcross.conf.schema import RunConfig
+    from fedcross.tasks.data import FederatedData
+
+
+def announce(overrides: Sequence[str], folder: Path) -> None:
+    """Print what `overrides` run and where; nothing if they cannot be composed, which the check will report."""
+    from fedcross.conf.compose import compose
+
+    try:
+        raw = compose([o for o in overrides if not o.startswith("hydra")])
+    except ConfigError:
+        return
+    say(describe(raw, folder))
+
+
+def say(text: str) -> None:
+    """Print `text` at once, also where the output is a pipe."""
+    print(text, file=sys.stdout, flush=True)
+
+
+def describe(raw: Mapping[str, Any], folder: Path) -> str:
+    """Return a composed configuration in two lines: what runs, and on what.
+
+    Parameters
+    ----------
+    raw : mapping
+        The configuration, not checked yet.
+    folder : Path
+        The run's folder.
+    """
+    names = {group: (raw.get(group) or {}).get("name") for group in ("method", "task", "model", "partition", "engine")}
+    clients = (raw.get("partition") or {}).get("clients")
+    what = [
+        f"{names['method']} on {names['task']}",
+        f"{_of(clients)} ({names['partition']}), K={raw.get('clients_per_round')} a round",
+        f"{raw.get('rounds')} rounds",
+        f"model {names['model']}",
+        f"seed {raw.get('seed')}",
+    ]
+    how = [
+        f"engine {names['engine']}{_workers(raw)}",
+        f"device {raw.get('device')}",
+        f"defence {'on' if (raw.get('defence') or {}).get('enabled') else 'off'}",
+        *_unusual(raw),
+        f"{'continues' if raw.get('resume') else 'folder'} {folder}",
+    ]
+    return "\n".join([", ".join(what), ", ".join(how)])
+
+
+def _of(clients: Any) -> str:
+    return f"{clients} clients" if isinstance(clients, int) else "clients as the data have them"
+
+
+def _workers(raw: Mapping[str, Any]) -> str:
+    """Return the number of processes that train, if the engine has such a setting."""
+    from fedcross.engines.local import cores
+
+    engine, clients = raw.get("engine") or {}, (raw.get("partition") or {}).get("clients")
+    if "workers" not in engine:
+        return ""
+    count = cores() if engine["workers"] == "auto" else engine["workers"]
+    if isinstance(count, int) and isinstance(clients, int):
+        count = min(count, clients)
+    return f" ({count} worker{'' if count == 1 else 's'})"
+
+
+def _unusual(raw: Mapping[str, Any]) -> list[str]:
+    """Return what is switched on that no method has by itself: an attack, compression, privacy, part of the data."""
+    compression, privacy = raw.get("compression") or {}, raw.get("privacy") or {}
+    found = []
+    if (attack := (raw.get("attack") or {}).get("name", "none")) != "none":
+        found.append(f"attack {attack}")
+    if (wire := {way: kind for way, kind in compression.items() if kind != "float32"}) and wire:
+        found.append("compression " + ", ".join(f"{way} {kind}" for way, kind in wire.items()))
+    if privacy.get("enabled"):
+        found.append("privacy on")
+    if (limit := (raw.get("task") or {}).get("limit")) is not None:
+        found.append(f"only {limit} training examples")
+    return found
+
+
+def read(config: RunConfig) -> FederatedData:
+    """Read the data of `config`, and say so before and after."""
+    say(f"Reading {config.names['task']} ...")
+    data = config.load_data()
+    parts = f"{len(data.task.train)} training examples over {len(data.partition)} clients"
+    say(f"{parts}, {len(data.task.test)} test examples, {data.task.classes} classes")
+    return data

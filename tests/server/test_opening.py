@@ -1,0 +1,69 @@
+"""What a run says when it starts and when it is interrupted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedcross
+from fedcross.conf.compose import compose
+from fedcross.server.launch import RunInterrupted
+from fedcross.server.opening import describe
+from tests.support.command import main
+
+SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
+SMALL += ["train.epochs=1", "logger=none", "engine.workers=1", "method=fedavg", "rounds=2", "device=cpu"]
+
+
+def test_a_run_says_what_runs_where_and_on_what_once_and_in_plain_text(tmp_path, capsys):
+    folder = tmp_path / "my run"
+    assert main([*SMALL, f"output='{folder}'", "defence.enabled=true"]) == 0
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert first == "fedavg on digits, 4 clients (iid), K=2 a round, 2 rounds, model mlp, seed 1"
+    assert second == f"engine local (1 worker), device cpu, defence on, only 200 training examples, folder {folder}"
+    assert rest[:2] == ["Reading digits ...", "200 training examples over 4 clients, 50 test examples, 10 classes"]
+    assert [line.split("  ")[1] for line in rest[2:-1]] == ["round 1/2", "round 2/2"]
+    assert rest[-1].startswith("Finished: 2 rounds, accuracy ")
+    assert len(set(rest)) == len(rest)
+    assert "\x1b" not in "".join(rest)
+
+
+def test_what_no_method_has_by_itself_is_named():
+    chosen = ["compression.up=int8", "privacy.enabled=true", "attack=scaling", "partition=natural", "resume=/tmp"]
+    text = describe(compose(chosen), Path("/x"))
+    assert "clients as the data have them (natural)" in text
+    assert "attack scaling, compression up int8, privacy on, continues /x" in text
+
+
+def test_it_is_said_before_torch_is_imported(tmp_path):
+    code = (
+        "import sys; from fedcross.server import jobs, opening, check\n"
+        "check.check_job = lambda overrides: print('torch' in sys.modules) or sys.exit(0)\n"
+        "jobs.single(['method=fedavg', 'output=run'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    first, _, torch = done.stdout.splitlines()
+    assert first.startswith("fedavg on digits")
+    assert torch == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("run", "{0}/run"), ("my run", "\"'{0}/my run'\""), ("it's", "'...'")],
+    ids=["plain", "space", "quote"],
+)
+def test_an_interrupt_names_the_folder_and_the_command(tmp_path, name, shown, monkeypatch):
+    stop = RunInterrupted(tmp_path / name)
+    assert "start again" in stop.advice()
+    monkeypatch.setattr("fedcross.server.launch.rounds_in", lambda folder: 7)
+    told = stop.advice()
+    assert told.startswith("Interrupted after round 7. Continue it with: fedcross resume=")
+    if name != "it's":
+        assert told.endswith(shown.format(tmp_path))
+
+
+def test_the_package_knows_its_version():
+    assert fedcross.__version__.count(".") == 2

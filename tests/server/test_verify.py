@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+from fedcross.analysis.records import record
+from fedcross.core.errors import DataError
+from fedcross.server.commands.main import main
+from fedcross.server.launch import launch
+from fedcross.server.verify import DIGESTS, Verdict, overrides, verify
+
+SETTINGS = [
+    "method=fedcross", "task=digits", "task.limit=120", "model.hidden=[4]", "partition=iid", "partition.clients=3",
+    "clients_per_round=2", "rounds=6", "train.epochs=1", "engine.workers=1", "logger=none", "checkpoint.milestone=2",
+    "method.alpha={schedule: linear, start: 0.6, end: 0.9, rounds: 4}",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    place = tmp_path_factory.mktemp("verify")
+    launch(SETTINGS, place / "run")
+    record([place / "run"], "small", place / "results", checkpoints=2)
+    return place / "results"
+
+
+def edited(results, tmp_path, **files):
+    """A copy of the records with `files` (name without suffix -> function of its text) changed."""
+    import shutil
+
+    home = tmp_path / "small"
+    shutil.copytree(results / "small", home)
+    for name, change in files.items():
+        file = next(home.glob(f"*/{name}.jsonl"))
+        file.write_text(change(file.read_text()))
+    return home
+
+
+def test_rounds_from_the_start_and_from_checkpoints_are_equal_to_the_bit(results):
+    (home,) = (results / "small").iterdir()
+    assert sorted(file.name for file in (home / "checkpoints").iterdir()) == [
+        "round-000002.safetensors", "round-000005.safetensors",
+    ]  # fmt: skip
+    found = verify(results / "small", rounds=5, seed=1, tolerance=0.0)
+    assert [one.verdict for one in found] == [Verdict.EQUAL] * 5
+    assert {one.number for one in found} == {1, 2, 3, 4, 6}
+
+
+def test_a_record_that_tells_other_numbers_is_refused(results, tmp_path, capsys):
+    def worse(text):
+        lines = [json.loads(line) for line in text.splitlines()]
+        return "".join(json.dumps({**line, "test_accuracy": line["test_accuracy"] / 2}) + "\n" for line in lines)
+
+    edited(results, tmp_path, digests=lambda text: text.replace('"digest": "', '"digest": "0'), metrics=worse)
+    assert main(["record", "verify", "small", "--results", str(tmp_path), "--rounds", "1"]) == 1
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_another_processor_may_differ_by_the_tolerance(results, tmp_path):
+    home = edited(results, tmp_path, digests=lambda text: text.replace('"digest": "', '"digest": "0'))
+    (one,) = verify(home, rounds=1, seed=0, tolerance=1e-5)
+    assert one.verdict is Verdict.WITHIN
+    assert "test loss" in one.detail
+
+
+def test_a_record_without_digests_and_checkpoints_starts_at_the_first_round(results, tmp_path):
+    import shutil
+
+    home = edited(results, tmp_path)
+    (run,) = home.iterdir()
+    shutil.rmtree(run / "checkpoints")
+    (run / DIGESTS).unlink()
+    found = verify(home, rounds=2, seed=0, tolerance=1e-5)
+    assert [(one.number, one.verdict) for one in found] == [(1, Verdict.WITHIN), (2, Verdict.WITHIN)]
+
+
+def test_the_settings_of_a_record_compose_its_configuration(results):
+    from fedcross.conf.schema import load
+    from fedcross.server.identity import fingerprint
+
+    (home,) = (results / "small").iterdir()
+    assert fingerprint(load([*overrides(home), "rounds=6"])) == fingerprint(load(SETTINGS))
+
+
+def test_no_records(tmp_path):
+    with pytest.raises(DataError, match="no records"):
+        verify(tmp_path / "none", 1, 0, 0.0)
