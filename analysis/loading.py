@@ -36,8 +36,9 @@ LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.n
 """Settings that old records lack, with the value that stands for their behaviour."""
 
 SWITCHES = {
-    **{"defence": ("defence.enabled", False), "attack": ("attack.name", "none")},
-    **{"clock": ("clock.name", "none"), "devices": ("clock.name", "none")},
+    "defence": ("defence.enabled", False),
+    "attack": ("attack.name", "none"),
+    "clock": ("clock.name", "none"),
 }
 """Groups of settings without effect while their switch is off."""
 
@@ -83,6 +84,7 @@ def settled(settings: dict[str, Any]) -> dict[str, Any]:
     """
     settings = LATER | settings
     idle = [group for group, (name, off) in SWITCHES.items() if settings[name] == off]
+    idle += ["devices"] if settings["clock.name"] != "virtual" else []
     return {k: v for k, v in settings.items() if k in LATER or k.split(".")[0] not in idle}
 
 

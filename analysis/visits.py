@@ -117,7 +117,7 @@ def plot_visits(found: Sequence[Visits], path: Path, seconds: float | None = Non
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(found), 4, squeeze=False, width_ratios=(3, 3, 1.5, 1.5))
     for axes, one in zip(grid, found):
-        until = seconds or SHOWN * float((one.finish - one.start).mean())
+        until = min(seconds or SHOWN * float((one.finish - one.start).mean()), float(one.finish.max()))
         _timeline(axes[0], one, one.slot, until, "slot")
         _timeline(axes[1], one, one.client, until, "device")
         axes[0].set_title(f"{one.method}: {one.problem}", loc="left", fontsize=9)
