@@ -6,5 +6,7 @@ AXES = {
     "epochs": "local epochs of one sampled client",
     "seconds": "seconds",
     "exchanges": "model exchanges",
+    "virtual": "virtual seconds",
+    "visits": "visits to clients",
 }
 """Name of each possible x-axis, with its title."""

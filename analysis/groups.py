@@ -13,7 +13,7 @@ from fedcross.analysis.runs import Curve, Run
 
 IGNORED = (
     "seed", "logger", "hydra", "experiment", "output", "resume", "checkpoint", "snapshots", "federation", "data_root",
-    "task.root", "task.download",
+    "task.root", "task.download", "clock.events",
 )  # fmt: skip
 """Settings and groups of settings that do not change the result; they are not part of a configuration's identity."""
 
@@ -21,7 +21,7 @@ WHERE = ("engine", "device")
 """Settings of where a run ran. The result does not depend on them by design, so seeds from several machines form one
 group. If the same seed ran in two places, the runs compare the places, and these settings count."""
 
-PANEL = ("task.name", "model.name", "partition.name", "partition.beta")
+PANEL = ("task.name", "model.name", "partition.name", "partition.beta", "devices.name")
 """Settings that define the problem. Runs of different problems are never drawn in one plot."""
 
 
@@ -158,6 +158,8 @@ def problem(settings: Mapping[str, Any]) -> str:
     words = [str(p) for p in parts if p is not None]
     if beta is not None and settings.get("partition.name") == "dirichlet":
         words[-1] += f" beta={beta}"
+    if settings.get("devices.name") is not None:  # only in runs on a virtual clock
+        words.append(f"devices {settings['devices.name']}")
     return ", ".join(words)
 
 

@@ -32,10 +32,14 @@ class Loaded:
     notes: list[str]
 
 
-LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none"}
+LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none", "clock.name": "none"}
 """Settings that old records lack, with the value that stands for their behaviour."""
 
-SWITCHES = {"defence": ("defence.enabled", False), "attack": ("attack.name", "none")}
+SWITCHES = {
+    "defence": ("defence.enabled", False),
+    "attack": ("attack.name", "none"),
+    "clock": ("clock.name", "none"),
+}
 """Groups of settings without effect while their switch is off."""
 
 
@@ -80,6 +84,7 @@ def settled(settings: dict[str, Any]) -> dict[str, Any]:
     """
     settings = LATER | settings
     idle = [group for group, (name, off) in SWITCHES.items() if settings[name] == off]
+    idle += ["devices"] if settings["clock.name"] != "virtual" else []
     return {k: v for k, v in settings.items() if k in LATER or k.split(".")[0] not in idle}
 
 

@@ -24,8 +24,8 @@ def write_report(
 ) -> str:
     """Read the runs below `folders` and write the report into `out`.
 
-    Files: ``report.md``, ``report.csv``, ``report.tex``, ``curves.png``, ``report.html``, and ``ablation.png`` where
-    FedCross ran with several alphas and selections.
+    Files: ``report.md``, ``report.csv``, ``report.tex``, ``curves.png``, ``report.html``, ``ablation.png`` where
+    FedCross ran with several alphas and selections, and ``visits.png`` for asynchronous runs.
 
     Parameters
     ----------
@@ -78,6 +78,7 @@ def _write(report: Report, out: Path, x: str, html: bool) -> None:
     from fedcross.analysis import formats
     from fedcross.analysis.ablation import plot_grids
     from fedcross.analysis.curves import plot_curves
+    from fedcross.analysis.visits import plot_visits
 
     (out / "report.md").write_text(report.markdown(), encoding="utf-8")
     (out / "report.csv").write_text(formats.csv_text(report.groups), encoding="utf-8")
@@ -85,6 +86,8 @@ def _write(report: Report, out: Path, x: str, html: bool) -> None:
     plot_curves(report.groups, x, out / "curves.png")
     if report.grids:
         plot_grids(report.grids, out / "ablation.png")
+    if report.visits:
+        plot_visits(report.visits, out / "visits.png")
     if html:
         from fedcross.analysis.page import page
 

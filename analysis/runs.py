@@ -102,7 +102,7 @@ class Run:
 
         Bytes are in MB (1e6). An epoch is one local pass over the data of a sampled client; a round's later exchanges
         have ``method.host_epochs`` each, else ``train.epochs``. A line without ``exchanges`` counts as one exchange:
-        one model down and one up per client.
+        one model down and one up per client. Virtual seconds are nan in runs without a virtual clock.
         """
         if x == "rounds":
             return self.columns["round"]
@@ -112,6 +112,10 @@ class Run:
             return np.cumsum(np.nan_to_num(self.column("bytes_down")) + np.nan_to_num(self.column("bytes_up"))) / 1e6
         if x == "seconds":
             return np.cumsum(np.nan_to_num(self.column("seconds")))
+        if x == "virtual":
+            return np.cumsum(self.column("virtual_seconds"))
+        if x == "visits":
+            return np.cumsum(np.nan_to_num(self.column("clients")))
         return np.cumsum(np.nan_to_num(self.column("exchanges"), nan=1.0))
 
     def _epochs(self) -> Curve:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedcross.analysis.ablation import Grid
     from fedcross.analysis.groups import Group
     from fedcross.analysis.tables import Table
+    from fedcross.analysis.visits import Visits
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Report:
     tables: list[Table]
     grids: list[Grid]
     notes: list[str]
+    visits: Sequence[Visits] = ()
 
     def markdown(self) -> str:
         """Return the text of ``report.md``."""
         from fedcross.analysis.formats import markdown
 
         pictures = ["![Test accuracy](curves.png)\n"] + (["![Ablation](ablation.png)\n"] if self.grids else [])
+        pictures += ["![Visits](visits.png)\n"] if self.visits else []
         parts = [*map(markdown, self.tables), *pictures]
         if self.notes:
             parts.append("## Notes\n\n" + "".join(f"- {note}\n" for note in self.notes))
@@ -36,14 +39,17 @@ def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float
     """Return everything a report shows about `groups`; `targets` as in :func:`write_report`."""
     from fedcross.analysis import tables
     from fedcross.analysis.ablation import grids
+    from fedcross.analysis.visits import read_visits, visits_table
 
     wanted = list(targets) or [t for t in [tables.default_target(groups)] if t == t]
-    found = grids(groups)
+    found, visits = grids(groups), [one for one in map(read_visits, groups) if one is not None]
     parts = [
         tables.accuracy_table(groups),
         tables.published_table(groups),
         tables.target_table(groups, wanted) if wanted else None,
         tables.significance_table(groups),
         *tables.ablation_tables(found),
+        visits_table(visits) if visits else None,
     ]
-    return Report(list(groups), [tables.compact(part) for part in parts if part is not None], found, list(notes))
+    shown = [tables.compact(part) for part in parts if part is not None]
+    return Report(list(groups), shown, found, list(notes), visits)

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, SerializeAsAny, field_validator
 from fedcross.conf.compose import compose, environment, split
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings, find, parse
+from fedcross.strategies.round.clock import ClockSettings, Devices
 from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.federation import Meeting
 from fedcross.strategies.wire.compression import Compression
@@ -35,7 +36,13 @@ PACKAGES = {
 
 
 #: Settings of the server only; a client's configuration does not contain them.
-SERVER_ONLY = frozenset({"output", "resume", "stop_at", "logger", "checkpoint", "snapshots", "engine", "defence"})
+SERVER_ONLY = frozenset(
+    {"output", "resume", "stop_at", "logger", "checkpoint", "snapshots", "engine", "defence", "clock", "devices"}
+)
+
+
+#: Engines whose clients run on this machine.
+SIMULATING = frozenset({"local", "batched", "ray"})
 
 
 class Train(Settings):
@@ -141,6 +148,8 @@ class RunConfig(Settings):
     compression: Compression = Compression()
     privacy: Privacy = Privacy()
     attack: Attack = Attack()
+    clock: ClockSettings = ClockSettings()
+    devices: Devices = Devices()
     logger: Logger
     task: SerializeAsAny[Settings]
     model: SerializeAsAny[Settings]
@@ -309,6 +318,7 @@ def _cross_faults(config: RunConfig) -> list[str]:
         )
     if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
         faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")
+    faults += _clock_faults(config)
     if config.train.base is not None and not config.train.only:
         faults.append(f"train.base={config.train.base!r}: without train.only there is no base. Set both or none.")
     faults += _privacy_faults(config) if config.privacy.enabled else []
@@ -322,6 +332,38 @@ def _cross_faults(config: RunConfig) -> list[str]:
             "or copy the folder first and continue the copy."
         )
     return faults
+
+
+def _clock_faults(config: RunConfig) -> list[str]:
+    """Return errors where method, clock and engine do not fit each other."""
+    from fedcross.strategies.round.registry import method_class
+
+    name, clock = f"method={config.names['method']}", config.clock.name
+    if not method_class(config.modules["method"]).asynchronous:
+        if clock in ("none", "virtual"):
+            return []
+        return [
+            f"clock={clock}: {name} waits for whole rounds. Choose an asynchronous method (fedcross_async, gitfl, "
+            "fedasync, fedbuff), clock=virtual or clock=none."
+        ]
+    faults = []
+    if clock == "none":
+        faults.append(f"clock=none: {name} is asynchronous. Choose clock=virtual, or clock=real on a network.")
+    if clock == "real" and config.names["engine"] in SIMULATING:
+        faults.append(
+            f"clock=real: engine={config.names['engine']} simulates its clients. Choose clock=virtual, or "
+            "engine=superlink or remote."
+        )
+    if config.defence.enabled:
+        faults.append(f"defence.enabled=true: it compares the uploads of a round, {name} gets them one by one.")
+    if config.compression.down != "float32":
+        faults.append(f"compression.down={config.compression.down}: {name} sends full models. Compress uploads only.")
+    rules, usual = config.federation, Meeting()
+    return faults + [
+        f"federation.{setting}: it is about whole rounds, {name} has none. Leave it unset."
+        for setting in ("min_replies", "enough_replies", "reassign", "hedge")
+        if getattr(rules, setting) != getattr(usual, setting)
+    ]
 
 
 def _privacy_faults(config: RunConfig) -> list[str]:

@@ -45,6 +45,8 @@ def settings_page() -> str:
             parts += [f"## {name}", markdown(first), table(settings(kind, f"{name}.", source, f"{name}."))]
     for group in GROUPS:
         parts += [f"## {group}", *group_section(group)]
+    for group in ("clock", "devices"):
+        parts += [f"## {group}", *choice_section(group, schema.RunConfig.model_fields[group].annotation)]
     parts += ["## attack", *attack_section(schema.Attack), "## logger", *logger_section()]
     return "\n\n".join(parts) + "\n"
 
@@ -126,6 +128,14 @@ def merged(uses: list[tuple[str, Setting]]) -> Setting:
         by.setdefault(row.default, []).append(option)
     text = "; ".join(f"{value} ({', '.join(options)})" for value, options in by.items())
     return Setting(rows[0].name, text, rows[0].span, rows[0].meaning)
+
+
+def choice_section(group: str, kind: type[BaseModel]) -> list[str]:
+    """Return the options of `group`, whose files all have the settings of class `kind`, and those settings."""
+    rows = ["| option | is |", "|---|---|"]
+    rows += [f"| `{group}={source.path.stem}` | {says(source)} |" for source in sources(group)]
+    text = markdown(sections(kind.__doc__)[""])
+    return [text, "\n".join(rows), table(settings(kind, f"{group}.", EMPTY, skip={"name"}))]
 
 
 def attack_section(kind: type[BaseModel]) -> list[str]:

@@ -75,7 +75,9 @@ def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:
     owner = {message_id: asked[i] for i, message_id in enumerate(ids)}
     found: dict[int, float] = {}
     for reply in receive(grid, ids, method.federation.deadline_s):
-        if reply.has_content() and "metrics" in reply.content.metric_records:
+        if reply.metadata.reply_to_message_id not in owner:
+            method.stray(reply)  # of a visit that is under way
+        elif reply.has_content() and "metrics" in reply.content.metric_records:
             accuracy = reply.content.metric_records["metrics"].get("accuracy")
             if isinstance(accuracy, float) and 0.0 <= accuracy <= 1.0:
                 found[owner[reply.metadata.reply_to_message_id]] = accuracy

@@ -49,6 +49,10 @@ def describe(config: RunConfig) -> dict[str, Any]:
         idle.add("privacy")
     if config.attack.name == "none":
         idle.add("attack")
+    if config.clock.name != "virtual":
+        idle.add("devices")
+    if config.clock.name == "none":
+        idle.add("clock")
     _as_before(plain)
     return {name: value for name, value in plain.items() if name not in idle} | {
         "names": {group: name for group, name in config.names.items() if group != "engine"}
@@ -56,7 +60,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
 
 
 #: Groups that :func:`describe` leaves out while they are off. One of them missing does not mean that it is new.
-SWITCHED = {"defence", "compression", "privacy", "attack"}
+SWITCHED = {"defence", "compression", "privacy", "attack", "clock", "devices"}
 #: Settings added by later versions, each with the value that stands for the old behaviour. A setting with that value is
 #: left out of the identity, so that sweeps find the folders of older versions. A new setting belongs here if those
 #: folders are to keep their names, or if its default is not the old behaviour; :func:`check_continues` needs no entry.

@@ -141,6 +141,9 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
 
     settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
     record(folder, settled)
+    if config.clock.events is not None:  # the server may run in another folder
+        settled = [o for o in settled if o.split("=")[0] != "clock.events"]
+        settled.append(f"clock.events={quote(str(Path(config.clock.events).resolve()))}")
     settled.append(f"output={quote(str(folder))}")
     engine = engine_of(config.module("engine"))
     if not engine.CAPABILITIES.own_folders:  # otherwise each machine of the federation has its own

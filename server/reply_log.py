@@ -59,6 +59,7 @@ class WriteAheadLog:
         self._available: dict[int, list[int]] = {}
         self._accepted: dict[_Place, list[Upload]] = {}
         self._over: set[_Place] = set()
+        self._order: list[tuple[int, int, float | None]] = []
         self._after = after
         self._file: BinaryIO | None = None  # opened when the first record is written
         with _DiskErrors(self.path):
@@ -105,9 +106,14 @@ class WriteAheadLog:
         """Return whether the log says that the exchange has ended."""
         return (current.number, current.exchange) in self._over
 
-    def end(self, current: Round) -> None:
-        """Record that the exchange has ended."""
-        self._append({"kind": "end", "round": current.number, "exchange": current.exchange})
+    def end(self, current: Round, at: float | None = None) -> None:
+        """Record that the exchange has ended; `at`: when, in seconds of the run's clock, if it has one."""
+        facts = {"kind": "end", "round": current.number, "exchange": current.exchange}
+        self._append(facts if at is None else {**facts, "at": at})
+
+    def order(self) -> list[tuple[int, int, float | None]]:
+        """Return round, exchange and time of each reply and end that was found on disk, in their order there."""
+        return list(self._order)
 
     # ---- the file ---------------------------------------------------------------------------------------------
 
@@ -167,8 +173,10 @@ class WriteAheadLog:
             self._available[facts["round"]] = [p for first, last in facts["available"] for p in range(first, last + 1)]
         elif facts["kind"] == "end":
             self._over.add((facts["round"], facts["exchange"]))
+            self._order.append((facts["round"], facts["exchange"], facts.get("at")))
         elif facts["kind"] == "reply":
             model, extras = facts["order"]
+            self._order.append((facts["round"], facts["exchange"], None))
             upload = Upload(
                 client=facts["client"],
                 slot=facts["slot"],

@@ -31,12 +31,15 @@ from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.run_folder import by_time, prepare, refuse_used
 from fedcross.server.snapshots import Snapshots
+from fedcross.server.visit_ledger import VisitLedger
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
+from fedcross.strategies.round.clock import clock_of
 from fedcross.strategies.round.exchange import LocalClients
 from fedcross.strategies.round.federation import Federation, RoundReport
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Task
+from fedcross.tasks.data import FederatedData
 from fedcross.tasks.models.weights import arrays_of, every_name, tied, trainable
 from fedcross.tasks.scoring import Score
 
@@ -77,6 +80,9 @@ class Session:
             check_base(identity, self.base)
             self.run = identity["run"]
         self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
+        self.method.clock = clock_of(
+            config.clock, config.devices, config.seed, examples_of(data), config.train.epochs, kind.asynchronous
+        )
         self.method.durable = {}
         self._accepted: deque[dict[int, int]] = deque(maxlen=config.checkpoint.keep)
         self.method.begin(arrays_of(model), trainable(model))
@@ -90,6 +96,9 @@ class Session:
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.reply_log
+        self.visits = VisitLedger(self.folder, self.done) if kind.asynchronous else None
+        if self.visits is not None:
+            self.method.on_visit = self.visits.add
 
     def execute(self) -> dict[str, Any]:
         """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds.
@@ -119,6 +128,8 @@ class Session:
             self.progress.stop()
             ledger.close()
             logger.close()
+            if self.visits is not None:
+                self.visits.close()
             if self.reply_log is not None:
                 self.reply_log.close()
         _refuse_idle(ledger)
@@ -127,6 +138,8 @@ class Session:
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
         report = self.method.run_round(number, self.grid)
+        if self.visits is not None:
+            self.visits.flush()
         if number in self.snapshots.rounds:
             self.snapshots.model(number, self.method.global_model())
         score: Score | None = None
@@ -146,6 +159,7 @@ class Session:
             self.method.durable = self._accepted[0]
         if self.reply_log is not None:
             self.reply_log.restart(number)
+            self.method.checkpointed()
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
         names = self.config.names
@@ -195,6 +209,11 @@ def _refuse_idle(ledger: accounting.Ledger) -> None:
             f"{len(ledger.lines)} rounds and not one accepted reply ({why}): nothing was trained. The warnings above "
             "say what the clients answered. Mend it and start again in another folder."
         )
+
+
+def examples_of(data: FederatedData) -> list[int]:
+    """Return the number of training examples of each client; one entry of 1 where each device has its own data."""
+    return [1] if data.partition.own else [len(part) for part in data.partition.train]
 
 
 def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def _combine(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
     return dict.fromkeys(row, 1.0) if len(row) == 1 else row
 
 
-def cross(k: int, members: Sequence[int], partners: Sequence[int] | NDArray[np.int64], alpha: float) -> Mixing:
+def cross(
+    k: int, members: Sequence[int], partners: Sequence[int] | NDArray[np.int64], alpha: float | Sequence[float]
+) -> Mixing:
     """Cross-aggregation, ``w_i = alpha v_i + (1 - alpha) v_co(i)`` (FedCross, CrossAggr).
 
     Parameters
@@ -103,10 +105,11 @@ def cross(k: int, members: Sequence[int], partners: Sequence[int] | NDArray[np.i
         The m slots that take part.
     partners : sequence of int, length m
         Position in `members` of each member's collaborator; its own position means that it keeps its model.
-    alpha : float
-        Share of the own model, 0 to 1.
+    alpha : float or sequence of float, length m
+        Share of the own model, 0 to 1; one number for all, or one for each.
     """
-    pairs = [_combine([(i, alpha), (int(co), 1.0 - alpha)]) for i, co in enumerate(partners)]
+    own = [alpha] * len(members) if isinstance(alpha, int | float) else alpha
+    pairs = [_combine([(i, own[i]), (int(co), 1.0 - own[i])]) for i, co in enumerate(partners)]
     return _with_members(k, members, pairs)
 
 

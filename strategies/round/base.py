@@ -24,6 +24,7 @@ from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import configuration_error, end_if_common
+from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
@@ -85,6 +86,10 @@ class Method(FlowerHooks[P]):
         self._report = RoundReport(0)
         #: Keeps accepted replies until a checkpoint covers their round; None to keep none.
         self.log: ReplyLog | None = None
+        #: The run's virtual clock, or the clock of an asynchronous method; None for none.
+        self.clock: Clock | None = None
+        #: Called with the line of ``visits.jsonl`` of each visit of an asynchronous method.
+        self.on_visit: Callable[[dict[str, Any]], None] | None = None
         #: Called with the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
 
@@ -171,11 +176,21 @@ class Method(FlowerHooks[P]):
             self.log.end(exchange.current)
         report.exchanges += bool(exchange.payloads)
         report.seconds_training += time.perf_counter() - self._started
+        if isinstance(self.clock, VirtualClock):
+            self._pass_time(exchange)
         if len(exchange.inbox.won) > exchange.inherited:
             self._heard = True
-        elif self._faults:
-            end_if_common(self._faults, exchange, len(self._available), heard=self._heard)
+        elif self._faults and not exchange.inbox.won:
+            asked = {payload.client for payload in exchange.payloads}
+            end_if_common(self._faults, asked, exchange.current.number, len(self._available), heard=self._heard)
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
+
+    def _pass_time(self, exchange: Exchange) -> None:
+        """Add what `exchange` takes on the virtual clock: as long as its slowest client."""
+        visit, clock = self._visit(exchange.current), cast("VirtualClock", self.clock)
+        seconds = [clock.seconds(one.client, visit, 2 * one.nbytes) for one in exchange.payloads]
+        metrics = self._report.metrics
+        metrics["virtual_seconds"] = metrics.get("virtual_seconds", 0.0) + max(seconds, default=0.0)
 
     def _claim_refused(self, _: int) -> None:
         self._report.rejected["partition_taken"] += 1
@@ -312,6 +327,12 @@ class Method(FlowerHooks[P]):
     def stalest(self, slots: Sequence[int]) -> Sequence[int]:
         """Return `slots`, ordered so that the least recently trained models come first."""
         return slots
+
+    def stray(self, reply: Message) -> None:
+        """Take a train reply that somebody else has pulled from the grid; only an asynchronous method can use one."""
+
+    def checkpointed(self) -> None:
+        """Note that a checkpoint has been written and the log of replies emptied."""
 
     # ---- the whole state --------------------------------------------------------------------------------------
 

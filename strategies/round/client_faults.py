@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fedcross.core.errors import ConfigError, UploadError
-from fedcross.strategies.round.exchange import Exchange
 
 #: How the error of a client begins that cannot work with the run's configuration: its own answer
 #: (``protocol.failure``), or what Flower or an engine says when the ClientApp raised it.
@@ -20,23 +19,26 @@ def configuration_error(error: UploadError) -> str | None:
     return told[start.end() :] if start else None
 
 
-def end_if_common(faults: Mapping[int, str], exchange: Exchange, connected: int, *, heard: bool) -> None:
-    """Raise a ConfigError if every client of `exchange` failed with the same one: no later round could do better.
+def end_if_common(
+    faults: Mapping[int, str], asked: Collection[int], number: int, connected: int, *, heard: bool
+) -> None:
+    """Raise a ConfigError if all clients that were asked failed with the same one: no later round could do better.
 
     Parameters
     ----------
     faults : mapping
-        Client -> its configuration error in this exchange.
-    exchange : Exchange
-        An exchange that no client has answered.
+        Client -> its configuration error.
+    asked : collection of int
+        The clients of an exchange (or of a round of visits) of which none has answered.
+    number : int
+        The round.
     connected : int
         How many clients are connected.
     heard : bool
         Whether a client has trained with this configuration since this process began. Then this takes the word of most
         connected clients: a few malicious ones, alone in a round, must not end a run.
     """
-    asked = {payload.client for payload in exchange.payloads}
     few = heard and 2 * len(faults) <= connected
-    if asked and not exchange.inbox.won and asked <= faults.keys() and not few and len(set(faults.values())) == 1:
+    if asked and set(asked) <= faults.keys() and not few and len(set(faults.values())) == 1:
         fault = next(iter(faults.values()))
-        raise ConfigError(f"All {len(asked)} clients of round {exchange.current.number} refuse: {fault}")
+        raise ConfigError(f"All {len(asked)} clients of round {number} refuse: {fault}")

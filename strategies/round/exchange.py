@@ -137,10 +137,24 @@ class Exchange:
         self.inherited = len(inbox.won)
         inbox.single = is_blocking(grid)
 
+    @property
+    def deadline(self) -> float:
+        """When the exchange ends, in seconds of ``time.monotonic``."""
+        return self._deadline
+
     def carry_out(self) -> None:
         """Send a request for every slot that is not won yet, collect replies, and return when the exchange is over."""
-        self._sent(self._push(self.open()))
+        self.send()
         self._collect()
+
+    def send(self) -> None:
+        """Send a request for every slot that is not won yet; :meth:`take` then gets the replies."""
+        self._sent(self._push(self.open()))
+
+    def take(self, replies: Iterable[Message]) -> None:
+        """Accept or reject `replies`; send lost slots to spare clients and repeat requests that are overdue."""
+        self._settle(replies)
+        self._repeat_overdue()
 
     def open(self) -> list[Message]:
         """Return the first requests: one for each slot, a second one for hedged slots.
@@ -191,8 +205,7 @@ class Exchange:
         enough = min(self.rules.enough_replies or len(self.payloads), len(self.payloads))
         inbox = self.inbox
         for replies in poll(self._grid, lambda: inbox.waiting if len(inbox.won) < enough else (), self._deadline):
-            self._settle(replies)
-            self._repeat_overdue()
+            self.take(replies)
 
     def _settle(self, replies: Iterable[Message]) -> None:
         lost = [(reply, slot) for reply in replies if (slot := self.inbox.settle(reply)) is not None]

@@ -115,5 +115,8 @@ class ReplyLog(Protocol):
     def is_over(self, current: Round) -> bool:
         """Return whether the exchange had ended before the server crashed; slots without an upload are then lost."""
 
-    def end(self, current: Round) -> None:
-        """Store that the exchange has ended."""
+    def end(self, current: Round, at: float | None = None) -> None:
+        """Store that the exchange has ended, and when, in seconds of the run's clock, if it has one."""
+
+    def order(self) -> list[tuple[int, int, float | None]]:
+        """Return round, exchange and time of each upload and end, in the order in which they were stored."""

@@ -71,6 +71,10 @@ class Inbox:
         self._tickets.update(tickets)
         self.waiting.update({message_id: ticket.expected.slot for message_id, ticket in tickets.items()})
 
+    def knows(self, message_id: str) -> bool:
+        """Return whether a request was sent under this id."""
+        return message_id in self._tickets
+
     def settle(self, reply: Message) -> int | None:
         """Accept or reject `reply`; return its slot if the slot is now lost (not won, no open request), else None."""
         asked, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id

@@ -62,9 +62,9 @@ def test_targets_that_only_some_seeds_reach(tmp_path: Path):
     groups, _ = group_runs(load_runs([tmp_path]).runs)
     rows = [row[3:] for row in target_table(groups, [0.2, 0.4, 0.9]).rows]
     assert rows == [
-        ("2 of 2", "1 ± 0", "1.5 MB", "2.0 s", "–"),
-        ("1 of 2", "2", "3.0 MB", "4.0 s", "–"),
-        ("0 of 2", "never", "–", "–", "–"),
+        ("2 of 2", "1 ± 0", "1.5 MB", "2.0 s", "–", "–"),
+        ("1 of 2", "2", "3.0 MB", "4.0 s", "–", "–"),
+        ("0 of 2", "never", "–", "–", "–", "–"),
     ]
     assert default_target(groups) == 0.3  # the weaker run's best, and a multiple of 5 %
 

@@ -1,0 +1,45 @@
+"""FedAsync: each upload moves the global model at once, the less the staler it is."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.round.async_single import AsyncSingle
+from fedcross.strategies.wire.protocol import Upload
+from fedcross.strategies.wire.records import Arrays
+
+
+class FedAsyncParams(Settings):
+    """Settings of FedAsync.
+
+    Parameters
+    ----------
+    beta : float
+        Weight of a fresh upload in the global model, above 0, at most 1.
+    power : float
+        p: an upload that is s versions old weighs ``beta (s + 1)^-p``.
+    """
+
+    beta: float = Field(0.6, gt=0, le=1)
+    power: float = Field(0.5, ge=0)
+
+
+class FedAsync(AsyncSingle[FedAsyncParams]):
+    """Xie, Koyejo, Gupta, Asynchronous Federated Optimization, 2019 (arXiv 1903.03934), with polynomial staleness.
+
+    Each upload u sets ``w = (1 - b) w + b u`` with ``b = beta (s + 1)^-p``; its staleness s is the number of uploads
+    that the server has taken since it sent the client its model. The global model is w.
+
+    State: w and, for a restart, the older versions that are under way; clients keep none. Wire: one model down, one up.
+
+    Choices and deviations: the paper adds a proximal term to the clients' loss (its weight may be 0); here clients
+    train plainly. Batch-normalisation statistics are averaged with the same weights, counters truncated.
+    """
+
+    def take(self, upload: Upload, sent: Arrays, staleness: int) -> None:
+        """Move the model towards the upload."""
+        share = self.params.beta * (staleness + 1) ** -self.params.power
+        self.model = weighted_mean([self.model, upload.arrays], [1 - share, share])
+        self.version += 1

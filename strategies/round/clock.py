@@ -1,0 +1,264 @@
+"""Clocks of a run: how long a visit takes in virtual time, in real time, or as the record of an earlier run says.
+
+A *visit* is one request to a client and its reply. On the virtual clock the configuration says how long each visit
+takes, so a run on one machine shows what slow devices cost, and its result depends on nothing but the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedcross.core.errors import StorageError
+from fedcross.core.randomness import stream
+from fedcross.core.settings import Settings
+
+Seconds = tuple[float, float]
+#: How far the shares of a device mix may sum to something else than 1, for rounding.
+TOLERANCE = 1e-6
+
+
+class ClockSettings(Settings):
+    """The clock of the run: how long visits take, and in which order an asynchronous method handles them."""
+
+    name: Literal["none", "virtual", "real", "replay"] = Field(
+        "none",
+        description="none; virtual: seconds drawn from devices; real: as they arrive; replay: as an earlier run says",
+    )
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        description="a visit that takes longer counts as lost (asynchronous methods); unset: none on a virtual clock, "
+        "federation.deadline_s on the real one",
+    )
+    events: str | None = Field(None, description="clock=replay: the visits.jsonl of the run to repeat")
+
+    @model_validator(mode="after")
+    def _replay_has_events(self) -> Self:
+        if (self.name == "replay") != (self.events is not None):
+            raise ValueError("clock=replay and clock.events=RUN/visits.jsonl belong together: give both or neither")
+        return self
+
+
+class Devices(Settings):
+    """A mix of device classes, dealt to the clients: how long they compute, and how long they send and receive.
+
+    Each client gets one class for computing and, independently, one for communication; `shares` says how many clients
+    get which. Computing takes ``training`` seconds, or ``seconds_per_example`` times examples times epochs;
+    communication takes ``communication`` seconds, or the bytes of both directions divided by ``bytes_per_second``.
+    """
+
+    name: str = "equal"
+    shares: tuple[float, ...] = Field((1.0,), description="share of the clients in each class; they sum to 1")
+    training: tuple[Seconds, ...] | None = Field(
+        None, description="[mean, standard deviation] of a visit's seconds of training, one pair for each class"
+    )
+    communication: tuple[Seconds, ...] | None = Field(
+        None, description="the same for the seconds of communication; unset: none"
+    )
+    seconds_per_example: tuple[float, ...] | None = Field(
+        None, description="instead of training: seconds for one example in one epoch, for each class"
+    )
+    bytes_per_second: tuple[float, ...] | None = Field(
+        None, description="instead of communication: rate of the link, for each class"
+    )
+    least: float = Field(1.0, gt=0, description="training and communication drawn shorter than this take this long")
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        shares = ", ".join(f"{share:g}" for share in self.shares)
+        if not self.shares or min(self.shares) < 0 or abs(sum(self.shares) - 1) > TOLERANCE:
+            raise ValueError(f"shares [{shares}] sum to {sum(self.shares):g}; they must be 0 or more and sum to 1")
+        if self.training is not None and self.seconds_per_example is not None:
+            raise ValueError("give training or seconds_per_example, not both")
+        if self.communication is not None and self.bytes_per_second is not None:
+            raise ValueError("give communication or bytes_per_second, not both")
+        for name in ("training", "communication", "seconds_per_example", "bytes_per_second"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.shares):
+                raise ValueError(f"{name} has {len(values)} entries for {len(self.shares)} shares; give one for each")
+        for name in ("training", "communication"):
+            for mean, deviation in getattr(self, name) or ():
+                if mean <= 0 or deviation < 0:
+                    raise ValueError(f"{name} [{mean:g}, {deviation:g}]: a duration is above 0, a deviation 0 or more")
+        for name in ("seconds_per_example", "bytes_per_second"):
+            if any(value <= 0 for value in getattr(self, name) or ()):
+                raise ValueError(f"{name} {list(getattr(self, name))}: each must be above 0")
+        return self
+
+
+class VirtualClock:
+    """Draws how long each visit takes.
+
+    Parameters
+    ----------
+    devices : Devices
+        The mix of devices.
+    seed : int
+        The run's seed; it deals the classes and draws the durations.
+    clients : int
+        Number of clients of the federation.
+    examples : sequence of int
+        Number of training examples of each client, for ``seconds_per_example``.
+    epochs : int
+        Local epochs of a visit.
+    deadline_s : float, optional
+        Longest visit in virtual seconds; a longer one is lost.
+    """
+
+    real = False
+
+    def __init__(
+        self,
+        devices: Devices,
+        seed: int,
+        clients: int,
+        examples: Sequence[int] = (),
+        epochs: int = 1,
+        deadline_s: float | None = None,
+    ) -> None:
+        self.devices, self.seed, self.deadline_s = devices, seed, deadline_s
+        self.examples, self.epochs = tuple(examples), epochs
+        #: Class of each client's processor, and of its link.
+        self.processors = deal(devices.shares, clients, stream(seed, "devices", 0))
+        self.links = deal(devices.shares, clients, stream(seed, "devices", 1))
+
+    def seconds(self, client: int, visit: int, nbytes: int) -> float:
+        """Return how long visit number `visit` of `client` takes, with `nbytes` sent in both directions together."""
+        devices, draw = self.devices, stream(self.seed, "duration", client, visit)
+        processor = self.processors[client % len(self.processors)]
+        link = self.links[client % len(self.links)]
+        if devices.seconds_per_example is not None:
+            examples = self.examples[client % len(self.examples)] if self.examples else 1
+            compute = examples * self.epochs * devices.seconds_per_example[processor]
+        elif devices.training is not None:
+            compute = max(devices.least, float(draw.normal(*devices.training[processor])))
+        else:
+            compute = devices.least
+        if devices.bytes_per_second is not None:
+            return compute + nbytes / devices.bytes_per_second[link]
+        if devices.communication is not None:
+            return compute + max(devices.least, float(draw.normal(*devices.communication[link])))
+        return compute
+
+    def client(self, index: int) -> int | None:
+        """Return who makes the visit `index` of the run; None if the method chooses."""
+        return None
+
+    def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
+        """Return when a visit that starts at `start` ends, and whether its client is asked at all.
+
+        A visit that cannot meet the deadline is never trained: its slot is free again at the deadline.
+        """
+        seconds = self.seconds(client, visit, nbytes)
+        if self.deadline_s is not None and seconds > self.deadline_s:
+            return start + self.deadline_s, False
+        return start + seconds, True
+
+
+class RealClock:
+    """Takes visits in the order in which they arrive; time is what this machine's clock says."""
+
+    real = True
+
+    def __init__(self, deadline_s: float | None = None) -> None:
+        self.deadline_s = deadline_s
+        self._origin: float | None = None
+
+    def now(self, last: float) -> float:
+        """Return the seconds since the run's start, later than `last`, the time of the last event."""
+        if self._origin is None:
+            self._origin = time.monotonic() - last
+        return max(time.monotonic() - self._origin, math.nextafter(last, math.inf))
+
+    def client(self, index: int) -> int | None:
+        """Return None: the method chooses."""
+        return None
+
+    def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
+        """Return infinity, because nobody knows when the visit ends, and True."""
+        return math.inf, True
+
+
+class ReplayClock(RealClock):
+    """Repeats the visits of an earlier run: the same clients, in the same order, with the same ones lost.
+
+    Parameters
+    ----------
+    events : mapping of int to mapping
+        Index of a visit -> its line of ``visits.jsonl``.
+    """
+
+    real = False
+
+    def __init__(self, events: Mapping[int, Mapping[str, Any]]) -> None:
+        super().__init__()
+        self.events = events
+
+    @classmethod
+    def read(cls, path: Path) -> ReplayClock:
+        """Return the clock that repeats the visits in the file at `path`.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be read or is no record of visits.
+        """
+        try:
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            events = {int(e["visit"]): {"client": int(e["client"]), "finish": float(e["finish"])} | e for e in lines}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"clock.events={path}: not a readable visits.jsonl ({error}). Name a run's.") from error
+        return cls(events)
+
+    def client(self, index: int) -> int | None:
+        """Return who made this visit; None if the earlier run ended before it did."""
+        event = self.events.get(index)
+        return None if event is None else int(event["client"])
+
+    def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
+        """Return when the visit ended in the earlier run, infinity if it did not, and whether it was accepted."""
+        event = self.events.get(index)
+        return (math.inf, False) if event is None else (float(event["finish"]), bool(event.get("accepted")))
+
+
+Clock = VirtualClock | RealClock
+
+
+def deal(shares: Sequence[float], clients: int, generator: np.random.Generator) -> list[int]:
+    """Return the class of each client: as many of each as `shares` says, rounded by largest remainder, shuffled."""
+    exact = np.asarray(shares) * clients
+    counts = np.floor(exact + 1e-9).astype(int)
+    rest = np.argsort(-(exact - counts), kind="stable")[: clients - counts.sum()]
+    counts[rest] += 1
+    classes = np.repeat(np.arange(len(shares)), counts)
+    return [int(one) for one in generator.permutation(classes)]
+
+
+def clock_of(
+    settings: ClockSettings,
+    devices: Devices,
+    seed: int,
+    examples: Sequence[int],
+    epochs: int,
+    asynchronous: bool = True,
+) -> Clock | None:
+    """Return the clock that the configuration names, for clients with these numbers of `examples`; None for none.
+
+    A synchronous method has no deadline on the virtual clock: a round lasts as long as its slowest client.
+    """
+    if settings.name == "none":
+        return None
+    if settings.name == "real":
+        return RealClock(settings.deadline_s)
+    if settings.events is not None:
+        return ReplayClock.read(Path(settings.events))
+    limit = settings.deadline_s if asynchronous else None
+    return VirtualClock(devices, seed, max(len(examples), 1), examples, epochs, limit)

@@ -1,0 +1,264 @@
+"""The asynchronous loop: order, free slots, lost visits, restarts, the real clock."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+
+from fedcross.client.app import app as client_app
+from fedcross.client.app import together
+from fedcross.conf.compose import join
+from fedcross.core.errors import FederationError
+from fedcross.engines.batched import BatchedGrid, Params
+from fedcross.engines.workers import WorkersGrid
+from fedcross.server.reply_log import WriteAheadLog
+from fedcross.server.session import Session
+from fedcross.strategies.fedcross_async import FedCrossAsync
+from fedcross.strategies.round import asking
+from fedcross.strategies.round import clock as clocks
+from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
+from tests.support.bench import forgetful
+from tests.support.federation import Quiet, run, same, session, settle
+from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent
+
+ASYNC = ("method=fedcross_async", "method.selection=in_order", "devices=uniform")
+
+
+def visits(folder):
+    return [json.loads(line) for line in (folder / "visits.jsonl").read_text().splitlines()]
+
+
+class Seconds(VirtualClock):
+    """Client i always takes ``durations[i]`` seconds."""
+
+    def __init__(self, *durations, deadline_s=None):
+        super().__init__(Devices(), 0, len(durations), deadline_s=deadline_s)
+        self.durations = durations
+
+    def seconds(self, client, visit, nbytes):
+        return self.durations[client]
+
+
+def small(clock, k=2, **values):
+    """Return a method of k slots with one number each, and the list of its visits as they end."""
+    method = FedCrossAsync(clients_per_round=k, **{"alpha": 0.75, "selection": "in_order", "rounds": 50, **values})
+    method.clock, ended = clock, []
+    method.on_visit = ended.append
+    method.begin({"w": np.zeros(1, np.float32)}, {"w"})
+    return method, ended
+
+
+@pytest.fixture
+def grid(monkeypatch):
+    """Return a function that makes a grid of n clients with scripts, whose seconds nobody waits for."""
+    ticking = Clock(monkeypatch)
+    monkeypatch.setattr(asking, "time", ticking)
+    monkeypatch.setattr(clocks, "time", ticking)
+    return lambda n, **scripts: VirtualGrid(ticking, n, {int(name[1:]): script for name, script in scripts.items()})
+
+
+def told(ended, *names):
+    return [tuple(line[name] for name in names) for line in ended]
+
+
+def test_slow_clients_hold_up_their_own_slot_only(grid):
+    """Client 0 takes 5 s, the others 1 s: five visits of the other slot end first, at 1 to 5 s with the slow one."""
+    method, ended = small(Seconds(5.0, 1.0, 1.0))
+    method.choose = lambda number, group, slots, idle: [0, 1] if len(slots) == 2 and 0 in idle else idle[-len(slots) :]
+    network = grid(3)
+    for number in (1, 2, 3):
+        method.run_round(number, network)
+    assert told(ended, "slot", "client", "finish", "staleness") == [
+        (1, 1, 1.0, 0), (1, 2, 2.0, 0), (1, 2, 3.0, 0), (1, 2, 4.0, 0), (0, 0, 5.0, 4), (1, 2, 5.0, 0),
+    ]  # fmt: skip
+    assert told(ended, "round", "group")[-2:] == [(3, 0), (3, 0)]
+
+
+def test_the_order_is_that_of_virtual_time_not_of_the_machine(grid):
+    """Real replies come in the opposite order; what was early waits for its time."""
+    fast_really = {f"c{i}": answers(seconds) for i, seconds in enumerate((90.0, 5.0, 1.0))}
+    method, ended = small(Seconds(1.0, 2.0, 4.0), k=3)
+    method.run_round(1, grid(3, **fast_really))
+    other, again = small(Seconds(1.0, 2.0, 4.0), k=3)
+    other.run_round(1, grid(3))
+    assert told(ended, "client", "finish") == told(again, "client", "finish")
+    assert same(method.global_model(), other.global_model())
+
+
+def test_a_visit_over_the_deadline_is_never_trained_and_its_slot_goes_to_another_client(grid):
+    method, ended = small(Seconds(9.0, 2.0, 2.0, deadline_s=3.0))
+    method.choose = lambda number, group, slots, idle: idle[: len(slots)]
+    network = grid(3)
+    report = method.run_round(1, network)
+    assert told(ended, "client", "finish", "accepted") == [(1, 2.0, True), (0, 3.0, False)]
+    assert report.dropped == 1
+    assert 0 not in {client for _, client, _ in network.asked}
+    method.run_round(2, network)  # client 0 rests, client 1 is busy
+    assert told(ended, "client", "slot", "start")[-1] == (2, 0, 3.0)
+
+
+def test_who_failed_rests_until_an_upload_is_accepted(grid):
+    method, ended = small(Seconds(1.0, 1.5, 4.0))
+    method.choose = lambda number, group, slots, idle: idle[: len(slots)]
+    network = grid(3, c0=fails(0.1))
+    for number in (1, 2):
+        method.run_round(number, network)
+    assert told(ended, "client", "slot", "finish", "accepted") == [
+        (0, 0, 1.0, False), (1, 1, 1.5, True), (0, 1, 2.5, False), (1, 1, 4.0, True),
+    ]  # fmt: skip
+    assert [(visit.slot, visit.client, visit.start) for visit in method.open.values()] == [(0, 2, 1.0)]
+
+
+def test_if_everybody_fails_the_rounds_end_and_nothing_changes(grid):
+    method, ended = small(Seconds(1.0, 1.0))
+    report = method.run_round(1, grid(2, c0=fails(0.1), c1=fails(0.1)))
+    assert (report.dropped, dict(report.rejected)) == (2, {"client_error": 2})
+    assert method.global_model()["w"] == 0
+    assert [line["accepted"] for line in ended] == [False, False]
+
+
+def test_second_late_and_foreign_replies_are_nobodys(grid):
+    method, _ = small(Seconds(1.0, 2.0, 3.0))
+    network = grid(3, c0=answers(0.1, 0.2, 400.0), c1=answers(0.1, 0.1))
+    reports = [method.run_round(number, network) for number in range(1, 6)]
+    rejected = sum((report.rejected for report in reports), reports[0].rejected.__class__())
+    assert sum(report.dropped for report in reports) == 0
+    assert set(rejected) <= {"unknown", "superseded", "duplicate"}
+    assert rejected
+
+
+def test_the_real_clock_takes_what_comes_and_gives_up_at_the_deadline(grid):
+    """Client 2 never answers: its slot is free again after 10 s, and the other slot has had three visits by then."""
+    method, ended = small(RealClock(deadline_s=10.0))
+    method.choose = lambda number, group, slots, idle: [2, 0] if not ended else idle[: len(slots)]
+    network = grid(3, c0=answers(3.0), c1=answers(3.0), c2=silent)
+    for number in (1, 2, 3):
+        method.run_round(number, network)
+    assert told(ended, "client", "accepted") == [
+        (0, True), (0, True), (0, True), (2, False), (0, True), (1, True),
+    ]  # fmt: skip
+    assert [line["finish"] for line in ended] == pytest.approx([3, 6, 9, 10, 12, 13], abs=2.0)
+    assert [line["finish"] for line in ended] == sorted(line["finish"] for line in ended)
+
+
+@pytest.mark.parametrize("crash", [1, 2, 3, 5])
+def test_after_a_crash_on_the_real_clock_the_logged_arrivals_come_first(tmp_path, grid, crash):
+    """The resumed server meets clients of other speeds; what was in the log keeps its order and its time."""
+    method, ended = small(RealClock(), k=2)
+    method.log = WriteAheadLog(tmp_path, "run", 0)
+    real_accept = method.log.accept
+    accepted = []
+
+    def accept(current, upload):
+        real_accept(current, upload)
+        accepted.append(upload)
+        if len(accepted) == crash:
+            raise RuntimeError("power cut")
+
+    method.log.accept = accept
+    network = grid(4, c0=answers(3.0), c1=answers(2.0), c2=answers(1.0), c3=fails(0.5))
+    with pytest.raises(RuntimeError, match="power cut"):
+        for number in range(1, 5):
+            method.run_round(number, network)
+    method.log.close()
+    again, repeated = small(RealClock(), k=2)
+    again.log = WriteAheadLog(tmp_path, "run", 0)
+    other = grid(4, c0=answers(1.0), c1=answers(7.0), c2=answers(3.0))
+    for number in range(1, 5):
+        again.run_round(number, other)
+    assert repeated[: len(ended)] == ended
+    again.log.close()
+    assert len(again.log.order()) >= crash
+    third, _ = small(ReplayClock({line["visit"]: line for line in repeated}), k=2)
+    fresh = grid(4)
+    for number in range(1, 5):
+        third.run_round(number, fresh)
+    assert same(third.global_model(), again.global_model())
+
+
+def test_a_client_that_joins_in_the_middle_is_drawn_from_the_next_round_on(grid):
+    method, ended = small(Seconds(1.0, 1.5, 2.0))
+    method.federation = method.federation.model_copy(update={"min_clients": 2})
+    network = grid(3)
+    network.online = [1, 2]
+    method.run_round(1, network)
+    network.online = [1, 2, 3]
+    for number in range(2, 6):
+        method.run_round(number, network)
+    assert 2 not in {line["client"] for line in ended if line["round"] == 1}
+    assert 2 in {line["client"] for line in ended}
+
+
+def test_flowers_own_loop_is_refused_with_what_to_do():
+    method, _ = small(None)
+    with pytest.raises(FederationError, match="start"):
+        method.configure_train(1, ArrayRecord(), ConfigRecord(), SimpleNamespace())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a finished run of five rounds with unequal devices, in this process."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, run(folder, *ASYNC, "rounds=5").method
+
+
+def test_the_number_of_workers_and_batches_change_nothing(tmp_path, whole):
+    folder, one = whole
+    for name in ("workers", "batched"):
+        config, settled = settle(tmp_path / name, *ASYNC, "rounds=5")
+        text = {"overrides": join(settled)}
+        if name == "workers":
+            grid = WorkersGrid(client_app, 6, text, 2)
+        else:
+            grid = BatchedGrid(client_app, 6, text, together, Params())
+        try:
+            ready = Session(config, grid, Quiet())
+            ready.execute()
+        finally:
+            grid.close()
+        assert visits(tmp_path / name) == visits(folder)
+        if name == "workers":
+            assert same(ready.method.global_model(), one.global_model())
+        for entry, array in one.global_model().items():
+            np.testing.assert_allclose(ready.method.global_model()[entry], array, rtol=0, atol=1e-5)
+
+
+def test_the_record_of_visits_can_be_replayed(tmp_path, whole):
+    folder, one = whole
+    again = run(tmp_path / "again", *ASYNC, "rounds=5", "clock=replay", f"clock.events={folder}/visits.jsonl").method
+    assert same(again.global_model(), one.global_model())
+    assert visits(tmp_path / "again") == visits(folder)
+    with pytest.raises(FederationError, match="Lower rounds"):
+        run(tmp_path / "longer", *ASYNC, "rounds=7", "clock=replay", f"clock.events={folder}/visits.jsonl")
+
+
+@pytest.mark.parametrize("log", ["true", "false"])
+def test_a_run_resumed_at_a_round_is_the_uninterrupted_one(tmp_path, whole, log):
+    folder, one = whole
+    run(tmp_path, *ASYNC, "rounds=2", f"checkpoint.log={log}")
+    two = run(tmp_path, *ASYNC, "rounds=5", f"resume={tmp_path}", f"checkpoint.log={log}").method
+    assert same(two.global_model(), one.global_model())
+    assert two.checkpoint().values == one.checkpoint().values
+    assert visits(tmp_path) == visits(folder)
+
+
+def test_lost_visits_are_lost_again_after_a_replay(tmp_path):
+    app = forgetful(lambda client, number: (client + number) % 4 == 0)
+    a = run(tmp_path / "a", *ASYNC, "rounds=4", app=app).method
+    events = f"clock.events={tmp_path}/a/visits.jsonl"
+    b = run(tmp_path / "b", *ASYNC, "rounds=4", "clock=replay", events).method
+    assert any(not line["accepted"] for line in visits(tmp_path / "a"))
+    assert same(a.global_model(), b.global_model())
+
+
+def test_metrics_have_virtual_seconds_for_both_kinds_of_methods(tmp_path, whole):
+    lines = [json.loads(line) for line in (whole[0] / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["virtual_seconds"] for line in lines) == pytest.approx(visits(whole[0])[-1]["finish"])
+    assert all(line["clients"] >= 1 for line in lines)
+    ready = session(tmp_path, "method=fedavg", "clock=virtual", "devices=uniform", "rounds=1")
+    ready.execute()
+    [line] = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    drawn = ready.method.sample(1, range(6))
+    assert line["virtual_seconds"] == max(ready.method.clock.seconds(client, 1, 0) for client in drawn)

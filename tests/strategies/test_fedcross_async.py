@@ -1,0 +1,91 @@
+"""FedCross without waiting: its synchronous limit, and mixing by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedcross.strategies.fedcross_async import FedCrossAsync
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import run, same
+
+
+def begun(k: int = 3, **values):
+    """Return a method with k slots, of models with one parameter that starts at 0 and one counter."""
+    method = FedCrossAsync(clients_per_round=k, **{"selection": "in_order", "alpha": 0.75, **values})
+    method.begin({"w": np.zeros(1, np.float32), "n": np.array(0, np.int64)}, {"w"})
+    return method
+
+
+def feed(method, **values):
+    """Let these uploads arrive at the same time: s0=4.0 is slot 0's."""
+    sent = [Upload(0, int(name[1:]), {"w": np.float32([w]), "n": np.array(int(w), np.int64)}, {}, 1, {})
+            for name, w in values.items()]  # fmt: skip
+    return method.aggregate(Round(1, 0, (), 0), sent)
+
+
+def rows(method):
+    return method.pool.rows.ravel().tolist()
+
+
+@pytest.mark.parametrize("more", [(), ("method.selection=random", "method.alpha=0.7", "compression.up=int8")])
+def test_equal_durations_are_fedcross_to_the_bit(tmp_path, more):
+    ours = run(tmp_path / "a", "method=fedcross_async", "devices=equal", *more).method
+    theirs = run(tmp_path / "b", "method=fedcross", *more).method
+    assert same(ours.global_model(), theirs.global_model())
+    assert (ours.pool.rows == theirs.pool.rows).all()
+    assert {line["staleness"] for line in visits(tmp_path / "a")} == {0}
+
+
+def visits(folder):
+    return [json.loads(line) for line in (folder / "visits.jsonl").read_text().splitlines()]
+
+
+def test_the_first_upload_mixes_with_nobody_and_the_second_with_the_first():
+    """Slot 1: 4. Then slot 0 with 8: .75 8 + .25 4 = 7. Slot 1 is not written again; slot 2 keeps the initial model."""
+    method = begun()
+    feed(method, s1=4.0)
+    assert rows(method) == [0, 4, 0]
+    feed(method, s0=8.0)
+    assert rows(method) == [7, 4, 0]
+    assert method.versions == [1, 1, 0]
+    assert method.global_model()["w"] == pytest.approx(11 / 3)
+    assert method.uploads.rows.ravel().tolist() == [8, 4, 0]
+
+
+def test_a_collaborator_that_is_behind_weighs_less():
+    """Slot 0's second upload, 8, is one before slot 1's first, 4: 1 - .25/2 = .875 of 8 + .125 of 4 = 7.5."""
+    method = begun(2)
+    feed(method, s0=2.0, s1=4.0)
+    assert rows(method) == [2.5, 3.5]
+    feed(method, s0=8.0)
+    assert rows(method) == [7.5, 3.5]
+    feed(method, s1=8.0)  # level again
+    plain = begun(2, gap="none")
+    feed(plain, s0=2.0, s1=4.0)
+    feed(plain, s0=8.0)
+    assert rows(plain) == [7.0, 3.5]
+
+
+def test_collaborators_are_chosen_among_all_uploads_of_a_group():
+    """Both arrive at once, so both mix with the other's new upload: .75 4 + .25 8 = 5 and 7; counters truncated."""
+    method = begun(2)
+    feed(method, s0=4.0, s1=8.0)
+    assert rows(method) == [5, 7]
+    assert method.pool.integers.ravel().tolist() == [5, 7]
+
+
+def test_alpha_1_mixes_nothing_and_an_empty_group_changes_nothing():
+    method = begun(2, alpha=1.0)
+    feed(method, s0=4.0, s1=8.0)
+    assert rows(method) == [4, 8]
+    assert feed(method) == {}
+    assert rows(method) == [4, 8]
+
+
+def test_a_lost_slot_sends_the_same_model_again():
+    method = begun(2)
+    feed(method, s0=4.0, s1=8.0)
+    before = method.payload(1, 0).arrays["w"].copy()
+    feed(method, s0=6.0)
+    assert method.payload(1, 5).arrays["w"] == before

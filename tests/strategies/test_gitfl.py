@@ -1,0 +1,92 @@
+"""GitFL by hand: master, control of the branches, choice of clients."""
+
+import numpy as np
+import pytest
+
+from fedcross.strategies.gitfl import GitFL
+from fedcross.strategies.masterpull import MasterPull
+from fedcross.strategies.wire.protocol import Round, Upload
+from tests.support.federation import run, same
+from tests.support.pools import begun, feed, model
+
+
+def started(k=2, **values):
+    method = GitFL(clients_per_round=k, rounds=10, **values)
+    method.begin({"w": np.zeros(1, np.float32), "n": np.array(0, np.int64)}, {"w"})
+    method._available = list(range(6))
+    return method
+
+
+def arrive(method, **values):
+    sent = [Upload(0, int(name[1:]), {"w": np.float32([w]), "n": np.array(int(w), np.int64)}, {}, 1, {})
+            for name, w in values.items()]  # fmt: skip
+    return method.aggregate(Round(1, 0, (), 0), sent)
+
+
+def test_branches_by_hand():
+    """Slot 0: 6, n = (1, 0), M = 6. Slot 1: 12, n = (1, 1), M = 9, c = 10: (120 + 9)/11. Slot 1 again: 24, n = (1, 2),
+    M = (6 + 48)/3 = 18, c = 10.5: (252 + 18)/11.5. The counters: 24 and 6 give M = 18, (10.5 24 + 18)/11.5 = 23.48.
+    """
+    method = started()
+    arrive(method, s0=6.0)
+    assert method.pool.rows[:, 0] == pytest.approx([6, 0])
+    assert method.global_model()["w"] == 6
+    arrive(method, s1=12.0)
+    assert method.pool.rows[:, 0] == pytest.approx([6, 129 / 11])
+    assert method.global_model()["w"] == 9
+    arrive(method, s1=24.0)
+    assert method.pool.rows[:, 0] == pytest.approx([6, 270 / 11.5])
+    assert method.global_model()["w"] == 18
+    assert method.pool.integers.ravel().tolist() == [6, 23]
+
+
+def test_control_is_clipped():
+    """n = (9, 1): mean 5, c = 10 - 4 = 6 for slot 1, clipped to 7 with least=7; M = (9 * 0 + 8)/10 = .8: 56.8/8."""
+    method = started(least=7.0)
+    method.versions = [9, 0]
+    arrive(method, s1=8.0)
+    assert method.pool.rows[1, 0] == pytest.approx(56.8 / 8)
+
+
+def test_equal_versions_are_master_pull():
+    ours, theirs = begun(GitFL, 4), begun(MasterPull, 4)
+    for number in (1, 2, 3):
+        sent = {slot: model(float(slot * number), count=slot) for slot in range(4)}
+        feed(ours, number, sent)
+        feed(theirs, number, sent)
+    np.testing.assert_allclose(ours.pool.rows, theirs.pool.rows, rtol=0, atol=1e-4)
+    for name, array in theirs.global_model().items():
+        np.testing.assert_allclose(ours.global_model()[name], array, rtol=1e-6, atol=1e-5)
+
+
+def test_weights_of_clients_by_hand():
+    """Visits 3 and 0: curiosity .5 and 1. Half of 20 visits gone: a = .25; T = (6, 0, 0, 0, 0, 0), mean 1; slot 0 is 1
+    ahead: speed of client 0 = 5/60, of client 1 = -1/60; of a slot that is 1 behind: the opposite.
+    """
+    method = started()
+    for seconds in (4.0, 6.0, 8.0):
+        method.timed(0, seconds)
+    assert method.durations == {0: pytest.approx(6.0)}
+    assert (method.weight(0, 0), method.weight(0, 1)) == (0.5, 1.0)
+    method.finished, method.versions = 10, [3, 1]
+    assert method.weight(0, 0) == pytest.approx(0.25 * 0.5 + 0.75 * 5 / 60)
+    assert method.weight(0, 1) == pytest.approx(0.25 - 0.75 / 60)
+    assert method.weight(1, 0) == pytest.approx(0.25 * 0.5 - 0.75 * 5 / 60)
+
+
+def test_curiosity_chooses_whom_nobody_has_visited():
+    method = started()
+    method.visits.update(dict.fromkeys(range(5), 10**8))
+    chosen = [method.choose(1, group, [0, 1], [0, 2, 5]) for group in range(20)]
+    assert all(5 in pair and len(set(pair)) == 2 for pair in chosen)
+
+
+def test_resume_is_exact(tmp_path):
+    settings = ("method=gitfl", "devices=uniform", "method.curious=0.2")
+    one = run(tmp_path / "a", *settings, "rounds=4").method
+    run(tmp_path / "b", *settings, "rounds=4", "checkpoint.every=1", "checkpoint.keep=9")
+    for late in (3, 4):
+        (tmp_path / "b" / "checkpoints" / f"round-{late:06d}.safetensors").unlink()
+    two = run(tmp_path / "b", *settings, "rounds=4", f"resume={tmp_path / 'b'}").method
+    assert same(one.global_model(), two.global_model())
+    assert one.checkpoint().values == two.checkpoint().values
