@@ -70,6 +70,7 @@ LATER: dict[str, dict[str, Any]] = {
         "host_lr": None,
         "mixing": "batch",
     },
+    "train": {"deterministic": False},
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
 }
 
