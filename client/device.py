@@ -62,10 +62,9 @@ def set_arithmetic(device: torch.device, settings: Train) -> None:
         return
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-    kind = "tf32" if settings.precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = kind
-    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = kind  # type: ignore[attr-defined]
+    # Not the newer `fp32_precision` of single operators: torch's own readers of `allow_tf32` fail after it was set.
+    torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = settings.precision == "tf32"
     torch.backends.cudnn.deterministic = settings.deterministic
     torch.use_deterministic_algorithms(settings.deterministic)
 

@@ -68,25 +68,30 @@ def test_memory_that_torch_keeps_for_later_counts_as_free(monkeypatch: pytest.Mo
     assert device.memory_budget(None, CPU) == device.CPU_BYTES
 
 
-@pytest.mark.parametrize(("precision", "kind"), [("float32", "ieee"), ("tf32", "tf32"), ("bfloat16", "ieee")])
-def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision: str, kind: str) -> None:
-    places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-    before = [place.fp32_precision for place in places]
+@pytest.mark.parametrize(("precision", "narrow"), [("float32", False), ("tf32", True), ("bfloat16", False)])
+def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision: str, narrow: bool) -> None:
+    """torch's own default computes convolutions in TF32."""
     fixed: list[bool] = []
     monkeypatch.setattr(torch, "use_deterministic_algorithms", fixed.append)
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", torch.backends.cudnn.deterministic)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    before, matmul, repeats = (
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.deterministic,
+    )
     settings = v.settings(precision=precision, deterministic=precision == "tf32")
     try:
         device.set_arithmetic(CPU, settings)
-        assert [place.fp32_precision for place in places] == before
+        assert torch.backends.cudnn.allow_tf32 == before
         assert fixed == []
         device.set_arithmetic(torch.device("cuda:0"), settings)
-        assert [place.fp32_precision for place in places] == [kind] * 3
+        assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == narrow
+        assert torch.backends.cudnn.deterministic == (precision == "tf32")
         assert fixed == [precision == "tf32"]
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
+        torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.deterministic = repeats
 
 
 def test_augmentation_draws_on_the_cpu_whatever_the_device() -> None:

@@ -106,6 +106,8 @@ class _Operations(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
+            kwargs = {**kwargs, "device": torch.device("cuda:0")}  # torch's core made it beside a tensor of this GPU
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         device = self._device(func, leaves, kwargs)
         known = {id(leaf.inner) if isinstance(leaf, GpuTensor) else id(leaf): leaf for leaf in leaves}
@@ -186,6 +188,9 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> Iterator[Cou
         monkeypatch.setattr(torch.nn.Module, "to", _swapping(torch.nn.Module.to))
         for name, value in _driver(gpus).items():
             monkeypatch.setattr(torch.cuda, name, value)
+        # How a GPU computes is no matter here, and other tests of this process must not see it.
+        monkeypatch.setattr("fedcross.client.workshop.set_arithmetic", lambda *_: None)
+        monkeypatch.setattr("fedcross.server.session.set_arithmetic", lambda *_: None)
         mode = stack.enter_context(_Operations(counted))
         stack.enter_context(_Functions())
         _Operations.current = mode
