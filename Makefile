@@ -3,6 +3,8 @@
 # make check   checks style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
 # make docs    generates the reference pages from the code, and the docs site in site/
+# make sbom    writes the bill of materials and the licences of what the lock names
+# make audit   asks whether the locked packages have known vulnerabilities
 # make compose tests the compose federation: image, three clients, attacks (needs a container engine)
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -13,11 +15,11 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test unit reliability compose check bench docs clean lock
+.PHONY: demo test unit reliability compose check bench docs sbom audit clean lock
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,6s/^# //p' Makefile
+	@sed -n '1,8s/^# //p' Makefile
 
 .boot/bin/uv:
 	$(PYTHON) -m venv .boot
@@ -51,7 +53,7 @@ reliability: $(READY)
 	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --durations=0 tests/faults tests/server/test_checkpoint.py \
 	  tests/server/test_reply_log.py tests/strategies/round/test_exchange.py tests/strategies/round/test_rounds.py tests/strategies/round/test_defence.py
 
-# Tests the compose federation; needs a container engine, and BASE_IMAGE where python:3.11-slim cannot be fetched.
+# Tests the compose federation; needs a container engine, and BASE_IMAGE where the Dockerfile's cannot be fetched.
 compose: $(READY)
 	$(BIN)/python -m pytest -s -m compose tests/e2e/test_compose.py
 
@@ -64,6 +66,17 @@ check: $(READY)
 docs: $(READY)
 	$(BIN)/python -m docs.reference
 	$(BIN)/mkdocs build --strict
+
+sbom: $(READY)
+	$(BIN)/python -m fedcross.deploy.sbom requirements.lock pyproject.toml sbom.cdx.json THIRD_PARTY.md
+
+# Says what it found, or that it could look nothing up; neither is a failure of the code that is tested.
+audit: $(READY)
+	@said=$$(timeout 600 $(BIN)/pip-audit --disable-pip --require-hashes --progress-spinner off -r requirements.lock 2>&1); code=$$?; \
+	all=$$(grep -c "^[A-Za-z0-9].*==" requirements.lock); left=$$(grep -c "could not be audited" <<< "$$said"); \
+	if grep -q "Found .* known vulnerabilit" <<< "$$said"; then echo "pip-audit: KNOWN VULNERABILITIES"; grep -v "could not be audited" <<< "$$said"; \
+	elif [ $$code -ne 0 ] || [ $$left -ge $$all ]; then echo "LEFT OUT: pip-audit could look nothing up (exit code $$code):"; tail -n 2 <<< "$$said"; \
+	else echo "pip-audit: no known vulnerability in $$((all - left)) of $$all locked packages; the others could not be looked up"; fi
 
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload lenet5

@@ -103,6 +103,7 @@ class Subject:
 
         part = {name: value for name, value in self.config["model"].items() if name != "module"}
         model: nn.Module = create(str(self.config["model"].get("module", part["name"])), part, self.task, self.seed)
+        self._narrow(model)
         kind = method_class(str(self.config["method"].get("module", self.config["method"]["name"])))
         params = self._params("method", kind.Params)
         model = kind.network(model, params, self.seed)
@@ -115,6 +116,16 @@ class Subject:
                 f"{self.folder}: the kept weights do not fit model {part['name']}. Was the configuration edited?"
             ) from error
         return model.eval()
+
+    def _narrow(self, model: nn.Module) -> None:
+        """Leave only the part of `model` that the run trained in its ``state_dict``."""
+        from fedcross.tasks.models.part import narrow
+
+        train = self.config.get("train", {})
+        only, base = train.get("only") or [], train.get("base")
+        if only:
+            root = Path(str(self.config.get("data_root", "data")))
+            narrow(model, [only] if isinstance(only, str) else only, root / base if base else None)
 
     def _part(self, group: str, package: str) -> tuple[Any, Settings]:
         module = find(package, str(self.config[group].get("module", self.config[group]["name"])), group)

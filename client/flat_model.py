@@ -18,6 +18,7 @@ from torch.func import functional_call
 from fedcross.strategies.parts.objective import Tensors
 from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.models.dropout import dropout_names
+from fedcross.tasks.models.part import BUFFERS, base_tensors, hold_statistics
 from fedcross.tasks.models.weights import check_weights, tied
 
 
@@ -45,6 +46,8 @@ class ModuleNet:
         Names of the frozen parameters.
     dropout : list of str
         Names of the buffers that hold the random states of the dropout layers; empty without dropout.
+    base_buffers : Tensors
+        Buffers of a base outside the model (``train.only``), as every visit starts with them.
     flat, gradient : Tensor, shape (p,)
         All parameters and all gradients.
 
@@ -58,7 +61,10 @@ class ModuleNet:
         check_weights(module)
         self.module = module.to(device).train()
         _keep_in_place(self.module)
-        self._still = copy.deepcopy(self.module).eval()
+        hold_statistics(self.module)
+        self._still = copy.deepcopy(self.module, {id(p): p for p in base_tensors(self.module)}).eval()
+        written = {id(buffer) for buffer in base_tensors(self.module, BUFFERS)}
+        self.base_buffers = {n: b.clone() for n, b in self.module.named_buffers() if id(b) in written}
         self.device = device
         self._narrow = precision == "bfloat16"
         self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
@@ -97,6 +103,8 @@ class ModuleNet:
                     target.detach().numpy()[...] = arrays[name]  # torch cannot read a read-only view, numpy can
                 else:
                     target.copy_(torch.from_numpy(arrays[name].copy()))
+            for name, value in self.base_buffers.items():
+                self.module.get_buffer(name).copy_(value)
 
     def _check_views(self) -> None:
         """Raise a RuntimeError if a parameter is no view of ``flat`` any more: the optimiser would not reach it."""
@@ -149,7 +157,7 @@ class ModuleNet:
         module = (self.module if train else self._still).get_submodule(part)
         prefix = f"{part}." if part else ""
         given = {**params, **buffers}
-        given |= {name: given[first] for name, first in self._again.items()}
+        given |= {name: given[first] for name, first in self._again.items() if first in given}
         values = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
         return functional_call(module, values, inputs)  # type: ignore[no-any-return]
 

@@ -49,8 +49,9 @@ class Arrived:
         The objective's view of the message and of the client's data.
     prepared : Prepared
         The result of ``objective.prepare(visit)``.
-    dropout : Tensors
-        The state of every dropout layer at the start, by buffer name.
+    scratch : Tensors
+        Buffers that training changes and nobody sends, at the start, by name: the states of the dropout layers, and
+        what a base outside the model has (``train.only``).
     settings : Train
         Settings of the optimiser, with the number of epochs for this exchange.
     received : Arrays
@@ -64,7 +65,7 @@ class Arrived:
     content: RecordDict
     visit: Visit
     prepared: Prepared
-    dropout: Tensors
+    scratch: Tensors
     settings: Train
     received: Arrays
     residual: Arrays
@@ -76,6 +77,7 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     config, net, objective = shop.config, shop.net, shop.objective
     asked: dict[str, Any] = dict(content.config_records["config"])
     client, number, exchange = int(asked["client"]), int(asked["round"]), int(asked["exchange"])
+    _check_base(shop, str(asked.get("base", "")))
     received, extras = _arrays(shop, content)
     store, kept, residual = None, Arrays(), Arrays()
     if objective.keeps or config.compression.up != "float32":
@@ -108,8 +110,20 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     if net.dropout:
         seed_dropout(net.module, key(config.seed, "dropout", number, client, exchange))
     prepared = objective.prepare(visit)
-    dropout = {name: net.module.get_buffer(name).clone() for name in net.dropout}
-    return Arrived(content, visit, prepared, dropout, settings, received, residual, store)
+    scratch = {name: net.module.get_buffer(name).clone() for name in (*net.dropout, *net.base_buffers)}
+    return Arrived(content, visit, prepared, scratch, settings, received, residual, store)
+
+
+def _check_base(shop: Workshop, expected: str) -> None:
+    """Raise a ProtocolError unless the untrained rest of the model (``train.only``) is the same here as at the server.
+
+    Random weights of one seed can differ in their last bits between kinds of processors.
+    """
+    if expected and expected != shop.base:
+        raise ProtocolError(
+            f"The base of the model differs: its SHA-256 is {shop.base[:16]}... here and {expected[:16]}... at the "
+            "server. Give every device the same file: train.base=FILE train.base_sha256=DIGEST."
+        )
 
 
 def _asked_training(settings: Train, asked: Mapping[str, Any]) -> Train:

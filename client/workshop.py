@@ -25,7 +25,6 @@ from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.compression import ClientHalf
 from fedcross.strategies.wire.records import views
 from fedcross.tasks.data import FederatedData, forget
-from fedcross.tasks.models import create
 from fedcross.tasks.scoring import score
 
 
@@ -43,11 +42,11 @@ class Workshop:
         self.device = pick_device(config.device)
         set_arithmetic(self.device, config.train)
         self.data: FederatedData = config.load_data()
-        self.method = method = method_class(config.modules["method"])
+        self.method = method_class(config.modules["method"])
         self._scored: nn.Module | None = None
-        model = create(config.modules["model"], config.model, self.data.task, config.seed)
-        self.net = ModuleNet(method.network(model, config.method, config.seed), self.device, config.train.precision)
-        self.objective: Objective = method.Objective(config.method)
+        network, self.base = config.network(self.data.task)
+        self.net = ModuleNet(network, self.device, config.train.precision)
+        self.objective: Objective = self.method.Objective(config.method)
         self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         #: Client -> its prepared inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
@@ -92,7 +91,7 @@ class Workshop:
             results = train_batched(
                 self.net,
                 self.objective,
-                [Work(a.visit, a.prepared, a.dropout) for a in arrived],
+                [Work(a.visit, a.prepared, a.scratch) for a in arrived],
                 arrived[0].settings,
                 self.data.task.augment,
                 memory=memory,
@@ -107,10 +106,8 @@ class Workshop:
         if own is None:
             raise DataError(f"client {client} has no test examples of its own: this partition gives clients none.")
         if self._scored is None:
-            config = self.config
-            model = create(config.modules["model"], config.model, self.data.task, config.seed)
-            network = self.method.network(model, config.method, config.seed)
-            self._scored = self.method.evaluation_network(network, config.method).to(self.device).eval()
+            network, _ = self.config.network(self.data.task)
+            self._scored = self.method.evaluation_network(network, self.config.method).to(self.device).eval()
         arrays = views(content.array_records["arrays"])
         with one_thread(self.device):
             batch = evaluation_batch(self.device, own[0][0].numel())

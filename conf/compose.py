@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from fedcross.conf.own import translated
 from fedcross.core.errors import ConfigError, nearest
 from fedcross.core.overrides import join as join
 from fedcross.core.overrides import split as split
@@ -255,7 +256,7 @@ def _composition(overrides: tuple[str, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            return hydra_compose("config", overrides=[*searchpath, *overrides], return_hydra_config=True)
+            return hydra_compose("config", overrides=[*searchpath, *translated(overrides)], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         if found := re.search(UNKNOWN, str(error)):
             raise UnknownSettingError(explain(str(error)), found.group(1)) from error

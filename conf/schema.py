@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, SerializeAsAny
+from pydantic import ConfigDict, Field, SerializeAsAny, field_validator
 
 from fedcross.conf.compose import compose, environment, split
 from fedcross.core.errors import ConfigError
@@ -20,6 +20,9 @@ from fedcross.strategies.round.federation import Meeting
 from fedcross.strategies.wire.compression import Compression
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from fedcross.tasks.base import Task
     from fedcross.tasks.data import FederatedData
 
 #: Configuration group -> package that holds its modules.
@@ -44,6 +47,9 @@ class Train(Settings):
     `precision` is the precision of the network's arithmetic; weights and optimiser are float32 in any case. ``tf32``
     differs from ``float32`` only on NVIDIA's GPUs. With `deterministic` a GPU uses only algorithms whose result does
     not change from run to run; a CPU uses no others.
+    With `only`, shell patterns for names of the model, nothing else is trained, sent, mixed and stored
+    (:mod:`tasks.models.part`). `base` is a safetensors file with the rest of the model, with its digest; a relative
+    path lies in ``data_root``. Without it the rest has the initial weights of the run's seed.
     """
 
     lr: float = Field(gt=0)
@@ -57,6 +63,15 @@ class Train(Settings):
     examples: int | None = Field(None, ge=1)
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     deterministic: bool = False
+    only: tuple[str, ...] = ()
+    base: str | None = None
+    base_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+
+    @field_validator("only", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        """Take one pattern for a list of one, and null for none."""
+        return [] if value is None else [value] if isinstance(value, str) else value
 
 
 class CheckpointSettings(Settings):
@@ -149,6 +164,38 @@ class RunConfig(Settings):
 
         return load_parts(self.module("task"), self.task, self.module("partition"), self.partition, self.seed)
 
+    def network(self, task: Task, seed: int | None = None) -> tuple[nn.Module, str]:
+        """Return the network that clients train, on the CPU, and the digest of its base; "" if all of it is trained.
+
+        `seed` is for other initial weights than those of the run.
+
+        Raises
+        ------
+        ConfigError
+            If the model does not fit the task or the method, or ``train.only`` matches nothing.
+        DataError
+            If the file of the base is not the one that ``train.base_sha256`` names.
+        """
+        from fedcross.strategies.round.registry import method_class
+        from fedcross.tasks.models import create
+
+        chosen = self.seed if seed is None else seed
+        model: nn.Module = create(self.modules["model"], self.model, task, chosen)
+        base = _narrowed(model, self.train, self.data_root)
+        return method_class(self.modules["method"]).network(model, self.method, chosen), base
+
+
+def _narrowed(model: nn.Module, train: Train, data_root: str) -> str:
+    """Leave only the part of `model` that is trained, in place, and return the digest of the rest."""
+    if not train.only:
+        return ""
+    from fedcross.tasks.models.part import check_file, narrow
+
+    file = None if train.base is None else Path(data_root) / train.base
+    if file is not None:
+        check_file(file, train.base_sha256)
+    return narrow(model, train.only, file)
+
 
 def load(overrides: Sequence[str]) -> RunConfig:
     """Return the checked configuration for `overrides`.
@@ -214,12 +261,11 @@ def parsed(raw: dict[str, Any]) -> tuple[RunConfig | None, list[str]]:
         modules[group] = str(part.pop("module", names[group]))
         try:
             kind = settings_class(group, modules[group])
+            if "name" not in kind.model_fields:
+                part.pop("name", None)
+            values[group] = parse(kind, part, group, faults)
         except ConfigError as error:
             faults += error.faults
-            continue
-        if "name" not in kind.model_fields:
-            part.pop("name", None)
-        values[group] = parse(kind, part, group, faults)
     values.pop("experiment", None)
     with_parts = {**values, "names": names, "modules": modules}
     rest = {name: value for name, value in with_parts.items() if name not in PACKAGES}
@@ -267,6 +313,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
         )
     if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
         faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")
+    if config.train.base is not None and not config.train.only:
+        faults.append(f"train.base={config.train.base!r}: without train.only there is no base. Set both or none.")
     faults += _privacy_faults(config) if config.privacy.enabled else []
     own = getattr(config.method, "faults", None)
     faults += own(config.clients_per_round) if callable(own) else []

@@ -174,14 +174,18 @@ def superlink(arguments: Arguments) -> None:
 
 def superexec(arguments: Arguments) -> None:
     """Become the SuperExec."""
+    if arguments.memory:
+        start.limit_memory(arguments.memory)
     # The user who starts a run must be able to read its files: group and others get read access.
     start.replace_process(start.superexec(arguments.keys, arguments.superlink, arguments.health), umask=0o002)
 
 
 def supernode(arguments: Arguments) -> None:
-    """Become a SuperNode."""
+    """Become a SuperNode, with the process that starts its ClientApps beside it."""
     own = (arguments.partition, arguments.partitions, arguments.port)
-    start.replace_process(start.supernode(arguments.keys, arguments.name, arguments.superlink, *own))
+    command = start.supernode(arguments.keys, arguments.name, arguments.superlink, *own)
+    start.start_beside(start.executor(arguments.keys, arguments.port, os.getpid()))
+    start.replace_process(command)
 
 
 def _root(folder: Path) -> KeyPair:

@@ -3,6 +3,7 @@
 ::
 
     NAME/keys/ca.crt  NAME-node.key  NAME-node.pub     the key never leaves the device; the .pub goes to the server
+    NAME/keys/superexec.key                            secret that only this device's own processes share
     NAME/data/        its own examples
     NAME/state/       what Flower and the methods keep between rounds
     NAME/docker-compose.yml  NAME/.env                 to run it in a container ...
@@ -20,6 +21,7 @@ from string import Template
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.private_files import private_folder, write_private, write_public
+from fedcross.deploy.federation import SECRET, make_secret
 from fedcross.engines.remote import host_and_port
 
 #: File in ``deploy/templates`` -> its name in the bundle.
@@ -85,6 +87,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     for name in ("data", "state"):
         private_folder(bundle / name)
     certificates.make_node_key(keys, device.name)
+    make_secret(keys / SECRET)
     write_public(keys / "ca.crt", authority.read_bytes())
     values = {
         "name": device.name,
@@ -125,4 +128,6 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
     except BaseException:
         write_private(private, backup)
         raise
+    if not (keys / SECRET).exists():  # a bundle of version 0.2 or older
+        make_secret(keys / SECRET)
     return pair.public, old

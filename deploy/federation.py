@@ -6,7 +6,7 @@
     ROOT/server       ca.crt server.crt server.key
     ROOT/superexec    ca.crt superexec.key      the secret with which the SuperExec signs its requests
     ROOT/public       ca.crt *-node.pub         keys that may be registered
-    ROOT/DEVICE       ca.crt DEVICE-node.key    one folder for each device, mounted into its container only
+    ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    a folder for each device, mounted only into its container
 
 Running it again changes no valid file.
 """
@@ -83,8 +83,13 @@ def _secret(path: Path, made: list[str]) -> None:
     if path.exists():
         check_private(path)
         return
-    write_private(path, secrets.token_bytes(32))
+    make_secret(path)
     made.append(str(path))
+
+
+def make_secret(path: Path) -> None:
+    """Write a new secret, with which a SuperExec signs its requests to the SuperLink or SuperNode that has it too."""
+    write_private(path, secrets.token_bytes(32))
 
 
 def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
@@ -94,4 +99,5 @@ def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
     else:
         certificates.make_node_key(folder, name)
         made.append(str(pair.private))
+    _secret(folder / SECRET, made)
     write_public(public / pair.public.name, pair.public.read_bytes())

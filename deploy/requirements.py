@@ -74,6 +74,11 @@ def select(pins: Mapping[str, Pin], start: Collection[str], without: Collection[
     return sorted(kept)
 
 
+def only_for_a_gpu(pins: Mapping[str, Pin]) -> set[str]:
+    """Return the names of the packages that only a CUDA build of torch needs, and only with a GPU."""
+    return {name for name in pins if name.startswith(("nvidia-", "cuda-")) or name == "triton"}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the selected pins."""
     parser = argparse.ArgumentParser(description="Print the part of a lock file that is needed.")
@@ -86,11 +91,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="only these packages and those that they need"
     )
+    parser.add_argument(
+        "--without-gpu-except", nargs="*", metavar="NAME", help="leave out what only a GPU needs, except these packages"
+    )
     arguments = parser.parse_args(argv)
     pins = read_lock(arguments.lock.read_text(encoding="utf-8"))
     project = tomllib.loads(arguments.project.read_text(encoding="utf-8"))
     start = arguments.only or roots(project, arguments.extra)
-    print("\n".join(pins[name].text for name in select(pins, start, arguments.without)))
+    without = {*arguments.without}
+    if arguments.without_gpu_except is not None:
+        without |= only_for_a_gpu(pins) - {normal(name) for name in arguments.without_gpu_except}
+    print("\n".join(pins[name].text for name in select(pins, start, without)))
     return 0
 
 

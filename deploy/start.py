@@ -7,7 +7,10 @@ dependencies.
 from __future__ import annotations
 
 import os
+import re
+import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,10 +18,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedcross.core import keys as certificates
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_folder, check_private
 from fedcross.deploy.federation import SECRET
+from fedcross.engines import guarded
 
 SWITCHES = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -50,7 +54,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     check_private(pair.private)
     _dates(pair.public, server / "ca.crt")
     return [
-        "flower-superlink",
+        *(sys.executable, "-m", "fedcross.deploy.patience", "flower-superlink"),
         *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),
         *("--ssl-certfile", str(pair.public), "--ssl-keyfile", str(pair.private)),
         *("--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth"),
@@ -62,7 +66,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
 def superexec(folder: Path, address: str, health: str) -> list[str]:
     """Return the command of the SuperExec, which starts the ServerApps."""
     return [
-        "flower-superexec",
+        *guarded.command("flower-superexec"),
         *("--runtime-api-address", address, "--root-certificates", str(folder / "ca.crt")),
         *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
         *("--health-server-address", health),
@@ -75,7 +79,7 @@ def supernode(folder: Path, name: str, address: str, partition: int, partitions:
     Parameters
     ----------
     folder : Path
-        Holds ``ca.crt`` and ``NAME-node.key``.
+        Holds ``ca.crt``, ``NAME-node.key`` and the secret ``superexec.key``.
     name : str
         The device's name.
     address : str
@@ -91,11 +95,25 @@ def supernode(folder: Path, name: str, address: str, partition: int, partitions:
     if not 0 <= partition < partitions:
         raise StorageError(f"partition {partition}: devices are numbered 0 to {partitions - 1} (partitions).")
     return [
-        "flower-supernode",
+        *(sys.executable, "-m", "fedcross.deploy.patience", "flower-supernode"),
         *("--superlink", address, "--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(check_private(folder / f"{name}-node.key"))),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        # Without a secret, every local user could take the device's messages from this port.
+        *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process"),
+        *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
         *("--node-config", f"partition-id={partition} num-partitions={partitions}"),
+    ]
+
+
+def executor(folder: Path, port: int, parent: int) -> list[str]:
+    """Return the command of the process that starts a device's ClientApps; it ends with the process `parent`.
+
+    It shares the secret in `folder` with the SuperNode and reaches it on the loopback port `port`.
+    """
+    return [
+        "flower-superexec",
+        *("--insecure", "--runtime-api-address", f"127.0.0.1:{port}", "--parent-pid", str(parent)),
+        *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
     ]
 
 
@@ -110,10 +128,43 @@ def replace_process(command: list[str], umask: int = 0o077) -> NoReturn:
     """Become `command`."""
     os.umask(umask)
     settings = environment(os.environ)
-    program = shutil.which(command[0], path=settings["PATH"])
+    os.execve(_program(command[0], settings), command, settings)  # noqa: S606 - a list of our own, no shell
+
+
+def start_beside(command: list[str]) -> None:
+    """Start `command`, which ends by itself when this process does, and do not wait for it."""
+    settings = environment(os.environ)
+    subprocess.Popen([_program(command[0], settings), *command[1:]], env=settings, umask=0o077)
+
+
+def limit_memory(size: str) -> None:
+    """Give this process, and each that it starts, a limit of memory of its own.
+
+    Parameters
+    ----------
+    size : str
+        Bytes, or a number with the unit ``k``, ``m`` or ``g`` (powers of 1024), as in the compose file.
+
+    Raises
+    ------
+    ConfigError
+        If `size` is no such number.
+    """
+    found = re.fullmatch(r"([1-9][0-9]*)([kmg]?)b?", size.strip().lower())
+    if found is None:
+        raise ConfigError(f"--memory {size}: give bytes, or a number with k, m or g, for example 3g.")
+    limit = int(found[1]) * 1024 ** " kmg".index(found[2] or " ")
+    # What a process can write to, without what it shares: a mapped library does not count.
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _program(name: str, settings: Mapping[str, str]) -> str:
+    program = shutil.which(name, path=settings["PATH"])
     if program is None:
-        raise StorageError(f"{command[0]}: not found beside {sys.executable} nor on PATH. Install fedcross again.")
-    os.execve(program, command, settings)  # noqa: S606 - a list of our own, no shell
+        raise StorageError(f"{name}: not found beside {sys.executable} nor on PATH. Install fedcross again.")
+    return program
 
 
 def _dates(certificate: Path, authority: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server
 from fedcross.core.settings import Settings
-from fedcross.engines import bundle, flower
+from fedcross.engines import bundle, flower, guarded
 from fedcross.engines.job import Capabilities
 from fedcross.engines.processes import Family, terminated_by_signal
 
@@ -100,7 +100,7 @@ def launch(
 def superlink_command(port: int, server: KeyPair, authority: Path, database: Path) -> list[str]:
     """Return the command that starts the SuperLink."""
     return [
-        flower.executable("flower-superlink"),
+        *guarded.command("flower-superlink"),
         *("--host", flower.LOOPBACK, "--port", str(port)),
         *("--ssl-certfile", str(server.public), "--ssl-keyfile", str(server.private)),
         *("--ssl-ca-certfile", str(authority), "--enable-supernode-auth"),

@@ -29,9 +29,9 @@ def main(grid: Grid, context: Context) -> None:
     print(ending(result), file=sys.stdout, flush=True)
 
 
-def ending(result: Mapping[str, Any] | None) -> str:
+def ending(result: Mapping[str, Any]) -> str:
     """Return the last line of a run; its first lines have named the folder."""
-    if result is None:
+    if not result:
         return "Stopped at the round of stop_at; resume= goes on."
     accuracy = result.get("final_accuracy")
     told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.sweep import Plan, plan
 
 #: Flags of Hydra, and ``--cost``, which is fedcross's own.
@@ -182,4 +182,6 @@ def _saved(overrides: list[str]) -> list[str]:
         raise ConfigError(f"resume={folder}: no such run folder. Name the folder of a run.")
     from fedcross.server.run_folder import saved_overrides
 
+    if not (folder / ".hydra" / "overrides.yaml").exists():
+        raise StorageError(f"resume={folder}: this folder holds no run. Name the folder of a run.")
     return [one for one in saved_overrides(folder) if not one.startswith(("resume=", "hydra."))]

@@ -28,7 +28,7 @@ FREE = {
     "federation",
 }
 #: The same for settings inside groups: paths of the data set.
-PLACES = {"task.root", "task.download"}
+PLACES = {"task.root", "task.download", "train.base"}
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -72,6 +72,7 @@ LATER: dict[str, dict[str, Any]] = {
     },
     "train": {"deterministic": False},
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
+    "train": {"only": [], "base": None, "base_sha256": None},
 }
 
 
@@ -132,6 +133,16 @@ def _defaults(settings: Settings) -> dict[str, Any]:
         elif isinstance(value, Settings):
             found[name] = _defaults(value)
     return found
+
+
+def check_base(identity: dict[str, Any], now: str) -> None:
+    """Raise a ConfigError if the untrained rest of the model (``train.only``) has another digest than in `identity`."""
+    before = identity.get("base", "")
+    if before != now:
+        raise ConfigError(
+            f"train.only: the rest of the model has SHA-256 {now[:16]}..., in that folder it has {before[:16]}... "
+            "Random weights can differ between machines. Resume where the run began, or start with train.base=FILE."
+        )
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:

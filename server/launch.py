@@ -103,11 +103,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
 
 def _check_model(config: RunConfig, data: FederatedData) -> None:
     """Build the network once, so that a model that does not fit the data is refused before the run has a folder."""
-    from fedcross.strategies.round.registry import method_class
-    from fedcross.tasks.models import create
-
-    plain = create(config.modules["model"], config.model, data.task, config.seed)
-    method_class(config.modules["method"]).network(plain, config.method, config.seed)
+    config.network(data.task)
 
 
 def _check_continued(config: RunConfig, folder: Path) -> None:

@@ -55,7 +55,7 @@ def saved_overrides(folder: Path) -> list[str]:
 
     path = folder / ".hydra" / "overrides.yaml"
     if not path.exists():
-        raise StorageError(f"resume={folder}: this folder holds no run. Name the folder of a run.")
+        raise StorageError(f"{folder}: this folder holds no run. Name the folder of a run.")
     try:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:  # a ValueError: it is not UTF-8

@@ -25,7 +25,7 @@ from fedcross.engines.judged import judged
 from fedcross.server import accounting
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
-from fedcross.server.identity import check_continues, describe, flatten
+from fedcross.server.identity import check_base, check_continues, describe, flatten
 from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
@@ -37,7 +37,6 @@ from fedcross.strategies.round.exchange import LocalClients
 from fedcross.strategies.round.federation import Federation, RoundReport
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Task
-from fedcross.tasks.models import create
 from fedcross.tasks.models.weights import arrays_of, every_name, tied, trainable
 from fedcross.tasks.scoring import Score
 
@@ -68,8 +67,7 @@ class Session:
         set_arithmetic(self.device, config.train)
         kind = method_class(config.modules["method"])
         data = config.load_data()
-        plain = create(config.modules["model"], config.model, data.task, config.seed)
-        model = kind.network(plain, config.method, config.seed)
+        model, self.base = config.network(data.task)
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
         self._last_score: Score | None = None
         self.done, self.run = 0, secrets.token_hex(8)
@@ -77,12 +75,13 @@ class Session:
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
             check_continues(identity, config)
+            check_base(identity, self.base)
             self.run = identity["run"]
         self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
         self.method.durable = {}
         self._accepted: deque[dict[int, int]] = deque(maxlen=config.checkpoint.keep)
         self.method.begin(arrays_of(model), trainable(model))
-        self.method.tied = tied(self.evaluator.model)
+        self.method.tied, self.method.base = tied(self.evaluator.model), self.base
         if state is None and self.method.independent_models:
             self.method.start_from(independent(config, data.task, self.method.independent_models))
         if state is not None:
@@ -93,10 +92,10 @@ class Session:
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.reply_log
 
-    def execute(self) -> dict[str, Any] | None:
+    def execute(self) -> dict[str, Any]:
         """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds.
 
-        If ``stop_at`` ends the run before its last round, nothing is returned and no ``result.json`` is written.
+        If ``stop_at`` ends the run before its last round, the content is empty and no ``result.json`` is written.
         """
         config = self.config
         last = min(config.rounds, config.stop_at or config.rounds)
@@ -124,7 +123,7 @@ class Session:
             if self.reply_log is not None:
                 self.reply_log.close()
         _refuse_idle(ledger)
-        return self._finish(ledger) if last == config.rounds else None
+        return self._finish(ledger) if last == config.rounds else {}
 
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
@@ -181,7 +180,8 @@ class Session:
         return {"privacy": statement(self.config.privacy, self.method.requests)}
 
     def _identity(self) -> dict[str, Any]:
-        return {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
+        identity = {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
+        return identity | ({"base": self.base} if self.base else {})
 
 
 def _refuse_idle(ledger: accounting.Ledger) -> None:
@@ -223,10 +223,8 @@ def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, 
 
 def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:
     """Yield `count` random initial models, model i from the stream keyed by (seed, i); none is the usual one."""
-    kind = method_class(config.modules["method"])
     for i in range(count):
-        seed = key(config.seed, "independent start", i)
-        network = kind.network(create(config.modules["model"], config.model, task, seed), config.method, seed)
+        network, _ = config.network(task, key(config.seed, "independent start", i))
         yield arrays_of(network)
 
 

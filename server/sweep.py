@@ -132,7 +132,7 @@ def _unused(raw: list[list[str]], jobs: list[list[str]]) -> tuple[str, ...]:
 
 
 def _fields(group: str, overrides: list[str]) -> set[str] | None:
-    """Return the settings of the choice that `overrides` make for `group`; None if that choice does not exist."""
+    """Return the settings of the choice that `overrides` make for `group`; None if it does not exist or takes any."""
     from fedcross.conf.compose import compose
     from fedcross.conf.schema import settings_class
 
@@ -141,6 +141,7 @@ def _fields(group: str, overrides: list[str]) -> set[str] | None:
         choices = [o for o in choices if o.startswith((f"{group}=", "experiment="))]
     try:
         chosen = compose(choices)[group]
-        return set(settings_class(group, str(chosen.get("module", chosen["name"]))).model_fields)
+        kind = settings_class(group, str(chosen.get("module", chosen["name"])))
+        return None if kind.model_config.get("extra") == "allow" else set(kind.model_fields)
     except ConfigError:
         return None

@@ -154,6 +154,7 @@ class FedCT(CrossTraining[FedCTParams]):
     """
 
     Objective = FedctObjective
+    halves = True
     _met: float | None = None
 
     @classmethod

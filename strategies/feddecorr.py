@@ -68,3 +68,4 @@ class FedDecorr(SingleModel[FedDecorrParams]):
     """
 
     Objective = Decorrelated
+    halves = True

@@ -154,6 +154,7 @@ class FedGen(SingleModel[FedGenParams]):
     """
 
     Objective = Regularised
+    halves = True
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the model and create the generator.

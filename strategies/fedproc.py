@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.parts.objective import (
     Batch,
     Net,
@@ -100,6 +101,7 @@ class FedProc(SingleModel[FedProcParams]):
     """
 
     Objective = Prototypical
+    halves = True
 
     @classmethod
     def build_model(cls, model: nn.Module, params: FedProcParams) -> nn.Module:
@@ -109,6 +111,8 @@ class FedProc(SingleModel[FedProcParams]):
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model and start with prototypes of zero; their shape is the classifier's, (classes, e)."""
         super().setup(arrays)
+        if "classifier.weight" not in arrays:
+            raise ConfigError("method FedProc: needs the weights of the classifier; let train.only match them too.")
         self.prototypes = np.zeros_like(arrays["classifier.weight"])
 
     def dispatch(self, current: Round) -> list[Payload]:

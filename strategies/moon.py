@@ -92,6 +92,7 @@ class Moon(SingleModel[MoonParams]):
     """
 
     Objective = Contrast
+    halves = True
 
     @classmethod
     def build_model(cls, model: nn.Module, params: MoonParams) -> nn.Module:

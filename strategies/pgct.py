@@ -61,6 +61,7 @@ class PGCT(CrossTraining[PGCTParams]):
     """
 
     Objective = PgctObjective
+    halves = True
 
     @property
     def uses_prototypes(self) -> bool:

@@ -161,9 +161,10 @@ def _program_parts(add: Add) -> None:
     part.add_argument("keys", type=Path, help="folder of ca.crt and the secret")
     part.add_argument("--superlink", required=True, metavar="HOST:PORT")
     part.add_argument("--health", default="127.0.0.1:9100", metavar="HOST:PORT")
+    part.add_argument("--memory", metavar="SIZE", help="limit of memory for each ServerApp, for example 3g")
 
     part = add("supernode", commands.supernode, "run as a device's SuperNode")
-    part.add_argument("keys", type=Path, help="folder of ca.crt and NAME-node.key")
+    part.add_argument("keys", type=Path, help="folder of ca.crt, NAME-node.key and superexec.key")
     part.add_argument("--name", required=True)
     part.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the gateway")
     part.add_argument("--partition", type=int, required=True)

@@ -1,20 +1,24 @@
 """``fedcross export``: writes a model from a checkpoint of a run, finished or still running.
 
-It needs neither the run's data nor its network: the checkpoint holds names and shapes of all weights.
+``safetensors`` needs neither the run's data nor its network: the checkpoint holds names and shapes of all weights. ONNX
+and TorchScript hold the network too, so they need the data set, which determines its inputs and outputs.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import StorageError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+    from fedcross.conf.schema import RunConfig
     from fedcross.strategies.pool.layout import Arrays
     from fedcross.strategies.round.base import Method
     from fedcross.strategies.round.federation import State
@@ -23,8 +27,15 @@ if TYPE_CHECKING:
 ATTEMPTS = 3
 
 
-def export(run: Path, number: int | None = None, model: int | None = None, out: Path | None = None) -> Path:
-    """Write a model of `run` as ``safetensors`` with the names of its ``state_dict``; return the file's path.
+def export(
+    run: Path,
+    number: int | None = None,
+    model: int | None = None,
+    out: Path | None = None,
+    kind: str = "safetensors",
+    data_root: str | None = None,
+) -> Path:
+    """Write a model of `run`; return the file's path.
 
     Parameters
     ----------
@@ -36,22 +47,35 @@ def export(run: Path, number: int | None = None, model: int | None = None, out: 
         Index of a middleware model of the pool, from 0; None for the global model.
     out : Path, optional
         The file to write; None for ``model-round-NUMBER.safetensors`` (``model-round-NUMBER-MODEL...``) in `run`.
+    kind : {"safetensors", "onnx", "torchscript"}
+        ``safetensors`` holds the trained weights, with the names of the ``state_dict``. The others hold the whole
+        network, from prepared inputs (batch, ...) to class scores (batch, classes), for any size of batch.
+    data_root : str, optional
+        Folder of the data sets; only for ONNX and TorchScript.
 
     Raises
     ------
     StorageError
         If there is no such run, round or model (the message lists those that exist), or `out` cannot be written.
+    ConfigError
+        If torch's exporter cannot write the network.
     """
+    from fedcross.server.commands.formats import SUFFIX, write
     from fedcross.server.session import write_model
 
     number, state, identity = _checkpoint(run, number)
     method = _rebuilt(state, identity)
     arrays = method.evaluation_arrays() if model is None else _middleware(method, model, run)
     suffix = "" if model is None else f"-{model}"
-    path = out or run / f"model-round-{number:06d}{suffix}.safetensors"
+    path = out or run / f"model-round-{number:06d}{suffix}{SUFFIX[kind]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(path, arrays, method.tied)
+        if kind == "safetensors":
+            write_model(path, arrays, method.tied)
+        else:
+            rebuilt, config = _network(run, data_root, identity)
+            load_into(rebuilt, arrays, run)
+            write(kind, rebuilt, partial(_inputs, config), path)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error}). Choose another --out.") from error
     return path
@@ -65,17 +89,7 @@ def network(run: Path, data_root: str | None = None) -> nn.Module:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    from fedcross.conf.schema import load
-    from fedcross.server.run_folder import saved_overrides
-    from fedcross.strategies.round.registry import method_class
-    from fedcross.tasks.models import create
-    from fedcross.tasks.models.weights import load_arrays
-
-    config = load([*saved_overrides(run), *([f"data_root='{data_root}'"] if data_root else [])])
-    kind = method_class(config.modules["method"])
-    plain = create(config.modules["model"], config.model, config.load_data().task, config.seed)
-    model = kind.evaluation_network(kind.network(plain, config.method, config.seed), config.method)
-    final = run / "model.safetensors"
+    final, identity = run / "model.safetensors", None
     if final.exists():
         try:
             arrays = load_file(final)
@@ -84,8 +98,40 @@ def network(run: Path, data_root: str | None = None) -> nn.Module:
     else:
         _, state, identity = _checkpoint(run, None)
         arrays = _rebuilt(state, identity).evaluation_arrays()
-    load_arrays(model, arrays)
+    model, _ = _network(run, data_root, identity)
+    load_into(model, arrays, run)
     return model.eval()
+
+
+def load_into(model: nn.Module, arrays: Arrays, run: Path) -> None:
+    """Load the weights of `run` into its network."""
+    from fedcross.tasks.models.weights import load_arrays
+
+    try:
+        load_arrays(model, arrays)
+    except RuntimeError as error:
+        raise StorageError(f"{run}: its weights do not fit its network ({error}). Was the model changed?") from error
+
+
+def _network(run: Path, data_root: str | None, identity: dict[str, Any] | None) -> tuple[nn.Module, RunConfig]:
+    """Return the network of `run` with its initial weights, for evaluation, and its configuration."""
+    from fedcross.conf.schema import load
+    from fedcross.server.identity import check_base
+    from fedcross.server.run_folder import saved_overrides
+    from fedcross.strategies.round.registry import method_class
+
+    config = load([*saved_overrides(run), *([f"data_root='{data_root}'"] if data_root else [])])
+    trained, base = config.network(config.load_data().task)
+    if identity is not None:
+        check_base(identity, base)
+    return method_class(config.modules["method"]).evaluation_network(trained, config.method), config
+
+
+def _inputs(config: RunConfig, count: int) -> Tensor:
+    """Return the first `count` prepared test inputs of the run's task, (count, ...)."""
+    task = config.load_data().task
+    found: Tensor = task.prepare(task.test.x[:count])
+    return found
 
 
 def _checkpoint(run: Path, number: int | None) -> tuple[int, State, dict[str, Any]]:
@@ -153,6 +199,25 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--round", type=int, help="round of a checkpoint (default: the newest)")
     parser.add_argument("--model", type=int, help="index of a middleware model, from 0 (default: the global model)")
     parser.add_argument("--out", type=Path, help="file to write (default: model-round-R.safetensors in RUN)")
+    parser.add_argument(
+        "--format",
+        choices=("safetensors", "onnx", "torchscript"),
+        default="safetensors",
+        help="the weights (default), or the whole network for another runtime",
+    )
+    parser.add_argument("--data-root", help="folder of the data sets, for onnx and torchscript (default: as for runs)")
     asked = parser.parse_args(arguments)
-    print(export(asked.run, asked.round, asked.model, asked.out))
+    path = export(asked.run, asked.round, asked.model, asked.out, asked.format, asked.data_root)
+    print(path)
+    print(f"\n{_loading(asked.run, path, asked.format, asked.data_root)}", file=sys.stderr)
     return 0
+
+
+def _loading(run: Path, path: Path, kind: str, data_root: str | None) -> str:
+    """Return Python code that loads the file; on stderr, so that stdout is the path alone."""
+    from fedcross.server.commands.formats import loading_network, loading_weights
+
+    if kind == "safetensors":
+        return loading_weights(path, run, data_root)
+    _, config = _network(run, data_root, None)
+    return loading_network(kind, path, _inputs(config, 1))

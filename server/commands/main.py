@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "record": ("fedcross.server.commands.record", "small records of runs for the repository, and the results page"),
     "doctor": ("fedcross.server.commands.doctor", "check this machine or a deployment"),
     "deploy": ("fedcross.server.commands.deploy", "keys, bundles and programs of a federation of devices"),
+    "new-method": ("fedcross.server.commands.new_method", "write the three files of a method of your own"),
     "onboard": ("fedcross.server.commands.onboard", "how fast a new client learns from finished runs"),
 }
 WRONG_USE = 2

@@ -68,6 +68,8 @@ class Method(FlowerHooks[P]):
         self.parameter_names: tuple[str, ...] = ()
         #: For networks with tied weights: further name in the ``state_dict`` -> name of the array that it shares.
         self.tied: Mapping[str, str] = {}
+        #: Digest of the part of the model that is neither trained nor sent (``train.only``); "" without one.
+        self.base = ""
         self._available: list[int] = []
         #: Slot -> the model sent to its client in this exchange (views), kept only if defence or compression need it.
         self._sent: dict[int, Arrays] = {}
@@ -217,6 +219,7 @@ class Method(FlowerHooks[P]):
             "state": self.accepted.get(payload.client, 0),
             "keep": (self.accepted if self.durable is None else self.durable).get(payload.client, 0),
             "visit": self._visit(current),
+            **({"base": self.base} if self.base else {}),
         }
         model, extras = self.upload_model(payload), self.upload_extras(payload)
         scales: Spec = {}

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import torch
 from torch import nn
 
+from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import key
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective, P
@@ -55,6 +56,8 @@ class Contract(ABC, Generic[P]):
     defended: ClassVar[bool] = True
     #: Whether any client may train any slot, so that another client can take over the slot of a client that failed.
     interchangeable: ClassVar[bool] = False
+    #: Whether the method needs a model with ``features`` and ``classifier``, not only one that maps inputs to scores.
+    halves: ClassVar[bool] = False
     #: Exchanges of messages in one global round.
     exchanges: int = 1
 
@@ -116,7 +119,18 @@ class Contract(ABC, Generic[P]):
         """Return :meth:`build_model`'s network; the weights that it adds to `model` depend on `seed` alone.
 
         PyTorch's global CPU generator is seeded for them and then restored, as in :func:`tasks.models.create`.
+
+        Raises
+        ------
+        ConfigError
+            If the method needs the model's ``features`` and ``classifier``, and it has none.
         """
+        if cls.halves and not {"features", "classifier"} <= dict(model.named_children()).keys():
+            raise ConfigError(
+                f"method {cls.__name__}: needs a model with features and classifier, {type(model).__name__} has "
+                f"{', '.join(name for name, _ in model.named_children()) or 'no parts'}. docs/own-model.md shows how "
+                "to write them; fedavg, fedprox, scaffold and fedcross do without."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(seed, "method model"))
             return cls.build_model(model, params)

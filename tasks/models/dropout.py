@@ -80,6 +80,14 @@ class Dropout(nn.Module):
         return f"p={self.p}, rows={self.rows}"
 
 
+def count_dropout(module: nn.Module) -> None:
+    """Replace every ``nn.Dropout`` inside `module`, in place, by a counter-based one of the same probability."""
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, nn.Dropout) and layer.p < 1 and name:
+            parent, _, child = name.rpartition(".")
+            setattr(module.get_submodule(parent), child, Dropout(layer.p))
+
+
 def dropout_states(module: nn.Module, seed_key: int) -> dict[str, Tensor]:
     """Return a fresh state for each dropout layer of `module`, by full buffer name, each layer a stream of its own.
 

@@ -156,6 +156,7 @@ def test_a_method_s_name_means_the_method_and_a_deployment_is_defended():
 SERVER_SETTINGS = {
     "output": ["output=/srv/runs/a"],
     "resume": ["resume=/srv/runs/a"],
+    "stop_at": ["stop_at=7"],
     "logger": ["logger=wandb", "++logger.dir=/srv/wandb", "logger.nowhere=1"],
     "checkpoint": ["checkpoint.every=2", "+checkpoint.folder=/srv/c", "checkpoint.keep=0"],
     "snapshots": ["snapshots.rounds=[1]", "++snapshots.folder=/srv/s"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def test_every_service_is_confined(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert "mem_limit" in service
     assert service["pids_limit"] <= (1024 if name.endswith("-gpu") else 256)  # CUDA starts many threads
+    assert str(service["cpus"]) == "1" or re.fullmatch(r"\$\{FEDCROSS_(CLIENT|SERVER)_CPUS:-1\}", service["cpus"])
     assert "privileged" not in service
     if name == ROOT_SERVICE:
         assert service["network_mode"] == "none"
@@ -99,7 +101,54 @@ def test_the_gateway_forwards_what_supernodes_call_and_nothing_else() -> None:
 
 def test_flowers_pieces_of_arrays_pass_the_gateways_cap() -> None:
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+
+    from fedcross.engines.guarded import MOST, VARIABLE
+    from tests.support.trees import wide
 
     config = (ROOT / "deploy" / "gateway.cfg").read_text()
-    (cap,) = map(int, re.findall(r"hdr_val\(content-length\) gt (\d+)", config))
+    cap, announcement = map(int, re.findall(r"hdr_val\(content-length\) gt (\d+)", config))
     assert FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE * 1.1 < cap <= 16 * 2**20
+    assert f"path /v1/fleet/push-messages }} {{ req.hdr_val(content-length) gt {announcement}" in config
+    # The largest announcement that the SuperLink takes passes; a much larger one does not reach it.
+    largest = PushMessagesRequest(message_object_trees=[wide(MOST - 1)]).ByteSize()
+    assert 1.5 * largest < announcement < 2 * largest
+    assert SERVICES["superlink"]["environment"][VARIABLE] == f"${{{VARIABLE}:-{MOST}}}"
+
+
+def test_the_gateway_leaves_slots_for_others() -> None:
+    """tests/e2e/test_compose.py tries it; here only what must hold between the numbers."""
+    config = (ROOT / "deploy" / "gateway.cfg").read_text()
+    parts = {part.split("\n", 1)[0]: part for part in config.split("\nbackend ")[1:]}
+    slots = {
+        name: int(found[1]) for name, part in parts.items() if (found := re.search(r"server .* maxconn (\d+)", part))
+    }
+    (each,) = map(int, re.findall(r"sc1_conn_cur gt (\d+)", config))
+    known, unknown = map(int, re.findall(r"sc0_conn_cur gt (\d+)", config))
+    (most,) = map(int, re.findall(r"^    maxconn (\d+)", config, re.MULTILINE))
+    (strangers,) = map(int, re.findall(r"fe_conn gt (\d+)", config))
+    assert 2 * each < slots["transfers"]
+    assert slots["newcomers"] < slots["calls"]
+    assert unknown < known < most
+    assert strangers + known < most
+    assert "option disable-h2-upgrade" in config
+    assert "wait-for-body" in config
+
+
+def test_images_stand_on_a_base_named_by_its_digest_and_state_their_version() -> None:
+    docker = (ROOT / "Dockerfile").read_text()
+    (base,) = re.findall(r"^ARG BASE_IMAGE=(.+)$", docker, re.MULTILINE)
+    assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", base)
+    assert set(re.findall(r"\$\{BASE_IMAGE:-([^}]+)\}", (ROOT / "docker-compose.yml").read_text())) == {base}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert re.findall(r"^ARG VERSION=(.+)$", docker, re.MULTILINE) == [project["version"]] * 2
+
+
+def test_the_build_sees_every_package() -> None:
+    """What is not named in .dockerignore is missing in the image."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {
+        name.strip("/").split("/")[0] for name in project["tool"]["hatch"]["build"]["targets"]["wheel"]["include"]
+    }
+    named = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert folders <= named

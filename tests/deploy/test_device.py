@@ -37,9 +37,9 @@ def bundle(authority: Path, tmp_path: Path) -> Path:
 def test_the_bundle_is_closed_and_whole(bundle: Path, authority: Path) -> None:
     modes = {p.relative_to(bundle).as_posix(): stat.S_IMODE(p.stat().st_mode) for p in [bundle, *bundle.rglob("*")]}
     assert {name for name, mode in modes.items() if mode == 0o700} == {".", "keys", "data", "state"}
-    assert modes["keys/porch-node.key"] == 0o600
+    assert modes["keys/porch-node.key"] == modes["keys/superexec.key"] == 0o600
     assert set(modes) == {
-        ".", "keys", "data", "state", "keys/ca.crt", "keys/porch-node.key", "keys/porch-node.pub",
+        ".", "keys", "data", "state", "keys/ca.crt", "keys/porch-node.key", "keys/porch-node.pub", "keys/superexec.key",
         "docker-compose.yml", ".env", "fedcross-porch.service", "README.md",
     }  # fmt: skip
     assert (bundle / "keys" / "ca.crt").read_bytes() == authority.read_bytes()

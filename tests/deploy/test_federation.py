@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fedcross.core import keys as certificates
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation, start
+from fedcross.engines import guarded
 
 DEVICES = ["client-1", "client-2"]
 
@@ -24,7 +27,7 @@ def test_everything_is_made_once_and_stays(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
     assert {name for name in before if name.endswith(".key")} == {
         "authority/ca.key", "server/server.key", "superexec/superexec.key",
-        "client-1/client-1-node.key", "client-2/client-2-node.key",
+        "client-1/client-1-node.key", "client-2/client-2-node.key", "client-1/superexec.key", "client-2/superexec.key",
     }  # fmt: skip
     for path in tmp_path.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -39,7 +42,8 @@ def test_devices_trust_the_authority_and_no_device_has_anothers_key(tmp_path: Pa
     authority = (tmp_path / "authority" / "ca.crt").read_bytes()
     for device in DEVICES:
         folder = tmp_path / device
-        assert {path.name for path in folder.iterdir()} == {"ca.crt", f"{device}-node.key", f"{device}-node.pub"}
+        own = {f"{device}-node.key", f"{device}-node.pub", "superexec.key"}
+        assert {path.name for path in folder.iterdir()} == {"ca.crt", *own}
         assert (folder / "ca.crt").read_bytes() == authority
         public = tmp_path / "public" / f"{device}-node.pub"
         assert public.read_bytes() == (folder / public.name).read_bytes()
@@ -80,20 +84,33 @@ def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> 
     federation.prepare(tmp_path, DEVICES)
     server, secret, device = tmp_path / "server", tmp_path / "superexec", tmp_path / "client-1"
     superlink = start.superlink(server, secret, tmp_path / "state.db", "0.0.0.0")
+    assert superlink[1:4] == ["-m", "fedcross.deploy.patience", "flower-superlink"]
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(superlink)
     assert superlink[superlink.index("--isolation") + 1] == "process"
     assert superlink[superlink.index("--superexec-auth-secret-file") + 1] == str(secret / "superexec.key")
     superexec = start.superexec(secret, "superlink:8000", "127.0.0.1:9100")
+    assert superexec[:4] == guarded.command("flower-superexec")
     assert str(secret / "ca.crt") in superexec
     node = start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094)
     assert node[node.index("--node-config") + 1] == "partition-id=1 num-partitions=2"
+    assert node[node.index("--isolation") + 1] == "process"
     assert "--insecure" not in [*superlink, *superexec, *node]
+    executor = start.executor(device, 9094, 77)
+    assert executor[executor.index("--runtime-api-address") + 1] == "127.0.0.1:9094"
+    assert executor[executor.index("--parent-pid") + 1] == "77"
+    own = str(device / "superexec.key")
+    assert executor[executor.index("--superexec-auth-secret-file") + 1] == own
+    assert node[node.index("--superexec-auth-secret-file") + 1] == own
+    contents = {(tmp_path / name / "superexec.key").read_bytes() for name in ("superexec", *DEVICES)}
+    assert len(contents) == 1 + len(DEVICES)
     with pytest.raises(StorageError, match="numbered 0 to 1"):
         start.supernode(device, "client-1", "gateway:8443", 2, 2, 9094)
     for folder, file, call in (
         (server, "server.key", lambda: start.superlink(server, secret, tmp_path / "s.db", "127.0.0.1")),
         (secret, "superexec.key", lambda: start.superexec(secret, "a:1", "b:2")),
         (device, "client-1-node.key", lambda: start.supernode(device, "client-1", "g:1", 0, 2, 9094)),
+        (device, "superexec.key", lambda: start.supernode(device, "client-1", "g:1", 0, 2, 9094)),
+        (device, "superexec.key", lambda: start.executor(device, 9094, 1)),
     ):
         (folder / file).chmod(0o640)
         with pytest.raises(StorageError, match="chmod 600"):
@@ -102,6 +119,22 @@ def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> 
     device.chmod(0o755)
     with pytest.raises(StorageError, match="chmod 700"):
         start.supernode(device, "client-1", "g:1", 0, 2, 9094)
+
+
+def test_a_process_with_a_limit_of_memory_gets_an_error_and_is_not_killed() -> None:
+    code = (
+        "from fedcross.deploy.start import limit_memory\n"
+        "limit_memory('200m')\n"
+        "try:\n"
+        "    bytearray(300 * 2**20)\n"
+        "except MemoryError:\n"
+        "    print('MemoryError')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "MemoryError\n"
+    for wrong in ("", "0", "3t", "-1g", "much"):
+        with pytest.raises(ConfigError, match="with k, m or g"):
+            start.limit_memory(wrong)
 
 
 def test_nothing_that_starts_calls_out() -> None:

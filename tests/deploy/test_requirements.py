@@ -79,3 +79,15 @@ def test_the_projects_own_lock_has_what_the_image_asks_for(capsys: pytest.Captur
     found = names(capsys.readouterr().out)
     assert {"flwr", "torch", "torchvision", "hydra-core", "opacus", "tensorboard", "safetensors"} <= set(found)
     assert not {"ray", "msgpack", "matplotlib", "uv", "pytest", "ruff", "mypy", "plotly"} & set(found)
+
+
+def test_what_only_a_gpu_needs_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    lock, project = str(ROOT / "requirements.lock"), str(ROOT / "pyproject.toml")
+    requirements.main([lock, project])
+    whole = {*names(capsys.readouterr().out)}
+    requirements.main([lock, project, "--without-gpu-except", "cuda-toolkit", "nvidia-cuda-runtime"])
+    left = {*names(capsys.readouterr().out)}
+    assert {"torch", "cuda-toolkit", "nvidia-cuda-runtime"} <= left
+    gone = whole - left
+    assert {"triton", "nvidia-cublas", "nvidia-cudnn-cu13"} <= gone
+    assert all(name.startswith(("nvidia-", "cuda-")) or name == "triton" for name in gone)

@@ -181,6 +181,74 @@ def test_a_flood_is_turned_away_and_the_device_that_sent_it_recovers(federation:
     federation.wait_for_nodes(3)
 
 
+@pytest.mark.parametrize("seed", [0, 1], ids=["9-kB", "1-MiB"])
+def test_80_slow_posts_without_credentials_do_not_stop_the_federation(federation: Federation, seed: int) -> None:
+    """From one address: with 64 slots and no deadline for bodies they held all slots."""
+    with containers.Stranger(federation, "slow", 45, 80, seed) as stranger:
+        time.sleep(15)
+        answers = json.loads(federation.python("client-1", intruder.calls("gateway:8443", CA, 10)))
+        run = federation.submit(" ".join([*TASK, *METHOD, "partition=local", "rounds=1", "seed=7"]), f"slow-{seed}")
+        run.finish()
+        assert [line["dropped"] for line in run.lines()] == [0]
+        told = stranger.end()
+    print(f"80 slow bodies: {told}; seconds for a call of another device meanwhile: {answers}")
+    assert max(answers) < 5
+    assert told["most"] <= 32
+    assert told["refused"] + told["cut"] >= 48
+
+
+def test_2050_idle_sockets_from_one_address_cost_nobody_else_a_handshake(federation: Federation) -> None:
+    with containers.Stranger(federation, "idle", 30, 2050) as stranger:
+        told = stranger.line()
+        answers = json.loads(federation.python("client-1", intruder.calls("gateway:8443", CA, 10)))
+    print(f"2,050 idle sockets: {told}; seconds for a call of another device meanwhile: {answers}")
+    assert max(answers) < 5
+    assert told["held"] <= 32
+
+
+def test_another_user_of_a_device_gets_no_task(federation: Federation) -> None:
+    """The SuperNode's port for its ClientApps is open to all on the machine: without the secret it gives nothing."""
+    said = federation.python("client-1", intruder.ACQUIRE, user="12345")
+    print(said)
+    assert said.startswith("refused: 401")
+    secrets = [f"client-{i}" for i in (1, 2, 3)]
+    code = "import hashlib; print(hashlib.sha256(open('/keys/device/superexec.key', 'rb').read()).hexdigest())"
+    assert len({federation.python(name, code) for name in secrets}) == 3
+
+
+def test_the_image_holds_no_pip_and_no_cuda_and_says_what_it_is(federation: Federation) -> None:
+    code = (
+        "import importlib.util, pathlib, torch\n"
+        "names = [path.name for top in ('/opt', '/usr') for path in pathlib.Path(top).rglob('pip*')]\n"
+        "assert not {'pip', 'pip3'} & {*names}, names\n"
+        "assert importlib.util.find_spec('pip') is importlib.util.find_spec('ensurepip') is None\n"
+        "print(torch.cuda.is_available(), torch.backends.cuda.is_built())"
+    )
+    assert federation.python("client-1", code) == "False False\n"
+    for image, title in ((containers.IMAGE, "fedcross"), (f"{containers.IMAGE}-gateway", "fedcross-gateway")):
+        labels = containers.image(image)["Config"]["Labels"]
+        assert labels["org.opencontainers.image.title"] == title
+        assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    whole = containers.image(containers.IMAGE)["Size"]
+    ours = whole - containers.image(federation.base)["Size"]
+    print(f"the image has {whole / 1e9:.2f} GB, {ours / 1e9:.2f} GB on top of its base")
+    assert ours < 1.35e9  # with python:3.11-slim-bookworm (0.13 GB) less than 1.5 GB
+
+
+def test_processors_are_limited_and_a_serverapp_has_less_memory_than_its_container(federation: Federation) -> None:
+    for service in ("superlink", "superexec", "gateway", *CLIENTS):
+        assert federation.inspect(service)["HostConfig"]["NanoCpus"] == 10**9, service
+    assert federation.inspect("superexec")["HostConfig"]["Memory"] == 4 * 2**30
+    code = (
+        "import pathlib\n"
+        "for entry in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    if b'--runtime-api-address' in (entry / 'cmdline').read_bytes():\n"
+        "        rows = (entry / 'limits').read_text().splitlines()\n"
+        "        print(*(row.split()[3] for row in rows if row.startswith('Max data size')))"
+    )
+    assert {int(line) for line in federation.python("superexec", code).split()} == {3 * 2**30}
+
+
 def test_a_revoked_device_is_out_and_a_registered_one_is_in(federation: Federation) -> None:
     key = "/keys/public/client-3-node.pub"
     assert "already registered" in federation.admin("register", key)

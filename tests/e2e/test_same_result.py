@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from fedcross.conf.compose import join
 from fedcross.core.paths import import_root
@@ -59,3 +60,20 @@ def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: st
     overrides = join([*CONFIGURATION, f"output={output}"])
     ray.launch(None, overrides, 3, tmp_path / "work", app=import_root())
     assert sha(output) == local
+
+
+@pytest.mark.slow
+@pytest.mark.superlink
+def test_adapters_of_an_own_network_over_a_superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of the federation find the network, and only its part travels."""
+    (tmp_path / "mine" / "e2enets").mkdir(parents=True)
+    (tmp_path / "mine" / "e2enets" / "net.py").write_text(
+        "from torch import nn\n\n\ndef net(classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))\n"
+    )
+    monkeypatch.setenv("FEDCROSS_PATH", str(tmp_path / "mine"))
+    part = ["model=e2enets.net:net", "model.lora={r: 4, target_modules: ['1']}", "train.only=['*lora_*','3.*']"]
+    alone = launch([*CONFIGURATION, *part], tmp_path / "local")
+    apart = launch([*CONFIGURATION, *part, "engine=superlink"], tmp_path / "superlink")
+    assert sha(alone) == sha(apart)
+    assert len(load_file(alone / "model.safetensors")) == 4

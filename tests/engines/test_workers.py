@@ -166,6 +166,7 @@ def test_workers_that_are_not_forked_find_the_app_by_its_name() -> None:
     with workers(1, fork=False, app_path="tests.support.toy:app") as grid:
         [reply] = grid.send_and_receive([message(2)])
         assert config(reply)["who"] == 2
+        assert {type(worker.process).__name__ for worker in grid._pool} == {"SpawnProcess"}
 
 
 def test_an_arena_grows_on_both_sides_and_its_messages_own_their_arrays() -> None:

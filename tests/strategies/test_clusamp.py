@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedcross.strategies import clusamp
 from fedcross.strategies.clusamp import CluSamp, angles, choose_memory, cut, distributions, ward
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -206,6 +207,43 @@ def test_memory_shrinks_when_the_federation_is_large():
     assert choose_memory(params, 100, 5_000) == "float16"
     assert choose_memory(params, 100, 50_000) == "sketch"
     assert choose_memory(CluSamp.Params(memory_mb=1, distance="L1"), 100, 50_000) == "float16"
+
+
+def test_memory_is_chosen_by_the_byte():
+    """1 MiB holds 64 x 4096 numbers of four bytes, and 128 x 4096 of two."""
+    params = CluSamp.Params(memory_mb=1)
+    chosen = [choose_memory(params, *size) for size in ((64, 4096), (64, 4097), (128, 4096), (128, 4097))]
+    assert chosen == ["float32", "float16", "float16", "sketch"]
+
+
+def test_clients_not_seen_yet_count_as_the_mean_of_those_seen(monkeypatch):
+    asked = []
+    monkeypatch.setattr(clusamp, "distributions", lambda *given: asked.append(given) or distributions(*given))
+    method = begun()
+    method.sample(1, [0, 1, 2])
+    method.sizes = {0: 900, 2: 100}
+    method.sample(2, [0, 1, 2, 3])
+    assert [given[1].tolist() for given in asked] == [[1, 1, 1], [900, 500, 100, 500]]
+
+
+def test_a_sketch_adds_every_number_with_a_sign_to_one_place():
+    method = begun(width=400, memory="sketch", sketch=16, distance="L2")
+    updates = np.random.default_rng(3).normal(size=(2, 400))
+    method.aggregate(Round(1, 0, (0, 1), 0), [upload(i, u) for i, u in enumerate(updates)])
+    buckets, signs = method._projection
+    assert set(buckets.tolist()) == set(range(16))
+    assert set(signs.tolist()) == {-1.0, 1.0}
+    sums = [sum(signs[i] * updates[0][i] for i in range(400) if buckets[i] == place) for place in range(16)]
+    np.testing.assert_allclose(method.rows[0], sums, rtol=1e-4, atol=1e-4)
+    apart = ((method.rows[0] - method.rows[1]).astype(np.float64) ** 2).sum()
+    assert method.distances([0, 1])[0, 1] == pytest.approx(apart, rel=1e-5)
+
+
+def test_half_precision_keeps_an_update_of_zero():
+    method = begun(memory="float16", distance="L2")
+    method.aggregate(Round(1, 0, (0, 1), 0), [upload(0, [0, 0]), upload(1, [3, 4])])
+    assert method.rows[0].tolist() == [0, 0]
+    np.testing.assert_allclose(method.distances([0, 1]), [[0, 25], [25, 0]], rtol=2e-3)
 
 
 def test_a_sketch_of_l1_distances_is_refused():

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -109,9 +110,18 @@ class Federation:
         found: dict[str, Any] = json.loads(text)[0]
         return found
 
-    def python(self, service: str, code: str) -> str:
-        """Run Python code in the service's container and return what it prints."""
-        done = docker("exec", "-i", self.container(service), "python3", "-", stdin=code, check=False)
+    @property
+    def base(self) -> str:
+        """The image on which the federation's images stand."""
+        if "BASE_IMAGE" in self.environment:
+            return self.environment["BASE_IMAGE"]
+        lines = (self.folder / "Dockerfile").read_text().splitlines()
+        return next(line.removeprefix("ARG BASE_IMAGE=") for line in lines if line.startswith("ARG BASE_IMAGE="))
+
+    def python(self, service: str, code: str, user: str = "") -> str:
+        """Run Python code in the service's container, as another user if one is named; return what it prints."""
+        own = ["--user", user] if user else []
+        done = docker("exec", "-i", *own, self.container(service), "python3", "-", stdin=code, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -206,6 +216,48 @@ class Bundle:
         return done.stdout
 
 
+class Stranger:
+    """A container on the clients' network that attacks without credentials (:mod:`tests.support.attacker`).
+
+    As a context manager: it runs from the beginning of the block, and is gone after it.
+    """
+
+    def __init__(self, federation: Federation, kind: str, seconds: int, count: int, seed: int = 0) -> None:
+        authority = federation.folder / "ca.crt"
+        authority.write_text(federation.python("superlink", "print(open('/keys/server/ca.crt').read())"))
+        for path in (federation.folder, *federation.folder.parents):
+            if path.name.startswith("pytest-") or path == federation.folder or path.name.startswith("compose"):
+                path.chmod(path.stat().st_mode | 0o011)  # the container's user must get through to the two mounts
+        self._name = f"stranger-{secrets.token_hex(4)}"
+        own = ["--name", self._name, "--user", "10001:10001", "--network", f"{federation.name}_edge"]
+        mounts = ["-v", f"{federation.folder}/tests:/attack/tests:ro", "-v", f"{authority}:/attack/ca.crt:ro"]
+        command = ["python", "-m", "tests.support.attacker", kind, "gateway:8443", "/attack/ca.crt"]
+        numbers = [str(seconds), str(count), str(seed)]
+        self._process = subprocess.Popen(
+            ["docker", "run", "--rm", *own, *mounts, "-e", "PYTHONPATH=/attack", IMAGE, *command, *numbers],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        docker("kill", self._name, check=False)
+        self._process.communicate()
+
+    def line(self) -> dict[str, int]:
+        """Return the next line that it prints; what never happened counts 0."""
+        assert self._process.stdout is not None
+        text = self._process.stdout.readline()
+        assert text.startswith("{"), text + self._process.stdout.read()
+        return Counter(json.loads(text))
+
+    def end(self) -> dict[str, int]:
+        """Wait until it has ended and return its last line."""
+        output, _ = self._process.communicate(timeout=300)
+        return Counter(json.loads(output.splitlines()[-1]))
+
+
 def interface_bytes(process: int) -> int:
     """Return the bytes that a container has received and sent on all its interfaces but loopback.
 
@@ -219,6 +271,12 @@ def interface_bytes(process: int) -> int:
 def docker(*arguments: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run one docker command."""
     return subprocess.run(["docker", *arguments], input=stdin, capture_output=True, text=True, check=check)
+
+
+def image(name: str) -> dict[str, Any]:
+    """Return what the engine knows of an image."""
+    found: dict[str, Any] = json.loads(docker("image", "inspect", name).stdout)[0]
+    return found
 
 
 def deal(folder: Path) -> Path:

@@ -178,6 +178,39 @@ print(json.dumps(collections.Counter(answer[:3].decode() for answer in answers.s
 """
 
 
+def calls(address: str, authority: str, count: int) -> str:
+    """Code that makes `count` small calls, each with a TLS handshake of its own, and prints the seconds of each."""
+    return f"""
+import http.client, json, ssl, time
+context = ssl.create_default_context(cafile={authority!r})
+took = []
+for _ in range({count}):
+    began = time.monotonic()
+    connection = http.client.HTTPSConnection({address!r}, context=context, timeout=60)
+    connection.request("POST", "/v1/fleet/pull-messages", b"x" * 100, {{"content-type": "application/protobuf"}})
+    assert connection.getresponse().status == 401
+    connection.close()
+    took.append(round(time.monotonic() - began, 2))
+print(json.dumps(took))
+"""
+
+
+#: Code that asks the SuperNode of its own machine for a task, without the secret, and prints what it says.
+ACQUIRE = """
+import httpx
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+client = RuntimeHttpClient.from_server_address(
+    server_address="127.0.0.1:9094", insecure=True, root_certificates=None,
+    interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")])
+try:
+    print("ANSWERED:", client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"])))
+except httpx.HTTPStatusError as error:
+    print("refused:", error.response.status_code, error.response.text[:200])
+"""
+
+
 def peak_rss(federation: Federation) -> int:
     """Return the most memory in bytes that the SuperLink's process held since the last call, and begin anew."""
     code = (

@@ -40,6 +40,7 @@ from fedcross.strategies.wire.records import views
 if TYPE_CHECKING:
     from tests.support.bombs import Bomber
     from tests.support.impostor import Impostor
+    from tests.support.trees import Announcer
 
 app = ClientApp()
 #: Flower's Message reads its sender from a variable of the process.
@@ -116,12 +117,18 @@ def serve(port: int, root: bytes, key: Path, partition: int, log: Path) -> None:
         (private, private.public_key()),  # type: ignore[arg-type]
     ) as functions:
         connection = Connection(functions, partition)
-        attack: Bomber | Impostor | None = None
+        attack: Bomber | Impostor | Announcer | None = None
         if kind := os.environ.get("FEDCROSS_ATTACK"):
             from tests.support.bombs import Bomber
             from tests.support.impostor import Impostor
+            from tests.support.trees import Announcer
 
-            attack = Bomber(connection) if kind == "bomb" else Impostor(kind, connection, log)
+            if kind == "bomb":
+                attack = Bomber(connection)
+            elif kind == "trees":
+                attack = Announcer(connection, int(os.environ["FEDCROSS_LEVELS"]))
+            else:
+                attack = Impostor(kind, connection, log)
         while True:
             try:
                 message = connection.next()

@@ -26,7 +26,7 @@ from flwr.app import Context, Message
 from fedcross.conf.compose import join
 from fedcross.core.errors import FederationError
 from fedcross.core.keys import make_authority, make_node_key, make_server
-from fedcross.engines import flower
+from fedcross.engines import flower, guarded
 from fedcross.engines.judged import judged
 from fedcross.engines.processes import Family
 from fedcross.engines.superlink import register
@@ -69,10 +69,23 @@ class Network:
         Number of registered nodes.
     superexec : bool
         Whether a SuperExec starts the ServerApp; else :meth:`serve` is it.
+    database : str
+        The SuperLink's ``--database`` instead of a file.
+    address_space : int, optional
+        Most bytes of addresses that the SuperLink may have.
     """
 
-    def __init__(self, work: Path, clients: int = 3, *, superexec: bool = True) -> None:
+    def __init__(
+        self,
+        work: Path,
+        clients: int = 3,
+        *,
+        superexec: bool = True,
+        database: str = "",
+        address_space: int | None = None,
+    ) -> None:
         self.work, self.clients, self._superexec = work, clients, superexec
+        self._database, self._address_space = database, address_space
         self.visits = work / "visits"
         self._stack = contextlib.ExitStack()
         self._started: dict[str, int] = {}
@@ -101,18 +114,21 @@ class Network:
         self.app = write_app(state / "app")
         self.environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "FEDCROSS_NETWORK": str(self.work)}
         self.family = stack.enter_context(Family(self.work, flower.environment(home, self.environment), [state]))
+        # A test that fails must not take the machine's memory.
+        limit = [] if self._address_space is None else ["prlimit", f"--as={self._address_space}"]
         self._superlink = [
-            flower.executable("flower-superlink"),
+            *limit,
+            *guarded.command("flower-superlink"),
             *("--host", flower.LOOPBACK, "--port", str(self.port), "--isolation", "process"),
             *("--ssl-certfile", str(server.public), "--ssl-keyfile", str(server.private)),
             *("--ssl-ca-certfile", str(self.authority.public), "--enable-supernode-auth"),
-            *("--database", str(state / "state.db"), "--superexec-auth-secret-file", str(secret)),
+            *("--database", self._database or str(state / "state.db"), "--superexec-auth-secret-file", str(secret)),
             "--disable-runtime-dependency-installation",
         ]
         self.start_superlink()
         self.secret = secret
         command = [
-            flower.executable("flower-superexec"),
+            *guarded.command("flower-superexec"),
             *("--runtime-api-address", f"{flower.LOOPBACK}:{self.port}"),
             *("--root-certificates", str(self.authority.public), "--superexec-auth-secret-file", str(secret)),
         ]

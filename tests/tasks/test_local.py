@@ -119,5 +119,5 @@ def test_a_task_whose_vocabulary_comes_from_everybody_is_refused() -> None:
     local.split(local.Params(), task, 0)
     from dataclasses import replace
 
-    with pytest.raises(DataError, match="vocabulary from all clients"):
+    with pytest.raises(DataError, match="vocabulary or scale from all clients"):
         local.split(local.Params(), replace(task, alone=False), 0)

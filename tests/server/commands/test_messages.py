@@ -215,8 +215,8 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["+train.foo.bar=1"],
-        "train.foo: unknown setting. There are: batch, clip, epochs, examples, lr, lr_decay, lr_min, "
-        "momentum, precision, weight_decay.",
+        "train.foo: unknown setting. There are: base, base_sha256, batch, clip, epochs, examples, lr, "
+        "lr_decay, lr_min, momentum, only, precision, weight_decay.",
     ),
     (
         ["method.alpha={schedule: linear, start: low, end: 1, rounds: 5}"],

@@ -60,7 +60,7 @@ def test_newcomer_learns_and_is_reproducible(runs: list[Path]):
 
 def test_wrong_use_is_told(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(tmp_path / "nowhere")]) == 2
-    assert "finished run" in capsys.readouterr().err
+    assert "holds no run" in capsys.readouterr().err
     assert main([str(runs[0]), "--epochs", "0"]) == 2
     assert "at least 1 epoch" in capsys.readouterr().err
     (runs[0] / "model.safetensors").unlink()

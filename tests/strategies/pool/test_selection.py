@@ -136,6 +136,15 @@ def test_an_unknown_pair_costs_more_than_all_known_ones_together(known, all_know
     assert choose("least_similar_derangement", 3, similarity=similarity) == known
 
 
+def test_a_model_that_keeps_its_own_costs_more_than_any_two_totals_differ():
+    """Four models have one derangement without an unknown pair, 0-1-2-3-0 of total 4 * 100; the alternative, in which 0
+    keeps its own and 1-3-2-1 has total 3 * -100, is less by 700."""
+    similarity = np.full((4, 4), NAN)
+    for i, j, value in [(0, 1, 100), (1, 2, 100), (2, 3, 100), (3, 0, 100), (1, 3, -100), (3, 2, -100), (2, 1, -100)]:
+        similarity[i, j] = value
+    assert choose("least_similar_derangement", 4, similarity=similarity) == [1, 2, 3, 0]
+
+
 def test_random_is_a_derangement_keyed_by_seed_and_round():
     draws = [choose("random", 4, r, seed=3) for r in range(1, 1801)]
     assert all(sorted(p) == [0, 1, 2, 3] and all(i != j for i, j in enumerate(p)) for p in draws)

@@ -1,0 +1,228 @@
+"""Starts Flower's programs of the server with two holes of Flower 1.41 closed; a script that needs Flower only.
+
+SuperLink: a device announces a reply as a tree of object names. Flower's object store in memory keeps one list of
+children per name and builds the tree from these lists again when the ServerApp asks. An announcement in which many
+places share children grows on the way: 4 KiB with 16 levels become 9 MB, and each further level doubles that. A tree
+of many thousand names keeps the database locked for seconds. So :func:`limited` looks at the tree before anything is
+stored.
+
+SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
+So :func:`outliving` asks again.
+
+This is the only file that changes functions of Flower, one per program. :data:`CHECKED` is the version that they were
+compared with; with another version the program starts as Flower made it, with a warning.
+
+::
+
+    python -P engines/guarded.py flower-superlink --host 127.0.0.1 ...
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points, version
+from logging import WARNING
+from pathlib import Path
+from typing import Any, NoReturn
+
+CHECKED = "1.41.0"
+#: Message, table of records, record, array, chunk: Flower's messages have no more levels.
+DEPTH = 5
+#: Most objects of a reply, unless the variable says otherwise. A state of 1,000 entries in two records (SCAFFOLD's,
+#: say) has about 4,000: an array and at least one chunk each.
+MOST, VARIABLE = 4096, "FEDCROSS_REPLY_OBJECTS"
+#: Pause between two questions of the SuperExec after an error: the first one and the longest one.
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
+#: What is open in each program with a version of Flower that this file does not know.
+OPEN = {
+    "flower-superlink": "a small reply of a registered device may take all memory of the SuperLink",
+    "flower-superexec": "an error of the SuperLink may end the SuperExec and its ServerApps",
+}
+#: Name -> names of its children, None for an object that is not stored.
+Stored = Callable[[str], "frozenset[str] | None"]
+
+
+def _nothing(name: str) -> None:
+    """Tell that nothing is stored."""
+
+
+def command(program: str) -> list[str]:
+    """Return how to start Flower's `program`; its options follow."""
+    return [sys.executable, "-P", str(Path(__file__).resolve()), program]
+
+
+def most_objects(text: str | None) -> int:
+    """Return the most objects of a reply that the environment's `text` allows.
+
+    Raises
+    ------
+    ValueError
+        If `text` is no positive whole number.
+    """
+    if not text:
+        return MOST
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise ValueError(f"{VARIABLE}={text}: how many objects may a reply have? Give a whole number above 0.")
+    return int(text)
+
+
+def fault(tree: Any, most: int, stored: Stored = _nothing) -> tuple[int, str] | None:
+    """Return HTTP status and reason if the announced `tree` must be refused, else None.
+
+    Equal names must have equal children, in the tree and in the store. Then what Flower builds from its lists has
+    exactly the places that were announced, and an object cannot be its own descendant.
+
+    Parameters
+    ----------
+    tree : ObjectTree
+        As announced.
+    most : int
+        Most places in the tree.
+    stored : callable
+        Tells what the store has.
+    """
+    found: dict[str, frozenset[str]] = {}
+    level, seen = [tree], 1
+    for _ in range(DEPTH):
+        below: list[Any] = []
+        for node in level:
+            seen += len(node.children)
+            if seen > most:
+                return 413, f"more than {most} objects"
+            name, children = node.object_id, frozenset(child.object_id for child in node.children)
+            if len(children) != len(node.children):
+                return 400, "an object names a child twice"
+            before = stored(name)
+            if found.setdefault(name, children) != children or (before is not None and before != children):
+                return 400, "one object is announced with different children"
+            below += node.children
+        level = below
+        if not level:
+            return None
+    return 400, f"objects nested more than {DEPTH} deep"
+
+
+@contextmanager
+def _contents(store: Any, lock: threading.Lock) -> Iterator[Stored]:
+    """Yield what tells the children of a stored object.
+
+    Two announcements that are harmless one by one may grow together, so those for the store in memory are looked at and
+    stored one after the other. Flower's SQL store itself refuses a known object with other children.
+    """
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+
+    if not isinstance(store, InMemoryObjectStore):
+        yield _nothing
+        return
+
+    def children(name: str) -> frozenset[str] | None:
+        entry = store.store.get(name)
+        return None if entry is None else frozenset(entry.child_object_ids)
+
+    with lock:
+        yield children
+
+
+def limited(push_messages: Callable[..., Any], most: int) -> Callable[..., Any]:
+    """Return Flower's handler of announced replies, which refuses trees that have a :func:`fault`.
+
+    A refusal is logged with the node, whose key the SuperLink has checked by then, and counted.
+    """
+    from fastapi import HTTPException
+    from flwr.common.logger import log
+
+    lock, counting = threading.Lock(), threading.Lock()
+    refused: Counter[int] = Counter()
+
+    def refuse(node: int, status: int, why: str) -> HTTPException:
+        with counting:
+            refused[node] += 1
+            own, all_of_them = refused[node], refused.total()
+        log(WARNING, "fedcross: refused a reply of node %s: %s (%s of it, %s in all)", node, why, own, all_of_them)
+        return HTTPException(status, f"This reply is refused: {why}.")
+
+    @functools.wraps(push_messages)
+    def handler(request: Any, state: Any) -> Any:
+        node = request.node.node_id
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise refuse(node, 400, "not one message with one tree")
+        # Flower takes a message that it has already once more, and stores the tree that comes with it, whatever it is.
+        if request.messages_list[0].metadata.message_id != request.message_object_trees[0].object_id:
+            raise refuse(node, 400, "message and tree have different names")
+        with _contents(state.object_store, lock) as stored:
+            if found := fault(request.message_object_trees[0], most, stored):
+                raise refuse(node, *found)
+            return push_messages(request=request, state=state)
+
+    return handler
+
+
+def outliving(acquire_task: Callable[..., Any], sleep: Callable[[float], object] = time.sleep) -> Callable[..., Any]:
+    """Return Flower's call for the next task, which asks again after an error of the SuperLink itself (500 and up)."""
+    import httpx
+    from flwr.common.logger import log
+
+    @functools.wraps(acquire_task)
+    def call(*arguments: Any) -> Any:
+        pause = PAUSE_S
+        while True:
+            try:
+                return acquire_task(*arguments)
+            except httpx.HTTPStatusError as error:
+                if not error.response.is_server_error:
+                    raise
+                status = error.response.status_code
+                log(WARNING, "fedcross: the SuperLink answered %s; the next question in %.0f s", status, pause)
+            sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    return call
+
+
+def guard(program: str, most: int) -> bool:
+    """Replace the one function of `program` in this process; return False if this is another version of Flower."""
+    if version("flwr") != CHECKED:
+        return False
+    if program == "flower-superlink":
+        from flwr.superlink.servicer.fleet import fleet_handlers
+
+        fleet_handlers.push_messages = limited(fleet_handlers.push_messages, most)
+    else:
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        RuntimeHttpClient.AcquireTask = outliving(RuntimeHttpClient.AcquireTask)  # type: ignore[method-assign]
+    return True
+
+
+def become(program: str) -> NoReturn:
+    """Run `program` in this process, guarded; its arguments are this process's."""
+    try:
+        most = most_objects(os.environ.get(VARIABLE))
+    except ValueError as error:
+        sys.exit(str(error))
+    [entry] = entry_points(group="console_scripts", name=program)
+    start = entry.load()
+    if not guard(program, most):
+        other = f"this is flwr {version('flwr')} and not {CHECKED}"
+        print(f"fedcross: {program} starts unguarded, {other}: {OPEN[program]}.", file=sys.stderr, flush=True)
+    sys.exit(start())
+
+
+def main() -> None:
+    """Become the program that the first argument names."""
+    sys.argv = sys.argv[1:]
+    program = sys.argv[0] if sys.argv else ""
+    if program not in OPEN:
+        sys.exit(f"{program or 'nothing'}: start one of {', '.join(OPEN)}.")
+    become(program)
+
+
+if __name__ == "__main__":
+    main()

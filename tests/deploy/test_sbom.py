@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+from fedcross.core.paths import import_root
+from fedcross.deploy import sbom
+from fedcross.deploy.requirements import read_lock
+
+ROOT = import_root()
+
+
+def test_the_bill_and_the_notice_are_those_of_the_lock() -> None:
+    """Run make sbom after make lock."""
+    pins = read_lock((ROOT / "requirements.lock").read_text())
+    bill = json.loads((ROOT / "sbom.cdx.json").read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert {part["name"]: part["version"] for part in bill["components"]} == {
+        n: sbom.version(p) for n, p in pins.items()
+    }
+    assert all(part["purl"] == f"pkg:pypi/{part['name']}@{part['version']}" for part in bill["components"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert bill["metadata"]["component"]["version"] == project["version"]
+    notice = (ROOT / "THIRD_PARTY.md").read_text()
+    assert all(f"| {name} | {sbom.version(pin)} |" in notice for name, pin in pins.items())
+
+
+def test_the_same_lock_gives_the_same_bytes(tmp_path: Path) -> None:
+    pins = ("click==8.0 \\\n    --hash=sha256:dd\n    # via typer", "typer==1.0 \\\n    --hash=sha256:aa")
+    (tmp_path / "lock").write_text("\n".join(pins) + "\n")
+    table = '[project]\nname = "p"\nversion = "1.0"\ndependencies = []\noptional-dependencies.privacy = []\n'
+    (tmp_path / "project").write_text(table)
+    outputs = []
+    for name in ("a", "b"):
+        sbom.main([str(tmp_path / one) for one in ("lock", "project", name, f"{name}.md")])
+        outputs.append((tmp_path / name).read_text())
+    assert outputs[0] == outputs[1]
+    needs = {one["ref"]: one.get("dependsOn", []) for one in json.loads(outputs[0])["dependencies"]}
+    assert needs["fedcross"] == ["typer==1.0"]
+    assert needs["typer==1.0"] == ["click==8.0"]

@@ -1,0 +1,238 @@
+"""What a device may announce, and how Flower's programs start; tests/faults/test_announcements.py does it for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import flwr
+import httpx
+import numpy as np
+import pytest
+from fastapi import HTTPException
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.superlink.servicer.fleet import fleet_handlers
+
+from fedcross.engines import guarded
+from fedcross.engines.guarded import CHECKED, MOST, fault, limited, most_objects, outliving
+from tests.support.trees import deep, name, shared, tree, wide
+
+NODE = 4711
+
+
+def pushed(*trees: ObjectTree, node: int = NODE) -> PushMessagesRequest:
+    messages = [ProtoMessage(metadata=Metadata(message_id=one.object_id)) for one in trees]
+    return PushMessagesRequest(node=Node(node_id=node), messages_list=messages, message_object_trees=trees)
+
+
+class Link:
+    """The part of a SuperLink behind the handler: stores what it is told."""
+
+    def __init__(self) -> None:
+        self.object_store = InMemoryObjectStore()
+
+    def push(self, request: PushMessagesRequest, state: Link) -> list[str]:
+        assert state is self
+        return self.object_store.preregister(1, request.message_object_trees[0])
+
+    def places(self, root: str) -> int:
+        return count(self.object_store.get_object_tree(root))
+
+
+def count(found: ObjectTree) -> int:
+    return 1 + sum(map(count, found.children))
+
+
+def handler(link: Link, most: int = MOST) -> Callable[[PushMessagesRequest], Any]:
+    made = limited(link.push, most)
+    return lambda request: made(request=request, state=link)
+
+
+def test_the_guard_is_compared_with_this_version_of_flower() -> None:
+    assert flwr.__version__ == CHECKED, "compare the functions that it replaces"
+
+
+def test_every_reply_of_ours_passes() -> None:
+    arrays = ArrayRecord({f"layer{i}": flwr.app.Array(np.full(9, i, np.float32)) for i in range(500)})
+    # Some of them equal the first record's, and each other.
+    control = ArrayRecord({f"layer{i}": flwr.app.Array(np.full(9, i // 2, np.float32)) for i in range(500)})
+    scalars = {"config": ConfigRecord({"round": 1}), "metrics": MetricRecord({"n": 1})}
+    records = {"arrays": arrays, "control": control, **scalars}
+    made = ObjectTree(object_id=name("message"), children=[get_object_tree(RecordDict(records))])
+    assert count(made) == 1506
+    assert fault(made, MOST) is None
+    assert fault(made, count(made)) is None
+    assert fault(made, count(made) - 1) == (413, f"more than {count(made) - 1} objects")
+
+
+@pytest.mark.parametrize(
+    ("made", "status"),
+    [
+        (shared(3), 400),
+        (shared(16), 400),
+        (shared(60), 400),
+        (deep(6), 400),
+        (deep(95), 400),
+        (wide(MOST), 413),
+        (wide(100_000), 413),
+        (tree("a", tree("b", tree("a"))), 400),  # a cycle
+        (tree("a", tree("a")), 400),
+        (tree("a", tree("b"), tree("b")), 400),
+        (tree("a", tree("b", tree("c")), tree("d", tree("c", tree("e")))), 400),
+    ],
+)
+def test_what_grows_is_refused(made: ObjectTree, status: int) -> None:
+    found = fault(made, MOST)
+    assert found is not None
+    assert found[0] == status
+
+
+@pytest.mark.parametrize("made", [deep(1), deep(5), wide(MOST - 1), shared(2)])
+def test_what_does_not_grow_passes_and_is_built_as_announced(made: ObjectTree) -> None:
+    link = Link()
+    handler(link)(pushed(made))
+    assert link.places(made.object_id) == count(made)
+
+
+def test_a_refusal_stores_nothing_and_is_logged_with_the_node_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    link = Link()
+    push = handler(link)
+    for made, node in ((shared(16), NODE), (wide(MOST), NODE), (deep(9), 12)):
+        with pytest.raises(HTTPException):
+            push(pushed(made, node=node))
+    for request in (pushed(node=12), pushed(deep(2), deep(2), node=12)):
+        with pytest.raises(HTTPException) as refusal:
+            push(request)
+        assert refusal.value.status_code == 400
+    assert not link.object_store.store
+    told = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert [line.partition("node ")[2].partition(":")[0] for line in told] == ["4711", "4711", "12", "12", "12"]
+    assert told[1].endswith("(2 of it, 2 in all)")
+    assert told[-1].endswith("(3 of it, 5 in all)")
+
+
+def test_several_harmless_announcements_do_not_grow_together() -> None:
+    """Each names the last one's root at four places of its lowest level."""
+    link = Link()
+    push, built = handler(link), 0
+    for step in range(12):
+        below = tree(f"r{step - 1}")
+        made = tree(f"r{step}", *(tree(f"{side}{step}", below) for side in "wxyz"))
+        assert fault(made, MOST) is None
+        try:
+            push(pushed(made))
+        except HTTPException:
+            assert step > 0
+        else:
+            built = max(built, link.places(made.object_id))
+    assert built == 9
+    # In the other order the leaf is known first, and what hangs below it later is not told apart from a lie.
+    with pytest.raises(HTTPException):
+        push(pushed(tree("r-1", tree("new"))))
+
+
+def test_one_message_brings_one_tree_however_often_it_is_sent() -> None:
+    link = Link()
+    push = handler(link)
+    first = pushed(tree("m", tree("a")))
+    push(first)
+    push(first)  # a device whose connection broke
+    for other in (tree("m", tree("b")), tree("m", tree("a", tree("b"))), tree("n", tree("b"))):
+        with pytest.raises(HTTPException):
+            push(PushMessagesRequest(node=first.node, messages_list=first.messages_list, message_object_trees=[other]))
+    assert len(link.object_store.store) == 2
+
+
+def test_without_the_guard_flower_builds_what_was_not_announced() -> None:
+    """The reason for all this; once it fails, look whether the guard is still needed."""
+    link, made = Link(), shared(10)
+    link.push(pushed(made), link)
+    assert made.ByteSize() < 3000
+    assert link.places(name("root")) == 2**11 - 1
+
+
+@pytest.mark.parametrize(("text", "most"), [(None, MOST), ("", MOST), ("9", 9)])
+def test_the_limit_can_be_set(text: str | None, most: int) -> None:
+    assert most_objects(text) == most
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "²"])
+def test_a_limit_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="FEDCROSS_REPLY_OBJECTS"):
+        most_objects(text)
+
+
+def answers(*statuses: int) -> Callable[..., Any]:
+    left = list(statuses)
+
+    def acquire(client: object, request: str) -> str:
+        assert client is left
+        response = httpx.Response(left.pop(0), request=httpx.Request("POST", "https://superlink"))
+        response.raise_for_status()
+        return f"answer to {request}"
+
+    return lambda wrap: wrap(acquire)(left, "request")
+
+
+def test_the_superexec_outlives_errors_of_the_superlink_and_no_others() -> None:
+    pauses: list[float] = []
+    done = answers(500, 500, 502, 500, 500, 500, 200)(lambda call: outliving(call, pauses.append))
+    assert done == "answer to request"
+    assert pauses == [1, 2, 4, 8, 15, 15]
+    with pytest.raises(httpx.HTTPStatusError):
+        answers(404)(lambda call: outliving(call, pauses.append))
+
+
+def test_only_one_function_changes_and_only_in_the_version_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = fleet_handlers.push_messages
+    monkeypatch.setattr(fleet_handlers, "push_messages", original)  # restored at the end
+    monkeypatch.setattr(guarded, "version", lambda package: "1.42.0")
+    assert not guarded.guard("flower-superlink", MOST)
+    assert fleet_handlers.push_messages is original
+    monkeypatch.setattr(guarded, "version", lambda package: CHECKED)
+    assert guarded.guard("flower-superlink", MOST)
+    assert fleet_handlers.push_messages.__wrapped__ is original  # type: ignore[attr-defined]
+
+
+def test_an_unknown_version_starts_with_a_word_about_what_is_open(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+    entry = SimpleNamespace(load=lambda: lambda: started.append(sys.argv))
+    monkeypatch.setattr(guarded, "entry_points", lambda **asked: [entry])
+    monkeypatch.setattr(guarded, "version", lambda package: "1.42.0")
+    monkeypatch.setattr(sys, "argv", ["guarded.py", "flower-superlink", "--host", "h"])
+    with pytest.raises(SystemExit) as end:
+        guarded.main()
+    assert not end.value.code
+    assert started == [["flower-superlink", "--host", "h"]]
+    assert "unguarded" in (told := capsys.readouterr().err)
+    assert "all memory" in told
+
+
+def test_the_script_needs_no_fedcross_and_names_a_wrong_limit() -> None:
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        guarded.command("flower-superlink"),
+        env={**clean, "FEDCROSS_REPLY_OBJECTS": "few"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "FEDCROSS_REPLY_OBJECTS=few" in done.stderr
+    wrong = [*guarded.command("flower-superlink")[:-1], "flwr"]
+    done = subprocess.run(wrong, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "start one of" in done.stderr

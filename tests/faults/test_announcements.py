@@ -1,0 +1,42 @@
+"""A registered device announces replies that Flower would build into GiB: the SuperLink refuses them and goes on."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_bombs import MIB, memory
+from tests.support.killer import digest
+from tests.support.network import Network, lines, undisturbed, wait_for_rounds
+
+pytestmark = [pytest.mark.superlink, pytest.mark.slow]
+LEVELS = 28
+#: Without the guard the SuperLink ends here, and not with the machine.
+ADDRESSES = 6 << 30
+
+
+@pytest.mark.parametrize("database", [":flwr-in-memory:", ""], ids=["memory", "sqlite"])
+def test_a_registered_device_cannot_fill_the_superlink(tmp_path: Path, database: str) -> None:
+    """The device announces trees in round 1 and is honest in round 2; the model is as if it had been silent."""
+    reference = undisturbed(
+        tmp_path / "whole", "rounds=2", silent=lambda asked: asked["client"] == 2 and asked["round"] == 1
+    )
+    with Network(tmp_path / "work", database=database, address_space=ADDRESSES) as network:
+        superlink = network.processes["superlink"].pid
+        network.start_nodes("honest", [0, 1])
+        network.start_nodes("hostile", [2], FEDCROSS_ATTACK="trees", FEDCROSS_LEVELS=str(LEVELS))
+        network.submit(tmp_path / "run", "rounds=2", "federation.deadline_s=40")
+        before = memory(superlink, "VmRSS")
+        wait_for_rounds(tmp_path / "run", 2, 500)
+        network.wait(tmp_path / "run", 120)
+        peak = memory(superlink, "VmHWM")
+    print(f"SuperLink: {before / MIB:.0f} MiB before, {peak / MIB:.0f} MiB at most")
+    done, found = digest(tmp_path / "run"), lines(tmp_path / "run")
+    log = (tmp_path / "work" / "superlink-1.log").read_text()
+    assert "announcement: accepted" not in (tmp_path / "work" / "hostile-1.log").read_text()
+    refused = re.findall(r"refused a reply of node (\d+): (.*) \(\d+ of it", log)
+    assert len({node for node, _ in refused}) == 1
+    assert {why.split()[0] for _, why in refused} == {"one", "more", "objects"}
+    assert 0 < peak < 1.3 * before
+    assert [line["dropped"] for line in found] == [1, 0]
+    assert done == reference

@@ -1,0 +1,140 @@
+"""ONNX, TorchScript and safetensors hold the same model, for every size of batch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.server.commands import formats
+from fedcross.server.commands.export import export, network
+from fedcross.server.launch import launch
+from tests.support.command import subcommand
+
+main = subcommand("export")
+SMALL = (
+    "partition.clients=2", "partition=iid", "clients_per_round=2", "rounds=1", "train.epochs=1", "logger=none",
+    "engine.workers=1", "device=cpu",
+)  # fmt: skip
+BERT = (
+    "model=transformers:BertForSequenceClassification", "model.hidden_size=8", "model.num_hidden_layers=1",
+    "model.num_attention_heads=2", "model.intermediate_size=8", "model.max_position_embeddings=25",
+    "model.lora={r: 2, target_modules: [query]}", "train.only='*lora_*'",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A folder with a few tweets in LEAF's form."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(1)
+    words = ["good", "bad", "day", "rain", "sun", "work"]
+    users = [f"u{i}" for i in range(6)]
+    said = {
+        user: {
+            "x": [["1", "", "", user, " ".join(rng.choice(words, 6)), ""] for _ in range(8)],
+            "y": [int(y) for y in rng.integers(0, 2, 8)],
+        }
+        for user in users
+    }
+    folder = root / "sent140" / "data"
+    folder.mkdir(parents=True)
+    (folder / "all_data.json").write_text(json.dumps({"users": users, "num_samples": [8] * 6, "user_data": said}))
+    return root
+
+
+def done(tmp_path, texts, *overrides):
+    data = ("task=sent140", f"data_root={texts}") if "text" in overrides else ("task=digits", "task.limit=100")
+    return launch([*data, *SMALL, *(o for o in overrides if o != "text")], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(["model=mlp", "method=fedcross"], id="mlp"),
+        pytest.param(["model=resnet20", "method=fedcross"], id="batch-norm", marks=pytest.mark.slow),
+        pytest.param(["text", "model=lstm_sent140", "model.hidden=8"], id="lstm", marks=pytest.mark.slow),
+        pytest.param(["text", *BERT], id="bert-with-adapters", marks=pytest.mark.slow),
+    ],
+)
+def test_the_three_formats_agree(tmp_path, texts, monkeypatch, digits_cache, overrides):
+    monkeypatch.setenv("FEDCROSS_CACHE", str(digits_cache if "text" not in overrides else tmp_path / "cache"))
+    run = done(tmp_path, texts, *overrides)
+    root = str(texts) if "text" in overrides else None
+    plain = network(run, root)
+    weights = export(run)
+    plain.load_state_dict(load_file(weights))
+    onnx = onnxruntime.InferenceSession(str(export(run, kind="onnx", data_root=root)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", category=FutureWarning)
+        script = torch.jit.load(export(run, kind="torchscript", data_root=root))
+    generator = torch.Generator().manual_seed(2)
+    for size in (1, 3, 17):
+        if root:
+            inputs = torch.randint(0, 6, (size, 25), generator=generator)
+        else:
+            inputs = torch.rand((size, 1, 8, 8), generator=generator)
+        with torch.no_grad():
+            expected = plain(inputs)
+            torch.testing.assert_close(script(inputs), expected, rtol=0, atol=1e-5)
+        (found,) = onnx.run(None, {"inputs": inputs.numpy()})
+        np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
+    assert len(expected) == 17
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, digits_cache):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCROSS_CACHE", str(digits_cache))
+        return done(tmp_path_factory.mktemp("finished"), None, "model=mlp", "method=fedcross", "method.k=3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["onnx", "torchscript", "safetensors"])
+def test_the_printed_lines_run(finished, tmp_path, capsys, kind):
+    out = tmp_path / f"net.{kind}"
+    assert main([str(finished), "--format", kind, "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(out)
+    done = subprocess.run([sys.executable, "-c", said.err], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kind == "safetensors" or "(1, 10)" in done.stdout.replace("torch.Size([1, 10])", "(1, 10)")
+
+
+def test_a_middleware_model_and_the_default_name(finished):
+    path = export(finished, model=1, kind="torchscript")
+    assert path.name == "model-round-000001-1.pt"
+    with pytest.raises(StorageError, match="models 0 to 2"):
+        export(finished, model=3, kind="torchscript")
+
+
+class Decides(nn.Module):
+    """Takes a path that depends on the inputs, which a trace cannot keep."""
+
+    def forward(self, x):
+        return x * 2 if len(x) == 2 else x * 3
+
+
+def test_a_file_that_gives_other_scores_is_not_left(tmp_path):
+    with pytest.raises(StorageError, match="for 5 examples the file's scores are off by"):
+        formats.write("torchscript", Decides(), lambda n: torch.ones(n, 3), tmp_path / "x.pt")
+    assert not (tmp_path / "x.pt").exists()
+
+
+class Foreign(nn.Module):
+    def forward(self, x):
+        return torch.from_numpy(np.sort(x.numpy()))
+
+
+def test_a_network_that_cannot_be_written(tmp_path):
+    with pytest.raises(ConfigError, match=r"--format onnx: the exporter of torch cannot write this network"):
+        formats.write("onnx", Foreign(), lambda n: torch.ones(n, 3), tmp_path / "x.onnx")

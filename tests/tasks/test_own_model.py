@@ -1,0 +1,253 @@
+"""Networks of one's own by import path: what is accepted, and the message for everything that is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcross.conf.own import translated
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
+from fedcross.server.launch import launch
+from fedcross.strategies.round.registry import method_class
+from fedcross.tasks.base import Examples, Task
+from fedcross.tasks.models import create
+from fedcross.tasks.models.dropout import Dropout
+from tests.support.federation import run
+
+NET = '''
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Plain(nn.Module):
+    """No halves: scores only."""
+
+    def __init__(self, classes, hidden=8, dropout=0.0):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, classes)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Halves(nn.Module):
+    def __init__(self, classes, hidden=8, wrong=""):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
+        self.classifier = nn.Linear(hidden, classes)
+        self.wrong = wrong
+        if wrong == "embedding":
+            self.embedding = 5
+
+    def forward(self, x):
+        return self.classifier(self.features(x)) * (2 if self.wrong == "halves" else 1)
+
+
+class Random(Plain):
+    def forward(self, x):
+        return functional.dropout(self.layers(x), 0.5, self.training)
+
+
+class Tuple(Plain):
+    def forward(self, x):
+        return self.layers(x), None
+
+
+class Needs(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+
+
+class NotAModule:
+    pass
+
+
+def made(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], classes))
+
+
+def fails():
+    raise OSError("no such weights")
+
+
+def number():
+    return 3
+
+
+CONSTANT = 3
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A package of the user's own, and its folder in FEDCROSS_PATH."""
+    root = tmp_path_factory.mktemp("user")
+    (root / "ownnets").mkdir()
+    (root / "ownnets" / "net.py").write_text(NET)
+    (root / "ownnets" / "broken.py").write_text("import missing_library_xyz\n")
+    (root / "ownnets" / "raising.py").write_text("1 / 0\n")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _path(folder, monkeypatch):
+    monkeypatch.setenv("FEDCROSS_PATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def digits() -> Task:
+    examples = Examples(np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64))
+    return Task("digits", examples, examples, 10, (1, 8, 8), lambda x: torch.from_numpy(np.asarray(x, np.float32)))
+
+
+def text() -> Task:
+    examples = Examples(np.zeros((1, 6), np.int32), np.zeros(1, np.int64))
+    return Task("words", examples, examples, 2, (6,), lambda x: torch.from_numpy(np.asarray(x)).long(), vocabulary=12)
+
+
+def built(name, task=None, **settings):
+    return create("own", {"path": f"ownnets.net:{name}", **settings}, task or digits(), 1)
+
+
+def test_the_task_gives_what_the_class_asks_for() -> None:
+    plain = built("Plain", hidden=3, dropout=0.5)
+    assert plain(torch.zeros(4, 1, 8, 8)).shape == (4, 10)
+    assert isinstance(plain.layers[3], Dropout)
+    assert plain.layers[3].p == 0.5
+    assert plain.training
+    assert built("Halves", hidden=7).embedding == 7
+    assert built("made")(torch.zeros(4, 1, 8, 8)).shape == (4, 10)
+
+
+def test_weights_come_from_the_seed_alone() -> None:
+    torch.manual_seed(5)
+    first = built("Halves").state_dict()
+    torch.manual_seed(6)
+    second = built("Halves").state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert (first["features.2.running_mean"] == 0).all()  # no trial batch has left a trace
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "words"),
+    [
+        ("ownnets.nett:Plain", {}, "model.path='ownnets.nett:Plain': there is no module ownnets.nett."),
+        ("nowhere.net:Plain", {}, "there is no module nowhere. Looked among the installed packages and in"),
+        ("ownnets.net:Plan", {}, "has no Plan. Did you mean 'Plain'?"),
+        ("ownnets.net", {}, "model.path='ownnets.net': not an import path. Write package.module:Class."),
+        ("", {}, "model.path='': not an import path."),
+        ("own nets:Plain", {}, "not an import path"),
+        ("ownnets.broken:Net", {}, "ownnets.broken imports missing_library_xyz, which is not installed."),
+        ("ownnets.raising:Net", {}, "ownnets.raising cannot be imported (ZeroDivisionError: division by zero)."),
+        ("ownnets.net:NotAModule", {}, "NotAModule is no torch.nn.Module. Derive it from nn.Module."),
+        ("ownnets.net:CONSTANT", {}, "this is a int. Name a class or a function."),
+        ("ownnets.net:Plain", {"hiden": 3}, "ownnets.net:Plain has no such argument. Did you mean 'hidden'?"),
+        ("ownnets.net:Needs", {}, "model.width: ownnets.net:Needs needs this argument. Set model.width=VALUE."),
+        ("ownnets.net:Plain", {"hidden": "x"}, "Plain(classes=10, hidden='x') raised TypeError:"),
+        ("ownnets.net:fails", {}, "fails() raised OSError: no such weights."),
+        ("ownnets.net:number", {}, "returned a int, not a torch.nn.Module."),
+        ("ownnets.net:Plain", {"classes": 3}, "returned shape (2, 3), task 'digits' needs (2, 10), one score per"),
+        ("ownnets.net:Tuple", {}, "forward returned a tuple. Return a tensor of class scores."),
+        ("ownnets.net:Random", {}, "forward draws random numbers from torch's global generator"),
+        ("ownnets.net:Halves", {"wrong": "halves"}, "classifier(features(x)) is not forward(x)"),
+        ("ownnets.net:Halves", {"wrong": "embedding"}, "embedding=5, but features(x) has 8 columns."),
+        ("ownnets.net:Plain", {"lora": {"r": 2, "target_modules": ["nix"]}}, "'target_modules': ['nix']}: peft says"),
+        ("ownnets.net:Plain", {"lora": {"rank": 2}}, "peft says:"),
+        ("transformers:BertForSequenceClassification", {}, "needs text (token ids), but task 'digits' has inputs of"),
+        ("transformers:BertForSequenceClassification", {"hiden_size": 3}, "Did you mean 'hidden_size'?"),
+    ],
+)  # fmt: skip
+def test_every_fault_is_told_with_its_cure(path, settings, words) -> None:
+    with pytest.raises(ConfigError) as caught:
+        create("own", {"path": path, **settings}, digits(), 1)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_images_do_not_fit_a_network_for_other_shapes() -> None:
+    with pytest.raises(
+        ConfigError, match=r"forward of token ids of shape \(2, 6\) and torch.int64 raised RuntimeError"
+    ):
+        built("Plain", text())
+
+
+def test_overrides_become_what_hydra_can_compose() -> None:
+    assert translated(["model=a.b:C", "rounds=2", "model.hidden=3"]) == [
+        "model=own", "++model.path='a.b:C'", "rounds=2", "++model.hidden=3",
+    ]  # fmt: skip
+    assert translated(["model=mlp", "model.hidden=[3]"]) == ["model=mlp", "model.hidden=[3]"]
+    assert translated(["model=a.b:C", "model=mlp", "model.hidden=[3]"]) == [
+        "model=a.b:C",
+        "model=mlp",
+        "model.hidden=[3]",
+    ]
+
+
+def test_faults_of_a_model_come_with_all_others() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(["task=digits", "model=ownnets.net:Plain", "model.hiden=3", "rounds=0"])
+    assert len(caught.value.faults) == 2
+    config = load(["task=digits", "model=ownnets.net:Plain", "model.hidden=3"])
+    assert (config.names["model"], config.modules["model"]) == ("Plain", "own")
+    assert config.model.model_extra == {"hidden": 3}
+
+
+def test_a_method_that_needs_halves_says_so() -> None:
+    for name, needs in {"moon": True, "fedgen": True, "fedct": True, "fedavg": False, "fedcross": False}.items():
+        kind = method_class(name)
+        if needs:
+            with pytest.raises(ConfigError, match="needs a model with features and classifier, Plain has layers"):
+                kind.network(built("Plain"), kind.Params(), 1)
+        else:
+            kind.network(built("Plain"), kind.Params(), 1)
+
+
+@pytest.mark.parametrize("method", ["fedcross method.k=4", "moon"])
+def test_a_run(tmp_path: Path, method: str) -> None:
+    ready = run(tmp_path, "model=ownnets.net:Halves", "model.hidden=6", *f"method={method}".split(), "rounds=1")
+    assert ready.evaluator.model.classifier.out_features == 10
+
+
+def test_a_bert_masks_padding_and_is_split() -> None:
+    settings = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    path = "transformers:BertForSequenceClassification"
+    bert = create("own", {"path": path, "max_position_embeddings": 6, **settings}, text(), 1).eval()
+    assert isinstance(bert.classifier, nn.Linear)
+    assert bert.embedding == 8
+    assert bert.features.additive  # so that clients can be trained together
+    x = torch.tensor([[0, 0, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0]])
+    with torch.no_grad():
+        scores = bert(x)
+        bert.features.additive = False
+        torch.testing.assert_close(bert(x), scores)
+        bert.features.network.get_input_embeddings().weight[0] += 1  # what stands at padding does not count...
+        bert.features.additive = True
+        assert not torch.equal(bert(x)[1], scores[1])  # ... except where a text is empty
+    assert torch.isfinite(scores).all()
+    sizes = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 6}
+    causal = create("own", {"path": "transformers:GPT2ForSequenceClassification", **sizes}, text(), 1)
+    assert not causal.features.additive  # its own mask hides what comes later
+    assert causal(x).shape == (2, 2)
+
+
+def test_several_import_paths_are_no_sweep_of_hydra() -> None:
+    with pytest.raises(ConfigError, match="Give each network a YAML file"):
+        translated(["model=a.b:C,mlp"])
+    assert translated([r"model=a.b\:C"]) == ["model=own", "++model.path='a.b:C'"]  # as a job of fedcross.sweep
+
+
+def test_nothing_is_written_for_a_network_that_does_not_fit(tmp_path: Path) -> None:
+    for fault in ("model.classes=3", "train.only=nix"):
+        with pytest.raises(ConfigError):
+            launch(["task=digits", "model=ownnets.net:Plain", fault], tmp_path / "run")
+    assert not any(tmp_path.iterdir())
