@@ -70,9 +70,8 @@ LATER: dict[str, dict[str, Any]] = {
         "host_lr": None,
         "mixing": "batch",
     },
-    "train": {"deterministic": False},
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
-    "train": {"only": [], "base": None, "base_sha256": None},
+    "train": {"deterministic": False, "only": [], "base": None, "base_sha256": None},
 }
 
 
