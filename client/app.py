@@ -100,7 +100,8 @@ def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
     """
 
     def warm() -> tuple[bool, Sequence[int]]:
-        from fedcross.client.workshop import pick_device, workshop
+        from fedcross.client.device import pick_device
+        from fedcross.client.workshop import workshop
         from fedcross.conf.schema import load_text
 
         if pick_device(load_text(overrides).device).type != "cpu":
@@ -122,8 +123,10 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     graph : bool
         Whether training steps are replayed as CUDA graphs.
     """
+    from fedcross.client.device import device_errors
     from fedcross.client.workshop import workshop
 
     shop = workshop(str(contexts[0].run_config["overrides"]))
-    contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)
+    with device_errors():
+        contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)
     return [Message(content, reply_to=message) for content, message in zip(contents, messages)]

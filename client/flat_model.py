@@ -7,6 +7,7 @@ on one vector, and loading or reading the model is one copy.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -59,6 +60,7 @@ class ModuleNet:
     def __init__(self, module: nn.Module, device: torch.device, precision: str = "float32") -> None:
         check_weights(module)
         self.module = module.to(device).train()
+        _keep_in_place(self.module)
         hold_statistics(self.module)
         self._still = copy.deepcopy(self.module, {id(p): p for p in base_tensors(self.module)}).eval()
         written = {id(buffer) for buffer in base_tensors(self.module, BUFFERS)}
@@ -94,6 +96,7 @@ class ModuleNet:
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy `arrays` (every name of the state_dict) into the live model."""
+        self._check_views()
         with torch.no_grad():
             for name, target in {**self.params, **self.buffers}.items():
                 if target.device.type == "cpu":
@@ -102,6 +105,15 @@ class ModuleNet:
                     target.copy_(torch.from_numpy(arrays[name].copy()))
             for name, value in self.base_buffers.items():
                 self.module.get_buffer(name).copy_(value)
+
+    def _check_views(self) -> None:
+        """Raise a RuntimeError if a parameter is no view of ``flat`` any more: the optimiser would not reach it."""
+        row = self.flat.untyped_storage().data_ptr()
+        for name, parameter in self.params.items():
+            if parameter.untyped_storage().data_ptr() != row:
+                raise RuntimeError(
+                    f"{name} lies outside the flat row. A layer of this model moves its weights in memory."
+                )
 
     def read(self) -> Arrays:
         """Return the live model in state_dict order; on the CPU as views, valid until the next visit."""
@@ -148,3 +160,18 @@ class ModuleNet:
         given |= {name: given[first] for name, first in self._again.items() if first in given}
         values = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
         return functional_call(module, values, inputs)  # type: ignore[no-any-return]
+
+
+def _keep_in_place(module: nn.Module) -> None:
+    """Stop the recurrent layers of `module` from moving their weights, which cuDNN does at the next copy or call.
+
+    cuDNN then compacts the weights in each call, and torch warns of that once.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters = _stay  # type: ignore[method-assign]
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+
+
+def _stay() -> None:
+    """Take the place of ``flatten_parameters``."""

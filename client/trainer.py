@@ -145,11 +145,20 @@ def later(visit: Visit) -> tuple[int, ...]:
 
 def orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
     """Yield the rows of ``visit.x`` in the order of each epoch, int64 (n,) on the data's device."""
+    for order in host_orders(visit, epochs):
+        yield order.to(visit.y.device)
+
+
+def host_orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
+    """Yield the rows of ``visit.x`` in the order of each epoch, int64 (n,) on the CPU."""
     for epoch in range(epochs):
         draw = stream(visit.seed, "shuffle", visit.round, visit.client, epoch, *later(visit))
-        yield torch.from_numpy(draw.permutation(len(visit.y))).to(visit.y.device)
+        yield torch.from_numpy(draw.permutation(len(visit.y)))
 
 
 def augmentation_stream(visit: Visit) -> torch.Generator:
-    """Return the random generator for the augmentation in a visit."""
-    return torch_stream(visit.seed, "augment", visit.round, visit.client, *later(visit), device=visit.x.device.type)
+    """Return the random generator for the augmentation in a visit.
+
+    It lives on the CPU: a GPU would draw other numbers, and MPS has no float64. Its few numbers per image are copied.
+    """
+    return torch_stream(visit.seed, "augment", visit.round, visit.client, *later(visit))

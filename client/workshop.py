@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from fedcross.client.attack import malicious
 from fedcross.client.batched.state import Work
+from fedcross.client.device import device_errors, evaluation_batch, set_arithmetic
+from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
 from fedcross.client.visit import arrive, leave
@@ -38,6 +40,7 @@ class Workshop:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
+        set_arithmetic(self.device, config.train)
         self.data: FederatedData = config.load_data()
         self.method = method_class(config.modules["method"])
         self._scored: nn.Module | None = None
@@ -107,7 +110,8 @@ class Workshop:
             self._scored = self.method.evaluation_network(network, self.config.method).to(self.device).eval()
         arrays = views(content.array_records["arrays"])
         with one_thread(self.device):
-            found = score(self._scored, arrays, *own, self.data.task.classes)
+            batch = evaluation_batch(self.device, own[0][0].numel())
+            found = score(self._scored, arrays, *own, self.data.task.classes, batch)
         metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
         return RecordDict({"metrics": metrics})
 
@@ -125,27 +129,6 @@ def one_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device called `name`; ``auto`` is the first GPU if there is one, else the CPU.
-
-    Raises
-    ------
-    ConfigError
-        If this machine has no such device.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device={name}: torch finds {torch.cuda.device_count()} usable GPUs on this machine. Choose device=auto "
-            "or cpu, or mend the driver."
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"device={name}: torch cannot use one on this machine. Choose device=auto or cpu.")
-    return device
 
 
 _open: dict[str, Workshop] = {}
@@ -181,4 +164,5 @@ def do(task: str, overrides: str, content: RecordDict | None) -> RecordDict:
     if content is None:
         return RecordDict()
     shop = _of_this_run(shop, overrides, str(content.config_records["config"].get("run", "")))
-    return {"train": shop.train, "evaluate": shop.evaluate}[task](content)
+    with device_errors():
+        return {"train": shop.train, "evaluate": shop.evaluate}[task](content)

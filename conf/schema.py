@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, SerializeAsAny, field_validator
 from fedcross.conf.compose import compose, environment, split
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings, find, parse
+from fedcross.core.site import NAMES, device_name
 from fedcross.strategies.round.clock import ClockSettings, Devices
 from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.federation import Meeting
@@ -50,7 +51,9 @@ class Train(Settings):
 
     The gradient of a step, including the method's correction, is scaled down to a Euclidean norm of at most `clip`.
     With `examples` a client trains on at most this many of its examples per visit, drawn anew each round.
-    `precision` is the precision of the network's arithmetic; weights and optimiser are float32 in any case.
+    `precision` is the precision of the network's arithmetic; weights and optimiser are float32 in any case. ``tf32``
+    differs from ``float32`` only on NVIDIA's GPUs. With `deterministic` a GPU uses only algorithms whose result does
+    not change from run to run; a CPU uses no others.
     With `only`, shell patterns for names of the model, nothing else is trained, sent, mixed and stored
     (:mod:`tasks.models.part`). `base` is a safetensors file with the rest of the model, with its digest; a relative
     path lies in ``data_root``. Without it the rest has the initial weights of the run's seed.
@@ -65,7 +68,8 @@ class Train(Settings):
     epochs: int = Field(ge=1)
     batch: int = Field(ge=1)
     examples: int | None = Field(None, ge=1)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    deterministic: bool = False
     only: tuple[str, ...] = ()
     base: str | None = None
     base_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
@@ -136,7 +140,7 @@ class RunConfig(Settings):
     evaluate_every: int = Field(ge=1)
     evaluate_local: bool = False
     evaluate_clients: bool = False
-    device: str = Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", examples=["auto", "cpu", "cuda", "cuda:0", "mps"])
+    device: str = Field(pattern=NAMES, examples=["auto", "cpu", "cuda", "cuda:0", "mps"])
     data_root: str
     output: str | None
     resume: str | None
@@ -324,6 +328,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
     faults += _privacy_faults(config) if config.privacy.enabled else []
     own = getattr(config.method, "faults", None)
     faults += own(config.clients_per_round) if callable(own) else []
+    place = getattr(config.engine, "faults", None)
+    faults += place(device_name(config.device)) if callable(place) else []
     if config.resume is not None and not Path(config.resume).is_dir():
         faults.append(f"resume={config.resume}: no such run folder. Name the folder of a run.")
     elif config.resume and config.output and Path(config.resume).resolve() != Path(config.output).resolve():
@@ -390,6 +396,8 @@ def remarks(config: RunConfig) -> list[str]:
     """Return warnings about settings that are allowed but unusual."""
     remark = getattr(config.method, "remarks", None)
     found = list(remark()) if callable(remark) else []
+    place = getattr(config.engine, "remarks", None)
+    found += place(device_name(config.device)) if callable(place) else []
     if config.privacy.enabled and config.privacy.randomness == "seed":
         found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")
     return found

@@ -8,7 +8,8 @@
     ├── StorageError       an output folder or checkpoint cannot be read or written, exit code 2
     ├── ProtocolError      a message is not what the protocol says
     │   └── UploadError    an upload that the guard rejects; has a short `reason` for the counters
-    └── FederationError    not enough clients, an engine that does not start, exit code 1
+    ├── FederationError    not enough clients, an engine that does not start, exit code 1
+    └── DeviceError        a GPU that this process cannot use any more, exit code 1
 
 Each message says what was wrong, the value seen and what to do.
 """
@@ -73,6 +74,10 @@ class UploadError(ProtocolError):
 
 class FederationError(FedcrossError):
     """The federation cannot do a round: no clients, no engine."""
+
+
+class DeviceError(FedcrossError):
+    """The GPU failed so that this process cannot use it any more; only a new process can."""
 
 
 #: Names that a message lists at most.

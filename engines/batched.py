@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from pydantic import Field
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import DeviceError, FederationError
 from fedcross.core.settings import Settings
 from fedcross.engines.grid import CLIENT_APP_RAISED, LocalGrid, serve
 from fedcross.engines.job import Capabilities, Job, Together
@@ -76,6 +76,8 @@ class BatchedGrid(LocalGrid):
         contexts = [self._context(message) for message in messages]
         try:
             return self._together(messages, contexts, limit, self._settings.cuda_graph)
+        except DeviceError:  # every later message would fail too
+            raise
         except Exception as error:  # noqa: BLE001 - as for one client: an error in training must not end the run
             reason = f"{type(error).__name__}: {error}"
             log(WARNING, "a round of %s clients: %s", len(messages), reason)

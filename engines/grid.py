@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcross.core.errors import DeviceError
 from fedcross.engines.job import Job
 
 #: Flower's code for an exception in a ClientApp.
@@ -115,9 +116,17 @@ class LocalGrid(Grid):
 
 
 def answer(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
-    """Return the reply of `app` to `message`; an exception becomes an error reply, as in Flower."""
+    """Return the reply of `app` to `message`; an exception becomes an error reply, as in Flower.
+
+    Raises
+    ------
+    DeviceError
+        If this process cannot use its GPU any more: every later message would fail too.
+    """
     try:
         return app(message, context)
+    except DeviceError:
+        raise
     except Exception as error:  # noqa: BLE001 - a client's fault, whatever it is, must not end the federation
         log(WARNING, "client %s: %s: %s", context.node_config["partition-id"], type(error).__name__, error)
         return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)

@@ -42,6 +42,8 @@ class Job:
     warm : callable, optional
         Loads into this process all that clients need. Returns whether forks of this process may use it, and the number
         of examples of each partition.
+    gpus : int
+        GPUs of this machine on which clients may train; 0 for a CPU.
     together : callable, optional
         ``(messages, contexts, memory, graph) -> replies``: answers many train messages at once, in order; `memory` in
         bytes or None, `graph` whether CUDA graphs are used. For the engine that trains a round as one computation.
@@ -56,6 +58,7 @@ class Job:
     output: Path
     warm: Callable[[], tuple[bool, Sequence[int]]] | None = None
     together: Together | None = None
+    gpus: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,16 @@ CAPABILITIES = Capabilities()
 
 
 class Params(Settings):
-    """``workers``: processes that train clients; 1 trains in this process, ``auto`` is one per core."""
+    """``workers``: processes that train clients; 1 trains in this process, ``auto`` is one per core, or one per GPU."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
 
-    def count(self) -> int:
-        """Return the number of workers on this machine."""
-        return cores() if self.workers == "auto" else self.workers
+    def count(self, gpus: int = 0) -> int:
+        """Return the number of workers on this machine, whose clients train on `gpus` GPUs (0: on the CPU).
+
+        Each process on a GPU has a context of half a GB there, and one keeps a GPU busy.
+        """
+        return (gpus or cores()) if self.workers == "auto" else self.workers
 
 
 def cores() -> int:
@@ -36,7 +39,7 @@ def cores() -> int:
 def run(job: Job) -> None:
     """Run `job` on this machine."""
     settings: Params = job.settings
-    grid = open_grid(job, min(settings.count(), job.clients))
+    grid = open_grid(job, min(settings.count(job.gpus), job.clients))
     try:
         serve(job, grid)
     finally:
@@ -51,4 +54,5 @@ def open_grid(job: Job, workers: int) -> LocalGrid:
     from fedcross.engines.workers import WorkersGrid  # imported only for several workers
 
     fork, sizes = job.warm() if job.warm is not None else (True, ())
-    return WorkersGrid(job.client_app, job.clients, config, workers, sizes=sizes, fork=fork)
+    devices = [f"cuda:{number}" for number in range(job.gpus)] if job.gpus > 1 else []
+    return WorkersGrid(job.client_app, job.clients, config, workers, sizes=sizes, fork=fork, devices=devices)

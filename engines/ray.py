@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -31,6 +32,9 @@ OURS = ("FEDCROSS_", "OMP_NUM_THREADS")
 #: Environment variable: how long Ray waits for its node to start. Its default is too short for a loaded machine.
 START = "RAY_raylet_start_wait_time_s"
 START_SECONDS = 300
+#: Most clients that share a GPU unless the user says so, and the smallest part of a GPU that Ray knows, inverted.
+MOST = 8
+SMALLEST = 10_000
 
 
 class Params(Settings):
@@ -40,8 +44,9 @@ class Params(Settings):
     ----------
     client_cpus : int
         CPU cores per client; Ray runs as many clients at once as fit.
-    client_gpus : float
-        Share of a GPU per client.
+    client_gpus : float or None
+        Share of a GPU per client; None: as many clients share a GPU as train at once, at most :data:`MOST`. Ray hides
+        all GPUs from clients with a share of 0.
     cpus, gpus : int or None
         Cores and GPUs that Ray may use in total; None: all that it finds.
     address : str or None
@@ -51,7 +56,7 @@ class Params(Settings):
 
     name: str = "ray"
     client_cpus: int = Field(1, ge=1)
-    client_gpus: float = Field(0.0, ge=0)
+    client_gpus: float | None = Field(None, ge=0)
     cpus: int | None = Field(None, ge=1)
     gpus: int | None = Field(None, ge=0)
     address: str | None = None
@@ -63,14 +68,48 @@ class Params(Settings):
         # Ray would wait forever for resources that do not exist.
         if self.cpus is not None and self.cpus < self.client_cpus:
             raise ValueError(f"cpus={self.cpus} is less than client_cpus={self.client_cpus}, so no client could run")
-        if self.gpus is not None and self.gpus < self.client_gpus:
+        if self.gpus is not None and self.client_gpus is not None and self.gpus < self.client_gpus:
             raise ValueError(f"gpus={self.gpus} is less than client_gpus={self.client_gpus}, so no client could run")
         return self
+
+    def faults(self, device: str) -> list[str]:
+        """Return why clients could not train on `device` under these settings."""
+        if not device.startswith("cuda"):
+            return []
+        if ":" in device:
+            return [f"device={device}: Ray decides which GPU a client gets, and numbers it 0 there. Use device=cuda."]
+        if self.client_gpus == 0:
+            return ["engine.client_gpus=0: Ray hides the GPUs from such clients. Leave it unset, or use device=cpu."]
+        if self.address is not None and self.client_gpus is None:
+            return ["engine.client_gpus: this machine does not know the cluster's GPUs. Set the share of one client."]
+        return []
+
+    def remarks(self, device: str) -> list[str]:
+        """Return what is allowed and probably not meant."""
+        if device == "auto" and self.address is not None and self.client_gpus is None:
+            return ["engine.client_gpus is not set: the cluster's clients train on CPUs."]
+        return []
+
+    def gpu_share(self, found: int, cores: int) -> float:
+        """Return the share of a GPU per client on a machine with `found` GPUs that clients may use, and `cores` cores.
+
+        At least ``1 / MOST``: every process on a GPU has a context of half a GB there.
+        """
+        if self.client_gpus is not None:
+            return self.client_gpus
+        gpus = found if self.gpus is None else min(found, self.gpus)
+        if gpus == 0 or self.address is not None:
+            return 0.0
+        at_once = max(1, (self.cpus or cores) // self.client_cpus)
+        return math.floor(min(1.0, max(gpus / at_once, 1 / MOST)) * SMALLEST) / SMALLEST
 
 
 def run(job: Job) -> None:
     """Run `job` on Ray."""
-    launch(job.app_folder, job.overrides, job.clients, job.output / "engine", job.settings)
+    settings: Params = job.settings
+    share = settings.gpu_share(job.gpus, os.cpu_count() or 1)
+    params = settings.model_copy(update={"client_gpus": share})
+    launch(job.app_folder, job.overrides, job.clients, job.output / "engine", params)
 
 
 def launch(
@@ -145,7 +184,7 @@ def federation_config(clients: int, params: Params) -> str:
     values = {
         "num-supernodes": clients,
         "client-resources-num-cpus": params.client_cpus,
-        "client-resources-num-gpus": float(params.client_gpus),
+        "client-resources-num-gpus": float(params.client_gpus or 0),
         "init-args-num-cpus": params.cpus,
         "init-args-num-gpus": params.gpus,
     }

@@ -27,6 +27,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from fedcross.core.site import DEVICE
 from fedcross.engines.arena import Arena, pack, unpack
 from fedcross.engines.grid import LocalGrid, answer, identify
 
@@ -57,6 +58,8 @@ class WorkersGrid(LocalGrid):
         Work of each partition in any unit, for the order of messages; empty if not known.
     fork : bool
         Whether workers are forked (and share the loaded data) or started as new processes.
+    devices : sequence of str
+        Devices that workers started as new processes take in turn; empty: the run's ``device`` for all.
     app_path : str
         The ClientApp as ``module:attribute``, for workers that are started as new processes.
     """
@@ -70,17 +73,19 @@ class WorkersGrid(LocalGrid):
         *,
         sizes: Sequence[int] = (),
         fork: bool = True,
+        devices: Sequence[str] = (),
         app_path: str = "fedcross.client.app:app",
     ) -> None:
         super().__init__(client_app, clients, run_config)
         self._sizes = sizes
         self._fork = fork and sys.platform == "linux"
         self._app_path = app_path
+        self._devices = list(devices)
         self._waiting: list[tuple[int, int, Message]] = []
         self._order = 0
         self._pool: list[_Worker] = []
-        for _ in range(min(workers, clients)):
-            self._pool.append(self._start())
+        for place in range(min(workers, clients)):
+            self._pool.append(self._start(place))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue `messages` and give each idle worker one."""
@@ -123,7 +128,7 @@ class WorkersGrid(LocalGrid):
                 _, _, message = heapq.heappop(self._waiting)
                 if not worker.process.is_alive():
                     worker.end()
-                    worker = self._pool[place] = self._start()
+                    worker = self._pool[place] = self._start(place)
                 worker.give(message, self._context(message))
 
     def _take(self, worker: _Worker) -> Message:
@@ -144,15 +149,15 @@ class WorkersGrid(LocalGrid):
             raise TypeError(f"A worker replied with {type(reply).__name__}.")
         return reply
 
-    def _start(self) -> _Worker:
+    def _start(self, place: int) -> _Worker:
         context: Any = multiprocessing.get_context("fork" if self._fork else "spawn")
         here, there = context.Pipe()
         download, upload = Arena(), Arena()
         inherited = [worker.pipe for worker in self._pool] + [here] if self._fork else []
         app: ClientApp | str = self._app if self._fork else self._app_path
-        process = context.Process(
-            target=_serve, args=(there, inherited, download.path, upload.path, app), name="fedcross-worker", daemon=True
-        )
+        device = "" if self._fork or not self._devices else self._devices[place % len(self._devices)]
+        arguments = (there, inherited, download.path, upload.path, app, device)
+        process = context.Process(target=_serve, args=arguments, name="fedcross-worker", daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork with threads. The thread here (progress display) holds no lock of a worker.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -188,8 +193,12 @@ class _Worker:
         self.upload.close()
 
 
-def _serve(pipe: Connection, inherited: list[Connection], down: str, up: str, app: ClientApp | str) -> None:
-    """Answer messages until the pipe closes. Runs in the worker."""
+def _serve(
+    pipe: Connection, inherited: list[Connection], down: str, up: str, app: ClientApp | str, device: str
+) -> None:
+    """Answer messages until the pipe closes. Runs in the worker; `device`, unless empty, is where it trains."""
+    if device:
+        os.environ[DEVICE] = device
     # Ctrl-C reaches the whole process group; the parent handles it and ends its workers with SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -119,7 +119,7 @@ def paces(jobs: list[list[str]]) -> list[Pace]:
 
     Estimates it for the local engine on a CPU; measures whole rounds elsewhere, or if all rounds are short enough.
     """
-    from fedcross.client.workshop import pick_device
+    from fedcross.client.device import pick_device
     from fedcross.conf.schema import load
     from fedcross.server.pace import Pace as Estimate
 

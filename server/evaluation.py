@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from fedcross.client.device import evaluation_batch
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.exchange import receive
@@ -30,11 +31,11 @@ class Evaluator:
         The central test set is prepared once and stays on `device`.
     device : torch.device
         Where to evaluate.
-    batch : int
-        Examples per forward pass.
+    batch : int, optional
+        Examples per forward pass; by default as many as the device takes.
     """
 
-    def __init__(self, model: nn.Module, data: FederatedData, device: torch.device, batch: int = 1000) -> None:
+    def __init__(self, model: nn.Module, data: FederatedData, device: torch.device, batch: int | None = None) -> None:
         self.model = model.to(device).eval()
         self._data = data
         self.device = device
@@ -45,8 +46,9 @@ class Evaluator:
         """Return the score of the model with weights `arrays`."""
         if self._inputs is None:
             self._inputs = self._data.central.to(self.device)
+        batch = self.batch or evaluation_batch(self.device, self._inputs[:1].numel())
         labels = torch.from_numpy(np.array(self._data.task.test.y))  # a copy: the cache is read-only
-        return score(self.model, arrays, self._inputs, labels, self._data.task.classes, self.batch)
+        return score(self.model, arrays, self._inputs, labels, self._data.task.classes, batch)
 
     def score_of(self, models: Sequence[Arrays]) -> Score | None:
         """Return the mean score of `models`, as :func:`mean_score` takes it."""

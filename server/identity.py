@@ -75,7 +75,7 @@ LATER: dict[str, dict[str, Any]] = {
         "mixing": "batch",
     },
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
-    "train": {"only": [], "base": None, "base_sha256": None},
+    "train": {"deterministic": False, "only": [], "base": None, "base_sha256": None},
 }
 
 

@@ -74,7 +74,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     for remark in remarks(config):
         print(f"Note: {remark}", file=sys.stderr)
     if config.device not in ("auto", "cpu") and not engine_of(config.module("engine")).CAPABILITIES.own_folders:
-        from fedcross.client.workshop import pick_device
+        from fedcross.client.device import pick_device
 
         pick_device(config.device)
     if config.resume is None and config.output and claim:
@@ -136,6 +136,7 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
     from fedcross.client.app import together, warm_for
     from fedcross.conf.compose import join
     from fedcross.core.paths import import_root
+    from fedcross.core.site import device_name, gpus_for
     from fedcross.engines.job import Job, engine_of
     from fedcross.server.app import app as server_app
 
@@ -154,8 +155,9 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
     data = config.load_data()
     clients = config.clients_per_round if data.partition.own else len(data.partition)
     text = join(settled)
-    job = Job(text, clients, config.engine, server_app, client_app, import_root(), folder, warm_for(text), together)
-    engine.run(job)
+    gpus = gpus_for(device_name(config.device))
+    root = import_root()
+    engine.run(Job(text, clients, config.engine, server_app, client_app, root, folder, warm_for(text), together, gpus))
 
 
 def record(folder: Path, overrides: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from flwr.serverapp import Grid
 from safetensors.numpy import save
 
-from fedcross.client.workshop import pick_device
+from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.interrupts import watched
@@ -67,6 +67,7 @@ class Session:
         self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
         self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         self.device = pick_device(config.device)
+        set_arithmetic(self.device, config.train)
         kind = method_class(config.modules["method"])
         data = config.load_data()
         model, self.base = config.network(data.task)

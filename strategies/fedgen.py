@@ -106,7 +106,7 @@ class Regularised(Objective[FedGenParams]):
         each = (target.exp() * (target - functional.log_softmax(scores, 1))).sum(1)
         return batch.mean(each * prepared["known"][batch.y])
 
-    def _embed(self, y: Tensor, purpose: int, step: int, prepared: Prepared) -> Tensor:
+    def _embed(self, y: Tensor, purpose: int, step: int | Tensor, prepared: Prepared) -> Tensor:
         """Return generated embeddings of labels `y`, shape (len(y), embedding)."""
         known = prepared["known"]
         noise = draw_noise(self.params, prepared["key"], step, purpose, y.shape[0], known.dtype)
@@ -271,7 +271,9 @@ class FedGen(SingleModel[FedGenParams]):
         self.adam_steps = int(state.values["adam_steps"])
 
 
-def draw_noise(params: FedGenParams, visit: Tensor, step: int, purpose: int, rows: int, dtype: torch.dtype) -> Tensor:
+def draw_noise(
+    params: FedGenParams, visit: Tensor, step: int | Tensor, purpose: int, rows: int, dtype: torch.dtype
+) -> Tensor:
     """Return the generator's noise (rows, noise)."""
     law = normal if params.noise_law == "normal" else uniform
     return law(visit, step, purpose, (rows, params.noise), dtype)

@@ -1,7 +1,7 @@
 """Augmentation of training images: on whole batches of prepared tensors, on their device, one draw per image.
 
-All draws come from the generator that is passed in, in a fixed order, so (seed, round, client) decide the batch. Give a
-CPU generator where results must not depend on the device: its few numbers per image are copied over.
+All draws come from the generator that is passed in, in a fixed order, so (seed, round, client) decide the batch. The
+trainers give a CPU generator, so that the draws do not depend on the device: its few numbers per image are copied over.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def rotate(x: Tensor, generator: Generator, *, degrees: float) -> Tensor:
     zero = torch.zeros_like(angle)
     # From normalised output to normalised input positions; the ratios keep the rotation rigid where images are oblong.
     theta = torch.stack((cos, -sin * height / width, zero, sin * width / height, cos, zero), dim=1)
-    grid = F.affine_grid(theta.reshape(-1, 2, 3).to(x.device, x.dtype), list(x.shape), align_corners=False)
+    theta = theta.reshape(-1, 2, 3).to(x.dtype).to(x.device)  # in this order: MPS has no float64
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, mode="nearest", padding_mode="zeros", align_corners=False)
 
 

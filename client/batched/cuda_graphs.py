@@ -32,12 +32,13 @@ class _Recorded:
 
 
 class Replay:
-    """Runs `step(number, *inputs)` as a CUDA graph where possible.
+    """Runs `step(*inputs)` as a CUDA graph where possible.
 
     Parameters
     ----------
     step : callable
-        Works in place on `state`. A graph keeps the first argument, the step's number, of its recording.
+        Works in place on `state`. A graph keeps every Python number of its recording, so what changes from step to
+        step, the step's own number too, must be a tensor among the inputs.
     state : sequence of Tensor
         All tensors that a step changes.
     record : callable, optional
@@ -52,38 +53,38 @@ class Replay:
         #: Why steps run without graphs; None while graphs are in use.
         self.refused: str | None = None
 
-    def __call__(self, number: int, *inputs: Tensor) -> None:
+    def __call__(self, *inputs: Tensor) -> None:
         """Do one step."""
         if self.refused is not None:
-            self._step(number, *inputs)
+            self._step(*inputs)
             return
         shapes = tuple(tensor.shape for tensor in inputs)
         known = self._recorded.get(shapes)
         if known is None:
-            self._begin(shapes, number, inputs)
+            self._begin(shapes, inputs)
         elif not known.checked:
-            self._check(known, number, inputs)
+            self._check(known, inputs)
         else:
             self._repeat(known, inputs)
 
-    def _begin(self, shapes: Any, number: int, inputs: tuple[Tensor, ...]) -> None:
+    def _begin(self, shapes: Any, inputs: tuple[Tensor, ...]) -> None:
         """Record a graph for these shapes, then run the step without it."""
         before = [tensor.clone() for tensor in self._state]
         own = tuple(tensor.clone() for tensor in inputs)
         try:
-            self._recorded[shapes] = _Recorded(own, self._record(lambda: self._step(number, *own)))
+            self._recorded[shapes] = _Recorded(own, self._record(lambda: self._step(*own)))
         except RuntimeError as error:
             self._refuse(f"a step cannot be recorded ({str(error).splitlines()[0]})")
         self._restore(before)
-        self._step(number, *inputs)
+        self._step(*inputs)
 
-    def _check(self, known: _Recorded, number: int, inputs: tuple[Tensor, ...]) -> None:
+    def _check(self, known: _Recorded, inputs: tuple[Tensor, ...]) -> None:
         """Run the step with and without the graph; use the graph later only if both agree. Keep the other result."""
         before = [tensor.clone() for tensor in self._state]
         self._repeat(known, inputs)
         replayed = [tensor.clone() for tensor in self._state]
         self._restore(before)
-        self._step(number, *inputs)
+        self._step(*inputs)
         for a, b in zip(replayed, self._state):
             if not torch.allclose(a.double(), b.double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
                 self._refuse("a replayed step differs from a called one")

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from fedcross.client.device import memory_budget
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Tensors, Visit, flatten
 
-#: Default memory limit of the stacks: on a GPU this share of its free memory, on the CPU this number of bytes.
-GPU_SHARE = 0.8
-CPU_BYTES = 4 << 30
 #: Factor on the counted tensors, for the gradients of activations and for workspaces.
 SLACK = 2.0
 #: Vectors of the model's size during a step: parameters, gradient, its copy, momentum, the update.
@@ -171,10 +169,4 @@ def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory
     each = sum(kept.values()) * rows * SLACK + model * VECTORS + own
     if type(objective).ascent is not Objective.ascent:
         each += model * ASCENT_VECTORS
-    return max(1, int(_budget(memory, visit.x.device) // max(each, 1)))
-
-
-def _budget(memory: int | None, device: torch.device) -> float:
-    if memory is not None:
-        return memory
-    return torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else CPU_BYTES
+    return max(1, int(memory_budget(memory, visit.x.device) // max(each, 1)))

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from logging import WARNING
 from typing import Any
 
 import torch
+from flwr.common.logger import log
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcross.client.batched.cuda_graphs import Replay
+from fedcross.client.batched.cuda_graphs import Record, Replay
 from fedcross.client.batched.state import StackedPrepared, StackedState, Work, alike, fitting
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.trainer import Augment, augmentation_stream, orders
+from fedcross.client.trainer import Augment, augmentation_stream, host_orders
 from fedcross.client.trainer import step as sgd_step
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Batch, Objective, Tensors, Trained, Visit
@@ -38,6 +40,7 @@ def train_batched(
     *,
     memory: int | None = None,
     graph: bool = False,
+    record: Record | None = None,
 ) -> list[Trained]:
     """Train the models of all `works` and return the results in order.
 
@@ -57,35 +60,63 @@ def train_batched(
         Most bytes that the stacks may use; clients that do not fit are trained after the others.
     graph : bool
         Whether steps are replayed as CUDA graphs (only on a GPU, only without batch normalisation).
+    record : callable, optional
+        Takes the place of recording a CUDA graph (:class:`client.batched.cuda_graphs.Replay`), on any device.
     """
     results: dict[int, Trained] = {}
     for kind in alike(works):
         size = fitting(net, objective, works[kind[0]], settings.batch, memory)
         # Clients with the most steps come first, so that the clients still training are always the head of the stack.
         ordered = sorted(kind, key=lambda i: -len(works[i].visit.y))
-        for start in range(0, len(ordered), size):
-            part = ordered[start : start + size]
-            stack = _Stack(net, objective, [works[i] for i in part], settings, graph)
-            results |= zip(part, stack.train(augment))
+        while ordered:
+            part = ordered[:size]
+            try:
+                stack = _Stack(net, objective, [works[i] for i in part], settings, graph, record)
+                results |= zip(part, stack.train(augment))
+            except torch.OutOfMemoryError:
+                if len(part) == 1:
+                    raise
+                size = len(part) // 2
+            else:
+                ordered = ordered[size:]
+                continue
+            _make_room(net.device, size)  # here, because the error above holds the tensors of the failed attempt
     return [results[i] for i in range(len(works))]
+
+
+def _make_room(device: torch.device, size: int) -> None:
+    """Say that `size` clients are trained at once from now on, and give torch's unused memory back."""
+    log(WARNING, "fedcross: the device's memory was too small: %s clients are trained at once from now on.", size)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)
 class _Step:
     """The batches of k clients: inputs (k, width, ...), labels, mask of real rows, and rows of ``visit.x``."""
 
-    number: int
+    number: int | Tensor
     x: Tensor
     y: Tensor
     mask: Tensor
     rows: Tensor
+
+    def as_tensor(self) -> Tensor:
+        """Return the step's number as a tensor, which a graph does not freeze."""
+        return torch.as_tensor(self.number, device=self.x.device)
 
 
 class _Stack:
     """Clients that train together, those with the most examples first."""
 
     def __init__(
-        self, net: ModuleNet, objective: Objective, works: Sequence[Work], settings: Train, graph: bool
+        self,
+        net: ModuleNet,
+        objective: Objective,
+        works: Sequence[Work],
+        settings: Train,
+        graph: bool,
+        record: Record | None,
     ) -> None:
         self.net, self.objective, self.settings = net, objective, settings
         self.visits = [work.visit for work in works]
@@ -97,27 +128,28 @@ class _Stack:
         self._ascends = objective.ascent(self.state.flat[0], still, works[0].prepared) is not None
         self._padded = not any(isinstance(m, _BatchNorm) for m in net.module.modules())
         self._replay: Replay | None = None
-        if graph and self._padded and self.state.flat.is_cuda:
-            self._replay = Replay(self._head, self.state.tensors())
+        if graph and self._padded and (self.state.flat.is_cuda or record is not None):
+            self._replay = Replay(self._head, self.state.tensors(), record)
 
     def train(self, augment: Augment | None) -> list[Trained]:
         """Run all steps and return the results."""
         generators = [augmentation_stream(visit) for visit in self.visits]
         done = [0] * len(self.visits)
-        for members, step in self._steps():
+        for t, members, step in self._steps():
             if augment is not None:
                 for place, i in enumerate(members):
-                    count = int(self._counts[step.number, i])
+                    count = int(self._counts[t, i])
                     step.x[place, :count] = augment(step.x[place, :count], generators[i])
             self._take(members, step)
             for i in members:
                 done[i] += 1
         return [self._trained(i, steps) for i, steps in enumerate(done)]
 
-    def _steps(self) -> Iterator[tuple[list[int], _Step]]:
-        """Yield the members and batches of every step."""
+    def _steps(self) -> Iterator[tuple[int, list[int], _Step]]:
+        """Yield the number, the members and the batches of every step."""
         size, device = self.settings.batch, self.state.flat.device
-        plans = [[rows for o in orders(v, self.settings.epochs) for rows in torch.split(o, size)] for v in self.visits]
+        orders_of = [list(host_orders(v, self.settings.epochs)) for v in self.visits]
+        plans = [[rows for order in own for rows in torch.split(order, size)] for own in orders_of]
         longest = len(plans[0])
         rows = torch.zeros(longest, len(plans), size, dtype=torch.int64)
         self._counts = torch.zeros(longest, len(plans), dtype=torch.int64)
@@ -130,14 +162,17 @@ class _Stack:
         x = torch.cat([v.x for v in self.visits])
         y = torch.cat([v.y for v in self.visits])
         first = torch.tensor([0, *(len(v.y) for v in self.visits[:-1])], device=device).cumsum(0)
-        for t in range(longest):
+        numbers: Sequence[int | Tensor] = range(longest)
+        if self._replay is not None:
+            numbers = torch.arange(longest, device=device).unbind()
+        for t, number in enumerate(numbers):
             for members, width in self._groups(self._counts[t].tolist()):
                 who: slice | list[int] = slice(len(members)) if _is_head(members) else members
                 own = rows[t, who, :width]
                 at = (own + first[who, None]).reshape(-1)
                 shape = (len(members), width)
                 inputs = x.index_select(0, at).view(*shape, *x.shape[1:])
-                yield members, _Step(t, inputs, y[at].view(shape), masks[t, who, :width], own)
+                yield t, members, _Step(number, inputs, y[at].view(shape), masks[t, who, :width], own)
 
     def _groups(self, counts: list[int]) -> list[tuple[list[int], int]]:
         """Return groups of clients for one step, each with the width of its batch."""
@@ -155,11 +190,11 @@ class _Stack:
             self._advance(state, self.prepared.part(at), step)
             self.state.put(at, state)
         elif self._replay is not None:
-            self._replay(step.number, step.x, step.y, step.mask, step.rows)
+            self._replay(step.as_tensor(), step.x, step.y, step.mask, step.rows)
         else:
             self._head(step.number, step.x, step.y, step.mask, step.rows)
 
-    def _head(self, number: int, x: Tensor, y: Tensor, mask: Tensor, rows: Tensor) -> None:
+    def _head(self, number: int | Tensor, x: Tensor, y: Tensor, mask: Tensor, rows: Tensor) -> None:
         """Run one step of the first clients, in place."""
         head = slice(len(x))
         self._advance(self.state.part(head), self.prepared.part(head), _Step(number, x, y, mask, rows))

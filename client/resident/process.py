@@ -26,7 +26,7 @@ from flwr.common.logger import log
 
 from fedcross.client.resident import channel
 from fedcross.client.resident import connect as warm
-from fedcross.core.errors import FedcrossError, ProtocolError
+from fedcross.core.errors import DeviceError, FedcrossError, ProtocolError
 
 Work = Callable[[str, str, "RecordDict | None"], RecordDict]
 _BACKLOG = 64
@@ -84,7 +84,7 @@ def _prepare(do: Work, overrides: str) -> bool:
         do("prepare", overrides, None)
     except Exception as error:  # noqa: BLE001 - the next message raises the same error and reports it
         log(ERROR, "fedcross: loading the run failed: %s: %s", type(error).__name__, error)
-        return isinstance(error, FedcrossError)
+        return isinstance(error, FedcrossError) and not isinstance(error, DeviceError)
     return True
 
 
@@ -93,7 +93,7 @@ def _work(do: Work, task: str, overrides: str, content: RecordDict) -> tuple[dic
     try:
         return {}, do(task, overrides, content), True
     except FedcrossError as error:
-        return {"error": type(error).__name__, "text": str(error)}, None, True
+        return {"error": type(error).__name__, "text": str(error)}, None, not isinstance(error, DeviceError)
     except Exception as error:  # noqa: BLE001 - sent to the server; after a device error, all later messages would fail
         log(ERROR, "fedcross: the trainer failed and stops.", exc_info=error)
         return {"error": type(error).__name__, "text": str(error)}, None, False

@@ -36,15 +36,15 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def uniform(key: Tensor, step: int, purpose: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def uniform(key: Tensor, step: int | Tensor, purpose: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return independent uniform numbers in [0, 1).
 
     Parameters
     ----------
     key : Tensor of int64, shape ()
         Identity of the visit.
-    step : int
-        The step within the visit, from 0.
+    step : int or Tensor of int64, shape ()
+        The step within the visit, from 0; both kinds give the same numbers.
     purpose : int
         Number that distinguishes several draws within one step.
     shape : tuple of int
@@ -52,20 +52,23 @@ def uniform(key: Tensor, step: int, purpose: int, shape: tuple[int, ...], dtype:
     dtype : torch.dtype
         Floating point type of the result; the values are multiples of 2^-24 in all of them.
     """
-    start = _mix(_mix(key + _signed((step + 1) * _GOLDEN)) + _signed((purpose + 1) * _GOLDEN))
+    counter = (step + 1) * _GOLDEN  # a tensor's product is modulo 2^64 already
+    start = _mix(
+        _mix(key + (counter if isinstance(counter, Tensor) else _signed(counter))) + _signed((purpose + 1) * _GOLDEN)
+    )
     index = torch.arange(1, math.prod(shape) + 1, device=key.device)
     bits = _shift(_mix(start + index * _GOLDEN), 64 - _BITS)
     return (bits.to(dtype) * 2.0**-_BITS).reshape(shape)
 
 
-def normal(key: Tensor, step: int, purpose: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def normal(key: Tensor, step: int | Tensor, purpose: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return independent standard normal numbers (Box and Muller 1958); parameters as for :func:`uniform`."""
     pairs = uniform(key, step, purpose, (*shape, 2), dtype)
     radius = torch.sqrt(-2.0 * torch.log(1.0 - pairs[..., 0]))
     return radius * torch.cos(2.0 * math.pi * pairs[..., 1])
 
 
-def categorical(key: Tensor, step: int, purpose: int, count: int, weights: Tensor) -> Tensor:
+def categorical(key: Tensor, step: int | Tensor, purpose: int, count: int, weights: Tensor) -> Tensor:
     """Return `count` indices, int64 (count,), drawn in proportion to `weights` (classes,), not all of them 0.
 
     An index of weight 0 is never drawn.

@@ -59,16 +59,17 @@ class Batch(NamedTuple):
         In the batched trainer 1 for real rows and 0 for padding, float (batch,).
     rows : Tensor or None
         Row numbers of these examples in ``visit.x``, int64 (batch,); None where the caller has no visit.
-    step : int
+    step : int or Tensor of int64, shape ()
         Number of the step within the visit, from 0. A loss uses it as the counter of its counter-based random draws
-        (:mod:`strategies.parts.loss_random`).
+        (:mod:`strategies.parts.loss_random`). A tensor where steps are recorded as a CUDA graph, which would keep the
+        Python number of its recording for ever.
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor | None = None
     rows: Tensor | None = None
-    step: int = 0
+    step: int | Tensor = 0
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of per-example `values`, shape (batch,), over the real rows."""

@@ -22,6 +22,9 @@ class LastStepLSTM(nn.LSTM):
     def __init__(self, inputs: int, hidden: int, layers: int) -> None:
         super().__init__(inputs, hidden, layers, batch_first=True)
 
+    def flatten_parameters(self) -> None:
+        """Do nothing: cuDNN would move the weights into memory of its own, away from the trainer's flat row."""
+
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Return the last hidden state, ``(batch, hidden)``, of `x`, ``(batch, length, inputs)``."""
         if torch._C._functorch.maybe_current_level() is None:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.cli.run.run import _parse_federation_config_overrides
 from flwr.cli.typing import SuperLinkConnection
 from pydantic import ValidationError
 
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
 from fedcross.engines import ray
 from fedcross.engines.ray import Params
 
@@ -88,6 +91,57 @@ def test_resources_that_let_no_client_run(settings: dict[str, float], fault: str
         Params.model_validate(settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "found", "cores", "share"),
+    [
+        ({}, 0, 16, 0.0),  # no GPU, or device=cpu
+        ({}, 1, 4, 0.25),  # four clients at once share one
+        ({}, 1, 64, 0.125),  # at most eight on one
+        ({}, 2, 16, 0.125),
+        ({}, 8, 4, 1.0),  # never more than one
+        ({"client_cpus": 4}, 1, 12, 0.3333),  # Ray counts ten-thousandths
+        ({"cpus": 2}, 1, 64, 0.5),
+        ({"gpus": 1}, 4, 8, 0.125),
+        ({"gpus": 0}, 4, 8, 0.0),
+        ({"client_gpus": 0.5}, 4, 64, 0.5),
+        ({"client_gpus": 0}, 4, 64, 0.0),
+        ({"address": "10.0.0.1:6379"}, 4, 64, 0.0),  # the GPUs of this machine say nothing of the cluster's
+    ],
+)
+def test_clients_share_the_gpus_that_were_found(settings: dict[str, Any], found: int, cores: int, share: float) -> None:
+    assert Params.model_validate(settings).gpu_share(found, cores) == share
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "fault"),
+    [
+        ({"client_gpus": 0}, "cuda", "hides the GPUs from such clients"),
+        ({}, "cuda:1", "Ray decides which GPU a client gets"),
+        ({"address": "10.0.0.1:6379"}, "cuda", "does not know the cluster's GPUs"),
+        ({}, "cuda", None),
+        ({"address": "10.0.0.1:6379", "client_gpus": 0.5}, "cuda", None),
+        ({"client_gpus": 0}, "auto", None),
+        ({}, "cpu", None),
+    ],
+)
+def test_a_device_that_ray_would_hide_is_a_fault(settings: dict[str, Any], device: str, fault: str | None) -> None:
+    found = Params.model_validate(settings).faults(device)
+    assert len(found) == (fault is not None)
+    assert fault is None or fault in found[0]
+
+
+def test_the_whole_configuration_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
+    with pytest.raises(ConfigError, match="Ray decides which GPU"):
+        load(["task=digits", "engine=ray", "device=cuda:1"])
+
+
+def test_a_cluster_without_a_share_is_remarked() -> None:
+    cluster = Params.model_validate({"address": "10.0.0.1:6379"})
+    assert "train on CPUs" in cluster.remarks("auto")[0]
+    assert cluster.remarks("cpu") == Params().remarks("auto") == []
+
+
 def test_run_hands_the_job_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     monkeypatch.setattr(ray, "launch", lambda *arguments: seen.extend(arguments))
@@ -100,7 +154,8 @@ def test_run_hands_the_job_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             "clients": 3,
             "output": tmp_path / "out",
             "settings": Params(cpus=2),
+            "gpus": 1,
         },
     )()
     ray.run(job)
-    assert seen == [tmp_path, "a=1", 3, tmp_path / "out" / "engine", Params(cpus=2)]
+    assert seen == [tmp_path, "a=1", 3, tmp_path / "out" / "engine", Params(cpus=2, client_gpus=0.5)]

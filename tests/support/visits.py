@@ -36,7 +36,7 @@ def visit(net: ModuleNet, client: int, n: int, **changes: Any) -> Visit:
     kind = net.flat.dtype
 
     def moved(tensor: Tensor) -> Tensor:
-        return tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator, dtype=kind)
+        return tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator, dtype=kind).to(tensor.device)
 
     values: dict[str, Any] = {
         "params": {name: moved(p) for name, p in net.params.items()},

@@ -1,0 +1,117 @@
+"""The device on which a process trains: which one, its arithmetic, its free memory, its errors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedcross.conf.schema import Train
+from fedcross.core.errors import ConfigError, DeviceError
+from fedcross.core.site import DEVICE, device_name
+
+#: Share of a GPU's free memory, and bytes on other devices, that the stacks of the batched trainer may take.
+GPU_SHARE = 0.8
+CPU_BYTES = 4 << 30
+#: Errors of CUDA and its libraries. After one of them, the process cannot use the GPU any more.
+_CUDA = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS", re.IGNORECASE)
+_MEMORY = re.compile(r"out of memory|ALLOC_FAILED", re.IGNORECASE)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called `name`, or the one that ``FEDCROSS_DEVICE`` names; ``auto`` is a GPU if there is one.
+
+    A GPU is returned with its number and becomes the process's current one: streams, graphs and generators without a
+    device of their own belong to it.
+
+    Raises
+    ------
+    ConfigError
+        If this machine has no such device.
+    """
+    wanted = device_name(name)
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(wanted)
+    if device.type == "cuda":
+        number, found = device.index or 0, torch.cuda.device_count()
+        if number >= found:
+            raise ConfigError(
+                f"device={wanted}: torch finds {found} usable GPUs on this machine. Choose device=auto or cpu, mend "
+                f"the driver, or set {DEVICE}=cpu if only this machine has none."
+            )
+        device = torch.device("cuda", number)
+        torch.cuda.set_device(device)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(
+            f"device={wanted}: torch cannot use one on this machine. Choose device=auto or cpu, or set {DEVICE}=cpu."
+        )
+    return device
+
+
+def set_arithmetic(device: torch.device, settings: Train) -> None:
+    """Set how a GPU computes in this process; on other devices nothing changes.
+
+    torch's own default computes convolutions of float32 tensors in TF32 (10 bits of mantissa in place of 23). Here
+    ``float32`` means float32, and ``tf32`` allows TF32 in convolutions, recurrent layers and matrix products.
+    """
+    if device.type != "cuda":
+        return
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    # Not the newer `fp32_precision` of single operators: torch's own readers of `allow_tf32` fail after it was set.
+    torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = settings.precision == "tf32"
+    torch.backends.cudnn.deterministic = settings.deterministic
+    torch.use_deterministic_algorithms(settings.deterministic)
+
+
+def memory_budget(memory: int | None, device: torch.device) -> float:
+    """Return how many bytes the stacks of one computation may take: `memory`, or what the device has.
+
+    The driver counts the memory that torch keeps for later tensors as used; what is reserved and not allocated is free.
+    """
+    if memory is not None:
+        return memory
+    if device.type != "cuda":
+        return CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) * GPU_SHARE
+
+
+def evaluation_batch(device: torch.device, numbers: int, most: int = 1000, room: int = 2**24) -> int:
+    """Return how many examples of `numbers` values each are scored at a time, at most `most`.
+
+    On a GPU a batch holds at most `room` values, for cards with little memory. On a CPU the size stays: another one
+    could change the last bit of a loss.
+    """
+    return most if device.type == "cpu" else max(1, min(most, room // max(numbers, 1)))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether `error` says that the device's memory was too small; the process can go on after it."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_CUDA.search(str(error)) and _MEMORY.search(str(error)))
+
+
+def breaks_device(error: BaseException) -> bool:
+    """Return whether this process cannot use its GPU after `error`: any error of CUDA but too little memory."""
+    if out_of_memory(error) or not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, torch.AcceleratorError) or bool(_CUDA.search(str(error)))
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Turn an error after which the process cannot use its GPU into a DeviceError, which ends the process."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not breaks_device(error):
+            raise
+        first = str(error).splitlines()[0]
+        raise DeviceError(f"The GPU failed ({first}). This process cannot use it any more and must end.") from error

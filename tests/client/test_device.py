@@ -1,0 +1,213 @@
+"""What a GPU needs that a CPU does not notice; the driver is emulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedcross.client import device
+from fedcross.client.batched import trainer as batched
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.resident.process import _work
+from fedcross.client.trainer import augmentation_stream
+from fedcross.core.errors import ConfigError, DeviceError
+from fedcross.core.settings import Settings
+from fedcross.engines.grid import answer, identify
+from fedcross.strategies.parts.objective import Objective
+from fedcross.tasks.augment import Augment, build
+from fedcross.tasks.models._recurrent import LastStepLSTM
+from fedcross.tasks.models._split import Split
+from tests.support import visits as v
+
+CPU = torch.device("cpu")
+GIB = 2.0**30
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Emulate a driver with two GPUs; return the devices that become current."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.delenv(device.DEVICE, raising=False)
+    return current
+
+
+@pytest.mark.parametrize(("name", "number"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_has_a_number_and_becomes_current(driver: list[torch.device], name: str, number: int) -> None:
+    assert device.pick_device(name) == torch.device("cuda", number)
+    assert driver == [torch.device("cuda", number)]
+
+
+def test_a_site_has_a_device_of_its_own(driver: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration says cuda, and this machine has no GPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="FEDCROSS_DEVICE=cpu if only this machine has none"):
+        device.pick_device("cuda")
+    monkeypatch.setenv(device.DEVICE, "cpu")
+    assert device.pick_device("cuda") == CPU
+    monkeypatch.setenv(device.DEVICE, "gpu")
+    with pytest.raises(ConfigError, match="FEDCROSS_DEVICE='gpu': not a device"):
+        device.pick_device("cuda")
+
+
+def test_memory_that_torch_keeps_for_later_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card of 10 GiB: torch holds 8, of which 3 are tensors; the driver reports 2 as free, 7 are."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * GIB, 10 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 8 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * GIB)
+    assert device.memory_budget(None, torch.device("cuda:1")) == pytest.approx(7 * GIB * device.GPU_SHARE)
+    assert device.memory_budget(5, torch.device("cuda:1")) == 5
+    assert device.memory_budget(None, CPU) == device.CPU_BYTES
+
+
+@pytest.mark.parametrize(("precision", "narrow"), [("float32", False), ("tf32", True), ("bfloat16", False)])
+def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision: str, narrow: bool) -> None:
+    """torch's own default computes convolutions in TF32."""
+    fixed: list[bool] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", fixed.append)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    before, matmul, repeats = (
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.deterministic,
+    )
+    settings = v.settings(precision=precision, deterministic=precision == "tf32")
+    try:
+        device.set_arithmetic(CPU, settings)
+        assert torch.backends.cudnn.allow_tf32 == before
+        assert fixed == []
+        device.set_arithmetic(torch.device("cuda:0"), settings)
+        assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == narrow
+        assert torch.backends.cudnn.deterministic == (precision == "tf32")
+        assert fixed == [precision == "tf32"]
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.deterministic = repeats
+
+
+def test_augmentation_draws_on_the_cpu_whatever_the_device() -> None:
+    """On MPS there is no float64, and another device's generator draws other numbers."""
+    net = v.small_net()
+    one = v.visit(net, 0, 4)
+    one.x = torch.empty(4, 2, 6, 6, device="meta")
+    assert augmentation_stream(one).device == CPU
+    turned = build(Augment(rotate=15, crop=1, flip=True))
+    assert turned is not None
+    assert turned(one.x.float(), augmentation_stream(one)).shape == one.x.shape
+
+
+@pytest.mark.parametrize(
+    ("error", "memory", "broken"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True, False),
+        (RuntimeError("CUDA error: out of memory"), True, False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True, False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False, True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), False, True),
+        (torch.AcceleratorError("device-side assert triggered"), False, True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False, False),
+        (ValueError("CUDA error"), False, False),
+    ],
+)
+def test_which_errors_break_a_device(error: Exception, memory: bool, broken: bool) -> None:
+    assert device.out_of_memory(error) == memory
+    assert device.breaks_device(error) == broken
+    with pytest.raises(DeviceError if broken else type(error)), device.device_errors():
+        raise error
+
+
+def failing(*_: Any) -> Any:
+    raise DeviceError("The GPU failed.")
+
+
+def test_a_broken_device_ends_the_process_that_trains() -> None:
+    identify()
+    content = RecordDict({"config": ConfigRecord({"client": 0})})
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+    with pytest.raises(DeviceError):
+        answer(failing, Message(content, dst_node_id=1, message_type="train"), context)
+    head, _, goes_on = _work(failing, "train", "", content)
+    assert head["error"] == "DeviceError"
+    assert not goes_on
+
+
+def test_too_little_memory_halves_the_stack_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, objective = v.small_net(), Objective(Settings())
+    works = [v.work(net, objective, v.visit(net, i, n)) for i, n in enumerate((5, 12, 7, 3))]
+    whole = batched.train_batched(net, objective, works, v.settings())
+    tried: list[int] = []
+    real = batched._Stack.train
+
+    def small(self: Any, augment: Any) -> Any:
+        tried.append(len(self.visits))
+        if len(self.visits) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, augment)
+
+    monkeypatch.setattr(batched._Stack, "train", small)
+    limit = 1
+    for a, b in zip(batched.train_batched(net, objective, works, v.settings()), whole, strict=True):
+        torch.testing.assert_close(a.flat, b.flat, rtol=0, atol=1e-10)
+    assert tried == [4, 2, 1, 1, 1, 1]
+    limit = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        batched.train_batched(net, objective, works, v.settings())
+
+
+def test_large_images_are_scored_in_small_batches_on_a_gpu_only() -> None:
+    gpu = torch.device("cuda:0")
+    assert device.evaluation_batch(gpu, 3 * 32 * 32) == 1000
+    assert device.evaluation_batch(gpu, 3 * 224 * 224) == 111  # 2**24 / 150528
+    assert device.evaluation_batch(gpu, 2**30) == 1
+    assert device.evaluation_batch(CPU, 2**30) == 1000
+
+
+def flatten_like_cudnn(self: nn.RNNBase) -> None:
+    """Do what cuDNN does on a GPU: put all weights into one new piece of memory and let the parameters point there."""
+    pieces = [weight.detach().reshape(-1) for weight in self._flat_weights]  # type: ignore[union-attr]
+    new = torch.cat(pieces)
+    start = 0
+    with torch.no_grad():
+        for weight in self._flat_weights:
+            weight.set_(new[start : start + weight.numel()].view(weight.shape))  # type: ignore[union-attr, call-overload]
+            start += weight.numel()  # type: ignore[union-attr]
+
+
+class Flattening(nn.LSTM):
+    """A recurrent layer of a user, as torch has it."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0][:, -1]
+
+
+@pytest.mark.parametrize("kind", [LastStepLSTM, lambda *sizes: Flattening(*sizes, batch_first=True)])
+def test_a_recurrent_layer_goes_on_training_after_it_was_called(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten_like_cudnn)
+    net = ModuleNet(Split(nn.Sequential(kind(3, 4, 2)), nn.Linear(4, 2)), CPU)
+    x = torch.randn(6, 5, 3)
+    net.logits(net.params, net.buffers, x, train=False)  # local evaluation, class means, onboarding
+    net.module.features[0].flatten_parameters()
+    before = net.flat.clone()
+    functional.cross_entropy(net.logits(net.params, net.buffers, x), torch.tensor([0, 1, 0, 1, 0, 1])).backward()
+    net.flat.sub_(net.gradient)
+    for name, parameter in net.params.items():
+        assert parameter.untyped_storage().data_ptr() == net.flat.untyped_storage().data_ptr(), name
+    assert not torch.equal(net.flat, before)
+    net.load({name: array.copy() for name, array in net.read().items()})
+
+
+def test_a_model_whose_weights_have_moved_is_refused() -> None:
+    net = v.small_net()
+    arrays = {name: np.array(array) for name, array in net.read().items()}
+    net.params["classifier.weight"].data = torch.zeros(3, 8, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"classifier\.weight lies outside the flat row"):
+        net.load(arrays)

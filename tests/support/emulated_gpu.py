@@ -1,0 +1,214 @@
+"""A GPU that is not there: tensors that call themselves ``cuda:0`` and compute on the CPU.
+
+torch's fake tensors hold no numbers, so code that reads a number (a loss, a label count) cannot run on them. These
+tensors hold their numbers in a CPU tensor. An operation that mixes devices fails as on a GPU, and whatever crosses
+between the devices is counted. The kernels are the CPU's: results equal those of a CPU to the bit, and nothing here
+says how fast or how exact a GPU is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Counted:
+    """What happened on the emulated GPU.
+
+    Attributes
+    ----------
+    launches : int
+        Operations.
+    waits : list of str
+        Operations that make the host wait: a number that Python reads, a copy between CPU and GPU.
+    """
+
+    launches: int = 0
+    waits: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Stands in for recording a CUDA graph: runs the call once and hands out what repeats it on the same tensors."""
+
+    def __init__(self) -> None:
+        self.recordings = self.replays = 0
+
+    def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
+        self.recordings += 1
+        call()
+
+        def replay() -> None:
+            self.replays += 1
+            call()
+
+        return replay
+
+
+class GpuTensor(Tensor):
+    """A tensor on the emulated GPU; `inner` holds its numbers."""
+
+    inner: Tensor
+    place: torch.device
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, device: torch.device) -> GpuTensor:
+        made: GpuTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device="meta",
+        )
+        made.inner, made.place = inner, device
+        return made
+
+    def __init__(self, inner: Tensor, device: torch.device) -> None: ...
+
+    # Torch's own core takes these for meta tensors: a real CUDA device would make autograd ask the driver for streams.
+    device = property(lambda self: self.place)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_meta = property(lambda self: False)  # type: ignore[assignment]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        mode = _Operations.current
+        if mode is None:
+            raise RuntimeError(f"{func}: a tensor of the emulated GPU outlived the emulation")
+        return mode.run(func, args, kwargs or {})
+
+
+class _Operations(TorchDispatchMode):
+    """Runs every operation on the inner tensors and says on which device its result lies."""
+
+    current: _Operations | None = None
+
+    def __init__(self, counted: Counted) -> None:
+        super().__init__()
+        self.counted = counted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
+            kwargs = {**kwargs, "device": torch.device("cuda:0")}  # torch's core made it beside a tensor of this GPU
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        device = self._device(func, leaves, kwargs)
+        known = {id(leaf.inner) if isinstance(leaf, GpuTensor) else id(leaf): leaf for leaf in leaves}
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        with _disable_current_modes():
+            inside = tree_map_only(GpuTensor, lambda tensor: tensor.inner, (args, kwargs))
+            out = func(*inside[0], **inside[1])
+        if str(func).startswith("aten._to_copy") and id(out) in known:
+            out = out.clone()
+
+        def dressed(tensor: Tensor) -> Tensor:
+            if id(tensor) in known:
+                return known[id(tensor)]
+            return tensor if device is None else GpuTensor(tensor, device)
+
+        return tree_map_only(Tensor, dressed, out)
+
+    def _device(self, func: Any, leaves: list[Tensor], kwargs: Any) -> torch.device | None:
+        """Return the device of the result, None for the CPU; count, and refuse what a GPU refuses."""
+        name = str(func).removeprefix("aten.").split(".")[0]
+        on = {leaf.device for leaf in leaves if isinstance(leaf, GpuTensor)}
+        off = [leaf for leaf in leaves if not isinstance(leaf, GpuTensor)]
+        to = kwargs.get("device")
+        if on or (to is not None and torch.device(to).type == "cuda"):
+            self.counted.launches += 1
+        if on and name in {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero"}:
+            self.counted.waits.append(name)
+        if name in {"_to_copy", "copy_"}:
+            there = torch.device(to) if to is not None else leaves[0].device
+            if (there.type == "cuda") != (leaves[-1].device.type == "cuda"):
+                self.counted.waits.append(f"{name} to {there.type}")
+            return there if there.type == "cuda" else None
+        if to is not None and not leaves:
+            return torch.device(to) if torch.device(to).type == "cuda" else None
+        if len(on) > 1 or (on and any(leaf.dim() for leaf in off)):
+            raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {[t.device for t in leaves]}")
+        if to is not None:
+            return torch.device(to) if torch.device(to).type == "cuda" else None
+        return next(iter(on), None)
+
+
+class _Functions(TorchFunctionMode):
+    """Lets ``parameter.data = view`` change the inner tensor, which torch cannot know."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == Tensor.data.__set__ and isinstance(args[0], GpuTensor):  # type: ignore[attr-defined]
+            args[0].inner = args[1].inner
+            return None
+        if func is torch.tensor and kwargs and kwargs.get("device") is not None:
+            device = kwargs.pop("device")
+            return torch.tensor(*args, **kwargs).to(device)
+        return func(*args, **(kwargs or {}))
+
+
+def _swapping(to: Any) -> Any:
+    """Return ``Module.to`` that exchanges parameters for those of the emulated GPU, whose class is another."""
+
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return to(self, *args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+
+    return moved
+
+
+@contextmanager
+def emulated_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> Iterator[Counted]:
+    """Give torch `gpus` GPUs inside the block; cuDNN is off, so that torch chooses operations that a CPU has too."""
+    counted = Counted()
+    with ExitStack() as stack:
+        # Inside a fake mode torch does not look for a driver when it is asked for a tensor on a GPU.
+        monkeypatch.setattr(FakeTensorMode, "avoid_device_init", False)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        monkeypatch.setattr(torch.nn.Module, "to", _swapping(torch.nn.Module.to))
+        for name, value in _driver(gpus).items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        # How a GPU computes is no matter here, and other tests of this process must not see it.
+        monkeypatch.setattr("fedcross.client.workshop.set_arithmetic", lambda *_: None)
+        monkeypatch.setattr("fedcross.server.session.set_arithmetic", lambda *_: None)
+        mode = stack.enter_context(_Operations(counted))
+        stack.enter_context(_Functions())
+        _Operations.current = mode
+        try:
+            yield counted
+        finally:
+            _Operations.current = None
+
+
+def _driver(gpus: int) -> dict[str, Any]:
+    """Return what takes the place of the functions of ``torch.cuda`` that ask the driver."""
+    return {
+        "is_available": lambda: gpus > 0,
+        "device_count": lambda: gpus,
+        "set_device": lambda device: None,
+        "current_device": lambda: 0,
+        "mem_get_info": lambda device=None: (2**33, 2**34),
+        "memory_reserved": lambda device=None: 0,
+        "memory_allocated": lambda device=None: 0,
+        "empty_cache": lambda: None,
+    }
