@@ -19,6 +19,8 @@ from fedcross.strategies.wire.records import decode
 
 #: Largest number of examples that the guard accepts from one client.
 MAX_EXAMPLES = 2**40
+#: Largest absolute value of a metric, such as a loss, that the guard accepts.
+LARGEST_METRIC = 1e9
 #: Largest number of metrics that the guard accepts in one reply.
 MAX_METRICS = 64
 #: Node id of the SuperLink, the sender when Flower reports that a node is gone; in one process, of every reply.
@@ -219,11 +221,15 @@ def _check_origin(message: Message, expected: Expected) -> None:
     ):
         raise UploadError("wrong_round", f"round {str(config.get('round'))[:20]} instead of {expected.round}")
     if (config.get("client"), config.get("slot")) != (expected.client, expected.slot):
-        raise UploadError("wrong_slot", f"slot {str(config.get('slot'))[:20]} instead of {expected.slot}")
+        found = f"slot {str(config.get('slot'))[:20]} of client {str(config.get('client'))[:20]}"
+        raise UploadError("wrong_slot", f"{found} instead of slot {expected.slot} of client {expected.client}")
 
 
 def check_metrics(record: MetricRecord) -> tuple[int, dict[str, float]]:
-    """Return the number of examples and the other metrics, all finite."""
+    """Return the number of examples and the other metrics, all finite and at most ``LARGEST_METRIC``.
+
+    They are averaged over clients, so one without bounds would say anything in the others' name.
+    """
     if len(record) > MAX_METRICS:
         raise UploadError("bad_metrics", f"{len(record)} metrics, {MAX_METRICS} at most")
     examples = record.get("num-examples")
@@ -235,5 +241,7 @@ def check_metrics(record: MetricRecord) -> tuple[int, dict[str, float]]:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise UploadError("bad_metrics", f"{str(name)[:40]}={str(value)[:40]} is not a finite number")
+        if abs(value) > LARGEST_METRIC:
+            raise UploadError("bad_metrics", f"{str(name)[:40]}={value:.4g}, at most {LARGEST_METRIC:g} to either side")
         metrics[str(name)] = float(value)
     return examples, metrics

@@ -4,7 +4,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedcross.core.errors import UploadError
 from fedcross.engines.grid import LocalGrid
-from fedcross.strategies.round.guard import MAX_EXAMPLES, MAX_METRICS, check
+from fedcross.strategies.round.guard import LARGEST_METRIC, MAX_EXAMPLES, MAX_METRICS, check
 from fedcross.strategies.wire import protocol
 from fedcross.strategies.wire.protocol import Payload, Round
 from fedcross.strategies.wire.records import encode, spec_of
@@ -61,10 +61,16 @@ def test_one_example_and_the_most_that_is_believed_pass(asked, examples):
     assert check(answer(message, examples=examples), expected).num_examples == examples
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_metrics_must_be_finite(asked, value):
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.01 * LARGEST_METRIC, -1e300])
+def test_metrics_must_be_finite_and_bounded(asked, value):
     message, expected = asked
     assert reason(answer(message, metrics={"train-loss": value}), expected) == "bad_metrics"
+
+
+def test_the_largest_metric_is_accepted(asked):
+    message, expected = asked
+    found = check(answer(message, metrics={"train-loss": -LARGEST_METRIC}), expected).metrics
+    assert found == {"train-loss": -LARGEST_METRIC}
 
 
 def test_lists_and_floods_of_metrics_are_rejected(asked):
