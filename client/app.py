@@ -123,10 +123,9 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     graph : bool
         Whether training steps are replayed as CUDA graphs.
     """
-    from fedcross.client.device import device_errors
     from fedcross.client.workshop import workshop
 
     shop = workshop(str(contexts[0].run_config["overrides"]))
-    with device_errors():
+    with shop.errors():
         contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)
     return [Message(content, reply_to=message) for content, message in zip(contents, messages)]

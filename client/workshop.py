@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from logging import WARNING
 
 import torch
@@ -40,6 +40,8 @@ class Workshop:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
+        #: Around every computation: what a broken GPU raises becomes a DeviceError.
+        self.errors = device_errors if self.device.type == "cuda" else nullcontext
         set_arithmetic(self.device, config.train)
         self.data: FederatedData = config.load_data()
         self.method = method_class(config.modules["method"])
@@ -164,5 +166,5 @@ def do(task: str, overrides: str, content: RecordDict | None) -> RecordDict:
     if content is None:
         return RecordDict()
     shop = _of_this_run(shop, overrides, str(content.config_records["config"].get("run", "")))
-    with device_errors():
+    with shop.errors():
         return {"train": shop.train, "evaluate": shop.evaluate}[task](content)

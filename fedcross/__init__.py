@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from fedcross.strategies.clusamp import CluSamp as CluSamp
     from fedcross.strategies.daisychain import DaisyChain as DaisyChain
     from fedcross.strategies.fedasam import FedASAM as FedASAM
+    from fedcross.strategies.fedasync import FedAsync as FedAsync
     from fedcross.strategies.fedavg import FedAvg as FedAvg
+    from fedcross.strategies.fedbuff import FedBuff as FedBuff
     from fedcross.strategies.fedcross import FedCross as FedCross
+    from fedcross.strategies.fedcross_async import FedCrossAsync as FedCrossAsync
     from fedcross.strategies.fedct import FedCT as FedCT
     from fedcross.strategies.feddecorr import FedDecorr as FedDecorr
     from fedcross.strategies.feddyn import FedDyn as FedDyn
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from fedcross.strategies.fedprox import FedProx as FedProx
     from fedcross.strategies.fedsam import FedSAM as FedSAM
     from fedcross.strategies.flwr import Flwr as Flwr
+    from fedcross.strategies.gitfl import GitFL as GitFL
     from fedcross.strategies.ima import IMA as IMA
     from fedcross.strategies.masterpull import MasterPull as MasterPull
     from fedcross.strategies.moon import Moon as Moon
@@ -64,14 +68,16 @@ if TYPE_CHECKING:
 _API = frozenset({"Run", "load", "run", "sweep"})
 #: The methods that ``from fedcross import NAME`` gives; ``strategies/NAME.py`` in lower case holds each.
 _METHODS = (
-    "Centralized", "CluSamp", "DaisyChain", "FedASAM", "FedAvg", "FedCT", "FedCross", "FedDecorr", "FedDyn",
+    "Centralized", "CluSamp", "DaisyChain", "FedASAM", "FedAsync", "FedAvg", "FedBuff", "FedCT", "FedCross",
+    "FedDecorr", "FedDyn",
     "FedExP", "FedExg", "FedFusion", "FedGen", "FedLC", "FedMR", "FedMut", "FedNTD", "FedNova", "FedProc",
-    "FedProx", "FedSAM", "Flwr", "IMA", "MasterPull", "Moon", "PGCT", "Scaffold", "Solo",
+    "FedProx", "FedSAM", "Flwr", "GitFL", "IMA", "MasterPull", "Moon", "PGCT", "Scaffold", "Solo",
 )  # fmt: skip
 _MODULES = {
     **dict.fromkeys(_API, "fedcross.server.api"),
     **{name: f"fedcross.strategies.{name.lower()}" for name in _METHODS},
     "ClassicFedCross": "fedcross.strategies.classic",
+    "FedCrossAsync": "fedcross.strategies.fedcross_async",
     "tell_partition": "fedcross.client.own_app",
 }
 __all__ = sorted(_MODULES)

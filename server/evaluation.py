@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -39,16 +40,15 @@ class Evaluator:
         self.model = model.to(device).eval()
         self._data = data
         self.device = device
-        self.batch = batch
+        self.batch = batch or evaluation_batch(device, prod(data.task.shape))
         self._inputs: Tensor | None = None
 
     def score(self, arrays: Arrays) -> Score:
         """Return the score of the model with weights `arrays`."""
         if self._inputs is None:
             self._inputs = self._data.central.to(self.device)
-        batch = self.batch or evaluation_batch(self.device, self._inputs[:1].numel())
         labels = torch.from_numpy(np.array(self._data.task.test.y))  # a copy: the cache is read-only
-        return score(self.model, arrays, self._inputs, labels, self._data.task.classes, batch)
+        return score(self.model, arrays, self._inputs, labels, self._data.task.classes, self.batch)
 
     def score_of(self, models: Sequence[Arrays]) -> Score | None:
         """Return the mean score of `models`, as :func:`mean_score` takes it."""

@@ -162,6 +162,8 @@ SERVER_SETTINGS = {
     "snapshots": ["snapshots.rounds=[1]", "++snapshots.folder=/srv/s"],
     "engine": ["engine=remote", "engine.address=superlink:8000", "engine.authority=/srv/keys/ca.crt"],
     "defence": ["defence.enabled=true", "defence.weight=0"],
+    "clock": ["clock=virtual"],
+    "devices": ["devices=uniform"],
 }
 ON_A_DEVICE = """
 import json, sys

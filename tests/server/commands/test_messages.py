@@ -110,11 +110,13 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["device=cuda:7"],
-        "device=cuda:7: torch finds 0 usable GPUs on this machine. Choose device=auto or cpu, or mend the driver.",
+        "device=cuda:7: torch finds 0 usable GPUs on this machine. Choose device=auto or cpu, "
+        "mend the driver, or set FEDCROSS_DEVICE=cpu if only this machine has none.",
     ),
     (
         ["device=cuda"],
-        "device=cuda: torch finds 0 usable GPUs on this machine. Choose device=auto or cpu, or mend the driver.",
+        "device=cuda: torch finds 0 usable GPUs on this machine. Choose device=auto or cpu, "
+        "mend the driver, or set FEDCROSS_DEVICE=cpu if only this machine has none.",
     ),
     (
         ["task=arrays", "task.file=x.csv"],
@@ -194,7 +196,7 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["train.precision=half"],
-        "train.precision=half: must be float32 or bfloat16.",
+        "train.precision=half: must be float32, tf32 or bfloat16.",
     ),
     (
         ["defence.enabled=maybe"],
@@ -215,8 +217,8 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["+train.foo.bar=1"],
-        "train.foo: unknown setting. There are: base, base_sha256, batch, clip, epochs, examples, lr, "
-        "lr_decay, lr_min, momentum, only, precision, weight_decay.",
+        "train.foo: unknown setting. There are: base, base_sha256, batch, clip, deterministic, epochs, examples, "
+        "lr, lr_decay, lr_min, momentum, only, precision, weight_decay.",
     ),
     (
         ["method.alpha={schedule: linear, start: low, end: 1, rounds: 5}"],
