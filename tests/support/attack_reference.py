@@ -42,7 +42,8 @@ def lost(lines: Sequence[dict[str, Any]], seen: set[Place], clients: int) -> lis
     """
     missing = []
     for line in lines:
-        number, dropped = line["round"], line["dropped"]
+        # The defence's quarantine counts as dropped too; the run without a network quarantines the same replies itself.
+        number, dropped = line["round"], line["dropped"] - line["rejected"].get("quarantined", 0)
         if not dropped:
             continue
         silent = [(number, client) for client in range(clients) if (number, client) not in seen]
