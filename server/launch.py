@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcross.core.errors import ConfigError
 from fedcross.core.overrides import quote as quote
 
 if TYPE_CHECKING:
@@ -102,7 +103,10 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
 
 
 def _check_model(config: RunConfig, data: FederatedData) -> None:
-    """Build the network once, so that a model that does not fit the data is refused before the run has a folder."""
+    """Refuse a model or a number of clients that does not fit the data, before the run has a folder."""
+    count = 0 if data.partition.own else len(data.partition)
+    if 0 < count < config.clients_per_round:
+        raise ConfigError(f"clients_per_round={config.clients_per_round}: these data have {count} clients. Lower it.")
     config.network(data.task)
 
 

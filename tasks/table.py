@@ -88,6 +88,7 @@ def _decode(params: Params, store: Store) -> None:
         path = params.root / file
         table = read_table(path, params.separator)
         label = column(table, params.label, "task.label", path)
+        owner = None if params.users is None else column(table, params.users, "task.users", path)
         others = tuple(name for name in table.column_names if name not in (params.label, params.users))
         chosen = names or params.columns or others
         if not chosen:
@@ -95,8 +96,8 @@ def _decode(params: Params, store: Store) -> None:
         y, classes = labels(label.to_pylist(), classes, path, params.label)
         parts[part] = {"x": features(table, chosen, path), "y": y}
         names = tuple(chosen)
-        if params.users is not None:
-            owned[part] = column(table, params.users, "task.users", path).to_pylist()
+        if owner is not None:
+            owned[part] = owner.to_pylist()
     if owned:
         numbers, people = owners([who for part in owned.values() for who in part])
         for part, piece in zip(owned, np.split(numbers, [len(owned["train"])])):
