@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedcross.core.errors import ConfigError, DataError, StorageError
@@ -44,6 +45,15 @@ def test_a_second_run_in_a_used_folder_is_refused_with_its_state_and_the_ways_on
     assert f"resume={finished}" in told
     assert "another output=" in told
     assert files(finished) == before
+
+
+def test_more_clients_a_round_than_the_data_have_are_refused_before_there_is_a_folder(tmp_path, capsys):
+    x = np.zeros((20, 3), np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(20) % 2, users=np.repeat(["north", "south"], 10))
+    data = ["task=arrays", f"task.root={tmp_path}", "partition=natural", "clients_per_round=3"]
+    assert main([*data, "method=fedavg", "logger=none", "engine.workers=1", f"output={tmp_path / 'run'}"]) == 2
+    assert "clients_per_round=3: these data have 2 clients. Lower it." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_refused_resume_changes_nothing(finished, capsys):

@@ -73,6 +73,9 @@ GOOD = "a,b,label\n1,2,x\n3,4,y\n"
 MALFORMED = {
     "missing label": (GOOD, {"label": "lable"}, "P: no column 'lable' (task.label). Did you mean 'label'?"),
     "missing column": (GOOD, {"columns": ("a", "z")}, "P: no column 'z' (task.columns). There are: a, b, label."),
+    "missing owners beside a column of text": (
+        "a,owner,label\n1,x,p\n2,y,q\n", {"users": "ownr"}, "P: no column 'ownr' (task.users). Did you mean 'owner'?"
+    ),
     "other separator": (
         "a;label\n1;x\n2;y\n", {}, "P: no column 'label' (task.label). Did you mean 'a;label'? Is task.separator right?"
     ),
