@@ -55,6 +55,7 @@ class Loud(Growing):
 
 def test_nodes_without_a_handler_cause_one_line_and_other_faults_are_told(monkeypatch):
     told = []
+    monkeypatch.setattr(FLOWER_LOGGER, "isEnabledFor", lambda level: True)  # other tests may have set a higher level
     monkeypatch.setattr(FLOWER_LOGGER, "handle", lambda record: FLOWER_LOGGER.filter(record) and told.append(record))
     Nodes().refresh(Loud([0, 1, 2]))
     texts = [record.getMessage() for record in told if record.levelno == ERROR]
