@@ -45,8 +45,8 @@ def test_a_registered_device_cannot_end_the_run_by_what_it_sends(tmp_path):
     assert peak - before < GROWTH
     for line, why in zip(found, KINDS.values()):
         assert line["dropped"] == 1, line
-        # The request is repeated once: an unreadable reply may have been sent by somebody else in the device's name. What
-        # the SuperLink refuses when it is announced (engines/guarded.py) reaches the server as the device's own error.
+        # The request is repeated once: an unreadable reply may have been sent by somebody else in the device's name.
+        # What the SuperLink refuses at once (engines/guarded.py) reaches the server as the device's own error.
         assert line["rejected"] in ({} if why is None else {why: 2}, {"client_error": 1}), line
     assert found[-1]["dropped"] == 0
     assert Counter(line["rejected"].get("too_large", 0) for line in found)[2] >= 2
