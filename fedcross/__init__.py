@@ -13,15 +13,13 @@ a checkout and in Flower's app bundle they lie beside this folder, in an install
 
 from __future__ import annotations
 
-# First of all, and before anything that lets another thread run: Flower imports parts of an app in two threads, and a
-# thread that finds this module half made looks for its subpackages in the path as it is.
-__path__.append(__path__[0][: -len("/fedcross")])
+import os.path
 
-import os.path  # noqa: E402
-
+# First of all: Flower imports parts of an app in two threads, and a thread that finds this module half made looks for
+# its subpackages in the path as it is.
 _core = os.path.join(__path__[0], "core")  # noqa: PTH118
-_beside = os.path.islink(_core) or not os.path.isdir(_core)  # noqa: PTH112, PTH114
-__path__[:] = [os.path.dirname(os.path.abspath(__path__[0])), __path__[0]] if _beside else __path__[:1]  # noqa: PTH100, PTH120
+if os.path.islink(_core) or not os.path.isdir(_core):  # noqa: PTH112, PTH114
+    __path__.insert(0, os.path.dirname(os.path.abspath(__path__[0])))  # noqa: PTH100, PTH120
 
 from importlib import import_module  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
