@@ -124,7 +124,7 @@ def app_folder(folder: Path) -> Path:
     """Return the fedcross Flower app with the ClientApp that takes turns."""
     made = bundle.make(folder)
     project = made / "pyproject.toml"
-    project.write_text(project.read_text().replace("fedcross.client.app:app", "turns:app"))
+    project.write_text(project.read_text().replace("fedcross:client_app", "turns:app"))
     (made / "turns.py").write_text(TURNS)
     return made
 

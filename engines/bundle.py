@@ -25,8 +25,8 @@ dependencies = []
 publisher = "fedcross"
 
 [tool.flwr.app.components]
-serverapp = "fedcross.server.app:app"
-clientapp = "fedcross.client.app:app"
+serverapp = "fedcross:server_app"
+clientapp = "fedcross:client_app"
 
 [tool.flwr.app.config]
 overrides = ""

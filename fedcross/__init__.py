@@ -14,23 +14,22 @@ a checkout and in Flower's app bundle they lie beside this folder, in an install
 from __future__ import annotations
 
 import os.path
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-# First of all: Flower imports parts of an app in two threads, and a thread that finds this module half made looks for
-# its subpackages in the path as it is.
-_core = os.path.join(__path__[0], "core")  # noqa: PTH118
+_core = os.path.join(__path__[0], "core")  # noqa: PTH118 - pathlib would double the time of this import
 if os.path.islink(_core) or not os.path.isdir(_core):  # noqa: PTH112, PTH114
     __path__.insert(0, os.path.dirname(os.path.abspath(__path__[0])))  # noqa: PTH100, PTH120
 
-from importlib import import_module  # noqa: E402
-from typing import TYPE_CHECKING, Any  # noqa: E402
-
 if TYPE_CHECKING:
     __version__: str
+    from fedcross.client.app import app as client_app
     from fedcross.client.own_app import tell_partition as tell_partition
     from fedcross.server.api import Run as Run
     from fedcross.server.api import load as load
     from fedcross.server.api import run as run
     from fedcross.server.api import sweep as sweep
+    from fedcross.server.app import app as server_app
     from fedcross.strategies.centralized import Centralized as Centralized
     from fedcross.strategies.classic import ClassicFedCross as ClassicFedCross
     from fedcross.strategies.clusamp import CluSamp as CluSamp
@@ -65,22 +64,22 @@ if TYPE_CHECKING:
     from fedcross.strategies.scaffold import Scaffold as Scaffold
     from fedcross.strategies.solo import Solo as Solo
 
-_API = frozenset({"Run", "load", "run", "sweep"})
-#: The methods that ``from fedcross import NAME`` gives; ``strategies/NAME.py`` in lower case holds each.
-_METHODS = (
-    "Centralized", "CluSamp", "DaisyChain", "FedASAM", "FedAsync", "FedAvg", "FedBuff", "FedCT", "FedCross",
-    "FedDecorr", "FedDyn",
-    "FedExP", "FedExg", "FedFusion", "FedGen", "FedLC", "FedMR", "FedMut", "FedNTD", "FedNova", "FedProc",
-    "FedProx", "FedSAM", "Flwr", "GitFL", "IMA", "MasterPull", "Moon", "PGCT", "Scaffold", "Solo",
-)  # fmt: skip
-_MODULES = {
-    **dict.fromkeys(_API, "fedcross.server.api"),
-    **{name: f"fedcross.strategies.{name.lower()}" for name in _METHODS},
+# A list of constants: Flower reads in it, without an import, that its two apps are here. They cannot be named as
+# "fedcross.server.app:app" in pyproject.toml: Flower looks for one while another thread imports the other, and finds
+# nothing in a package that is half made.
+__all__ = [
+    "IMA", "PGCT", "Centralized", "ClassicFedCross", "CluSamp", "DaisyChain", "FedASAM", "FedAsync", "FedAvg",
+    "FedBuff", "FedCT", "FedCross", "FedCrossAsync", "FedDecorr", "FedDyn", "FedExP", "FedExg", "FedFusion", "FedGen",
+    "FedLC", "FedMR", "FedMut", "FedNTD", "FedNova", "FedProc", "FedProx", "FedSAM", "Flwr", "GitFL", "MasterPull",
+    "Moon", "Run", "Scaffold", "Solo", "client_app", "load", "run", "server_app", "sweep", "tell_partition",
+]  # fmt: skip
+_ELSEWHERE = {
+    **dict.fromkeys(("Run", "load", "run", "sweep"), "fedcross.server.api"),
     "ClassicFedCross": "fedcross.strategies.classic",
     "FedCrossAsync": "fedcross.strategies.fedcross_async",
     "tell_partition": "fedcross.client.own_app",
 }
-__all__ = sorted(_MODULES)
+_APPS = {"server_app": "fedcross.server.app", "client_app": "fedcross.client.app"}
 
 
 def __getattr__(name: str) -> Any:
@@ -89,9 +88,11 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("fedcross")
-    if name not in _MODULES:
+    if name in _APPS:
+        return import_module(_APPS[name]).app
+    if name not in __all__:
         raise AttributeError(f"module 'fedcross' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(_ELSEWHERE.get(name, f"fedcross.strategies.{name.lower()}")), name)
 
 
 def __dir__() -> list[str]:

@@ -100,7 +100,8 @@ MODELS: dict[str, tuple[int, ...]] = {
 @pytest.mark.parametrize("model", MODELS)
 def test_every_kind_of_model_trains_on_a_gpu(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Two steps of the sequential trainer, the second a short batch, and an evaluation between two visits."""
-    plain = _trained(model, torch.device("cpu"))
+    with workshop.one_thread(torch.device("cpu")):
+        plain = _trained(model, torch.device("cpu"))
     with emulated_gpu(monkeypatch) as counted:
         found = _trained(model, torch.device("cuda:0"))
     assert counted.launches > 0

@@ -98,7 +98,7 @@ def test_our_own_bundle_is_far_from_flowers_limit(tmp_path: Path) -> None:
 WHOSE = """
 import sys
 from flwr.supercore.object_ref import load_app
-load_app("fedcross.client.app:app", ValueError, project_dir=sys.argv[1])
+load_app("fedcross:client_app", ValueError, project_dir=sys.argv[1])
 import fedcross
 from fedcross.client.resident.connect import Resident
 print(fedcross.__file__, Resident().root, Resident().name, sep="\\n")
@@ -117,3 +117,31 @@ def test_a_device_runs_the_code_that_came_with_the_run_not_the_installed_one(tmp
         assert Path(root) == app
         told.append(name)
     assert len(set(told)) == 2  # another version of the code gets a trainer of its own
+
+
+#: Looks for both apps as Flower's simulation does, while another thread has begun, but not ended, to import fedcross.
+HALF_MADE = """
+import importlib.util, sys
+from flwr.supercore.object_ref import load_app, validate
+sys.path.insert(0, sys.argv[1])
+spec = importlib.util.find_spec("fedcross")
+sys.modules["fedcross"] = importlib.util.module_from_spec(spec)
+print([validate(name, project_dir=sys.argv[1]) for name in sys.argv[2:]])
+spec.loader.exec_module(sys.modules["fedcross"])
+print([type(load_app(name, ValueError, project_dir=sys.argv[1])).__name__ for name in sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("whose", ["checkout", "engines"])
+def test_flower_finds_both_apps_while_the_package_is_half_made(tmp_path: Path, whose: str) -> None:
+    folder = ROOT if whose == "checkout" else bundle.make(tmp_path / "made")
+    zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))).extractall(tmp_path / "app")
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    components = project["tool"]["flwr"]["app"]["components"].values()
+    done = subprocess.run(
+        [sys.executable, "-c", HALF_MADE, str(tmp_path / "app"), *components],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["[(True, None), (True, None)]", "['ServerApp', 'ClientApp']"]

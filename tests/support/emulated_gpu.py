@@ -178,9 +178,14 @@ def _swapping(to: Any) -> Any:
 
 @contextmanager
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> Iterator[Counted]:
-    """Give torch `gpus` GPUs inside the block; cuDNN is off, so that torch chooses operations that a CPU has too."""
+    """Give torch `gpus` GPUs inside the block; cuDNN is off, so that torch chooses operations that a CPU has too.
+
+    The kernels use one thread, as those of a CPU client do: with two, a product of matrices sums in another order.
+    """
     counted = Counted()
     with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         # Inside a fake mode torch does not look for a driver when it is asked for a tensor on a GPU.
         monkeypatch.setattr(FakeTensorMode, "avoid_device_init", False)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
