@@ -20,6 +20,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     if not all(os.access(folder, os.W_OK) for folder in (ROOT, sysconfig.get_path("purelib"))):
         sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
 
+#: Torch's threads sleep while they wait for each other. Unless told, they spin, and where several processes share the
+#: cores they spend more time so than computing. Set before torch is imported; the number of threads stays as it is.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 #: The only folders whose tests start a whole federation as processes: `make test` looks for those marks here alone.
 FEDERATIONS = ("e2e", "faults")
 #: Ray gives a process of its own this many seconds to start, 30 unless told. A loaded machine takes longer.

@@ -8,7 +8,7 @@ from typing import Any
 from fedcross.client import workshop
 from fedcross.client.app import app as client_app
 from fedcross.conf.compose import compose, join
-from fedcross.conf.schema import RunConfig, check
+from fedcross.conf.schema import RunConfig, check, load
 from fedcross.engines.grid import LocalGrid
 from fedcross.server.session import Session
 
@@ -50,11 +50,12 @@ def settle(folder: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
     """Return the configuration of a small run that writes into `folder`, and the overrides for its clients.
 
     The folders are set in what was composed: compositions are remembered by their overrides, and take longer than most
-    of these runs. Clients read neither of the two.
+    of these runs. Clients read neither of the two. They find the whole configuration loaded, as in a local run.
     """
     everything = [*SMALL, *overrides]
     settled = [one for one in everything if not one.startswith("resume=")]
     resumed = [one.removeprefix("resume=") for one in everything if one.startswith("resume=")]
+    load(settled)
     return check({**compose(settled), "output": str(folder), "resume": [None, *resumed][-1]}), settled
 
 
