@@ -56,20 +56,25 @@ def build(params, task):
 '''
 
 
-@pytest.fixture
-def _plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    root = tmp_path / "mine"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory):
+    """The reader's own model: one folder for all tests here, since compositions are remembered by it."""
+    root = tmp_path_factory.mktemp("mine")
     for name, text in {"tasks/models/odd.py": MODEL, "conf/model/odd.yaml": "name: odd\nkind: tied\n"}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setenv("FEDCROSS_PATH", str(root))
     from fedcross.tasks import models
 
     before = list(models.__path__)
-    yield
+    yield root
     models.__path__[:] = before
     sys.modules.pop("fedcross.tasks.models.odd", None)
+
+
+@pytest.fixture
+def _plugin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCROSS_PATH", str(folder))
 
 
 def tied_module(dtype: torch.dtype = torch.float64) -> Split:

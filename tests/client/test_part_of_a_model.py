@@ -48,12 +48,18 @@ LORA = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _nets(tmp_path_factory, monkeypatch):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The reader's own package: one folder for all tests here, since compositions are remembered by it."""
     root = tmp_path_factory.mktemp("user")
     (root / "partnets").mkdir()
-    (root / "partnets" / "net.py").write_text(NET)
-    monkeypatch.setenv("FEDCROSS_PATH", str(root))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _nets(folder, monkeypatch):
+    (folder / "partnets" / "net.py").write_text(NET)  # a test changes it
+    monkeypatch.setenv("FEDCROSS_PATH", str(folder))
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield

@@ -18,7 +18,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.settings import find
 from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.models import create
-from fedcross.tasks.models._split import weights
+from fedcross.tasks.models._split import Split, weights
 from fedcross.tasks.models.dropout import Dropout
 
 EMPTY = Examples(np.zeros((0, 1)), np.zeros(0, np.int64))
@@ -85,15 +85,21 @@ def batch(task: Task, size: int = 2) -> tuple[Tensor, Tensor]:
     return torch.randn(size, *task.shape, generator=generator), y
 
 
-@pytest.mark.parametrize(("name", "settings", "task", "expected"), COUNTS)
-def test_number_of_weights(name: str, settings: dict[str, Any], task: Task, expected: int) -> None:
-    assert weights(create(name, settings, task, seed=0)) == expected
+@pytest.fixture(scope="module", params=COUNTS, ids=lambda row: f"{row[0]}-{row[3]}")
+def built(request: pytest.FixtureRequest) -> tuple[Split, Task, int]:
+    """A model of the table, its task and its number of weights: drawn once for both of its tests."""
+    name, settings, task, expected = request.param
+    return create(name, settings, task, seed=0), task, expected
 
 
-@pytest.mark.parametrize(("name", "settings", "task"), [row[:3] for row in COUNTS])
-def test_one_training_step(name: str, settings: dict[str, Any], task: Task) -> None:
+def test_number_of_weights(built: tuple[Split, Task, int]) -> None:
+    model, _, expected = built
+    assert weights(model) == expected
+
+
+def test_one_training_step(built: tuple[Split, Task, int]) -> None:
     """Logits and loss are finite, gradients reach both halves, and the halves compose to the whole."""
-    model = create(name, settings, task, seed=0)
+    model, task, _ = built
     assert [child for child, _ in model.named_children()] == ["features", "classifier"]
     assert isinstance(model.classifier, nn.Linear)
     x, y = batch(task)
