@@ -172,6 +172,13 @@ def superlink(arguments: Arguments) -> None:
     start.replace_process(start.superlink(arguments.keys, arguments.secret, arguments.database, arguments.host))
 
 
+def gateway(arguments: Arguments) -> None:
+    """Become the gateway, HAProxy."""
+    from fedcross.deploy.gateway import prepare
+
+    start.replace_process(prepare(arguments.keys, arguments.work, arguments.superlink, arguments.listen))
+
+
 def superexec(arguments: Arguments) -> None:
     """Become the SuperExec."""
     if arguments.memory:

@@ -157,6 +157,12 @@ def _program_parts(add: Add) -> None:
         "--host", default="127.0.0.1", help="address to listen on; anyone who reaches it controls the federation"
     )
 
+    part = add("gateway", commands.gateway, "become the gateway (HAProxy), the only door for devices")
+    part.add_argument("keys", type=Path, help="folder of ca.crt, server.crt and server.key")
+    part.add_argument("--work", type=Path, required=True, help="folder for its configuration and socket")
+    part.add_argument("--superlink", metavar="HOST:PORT", default="127.0.0.1:8000")
+    part.add_argument("--listen", metavar="HOST:PORT", default="0.0.0.0:8443", help="where devices come in")
+
     part = add("superexec", commands.superexec, "run as the SuperExec, which starts ServerApps")
     part.add_argument("keys", type=Path, help="folder of ca.crt and the secret")
     part.add_argument("--superlink", required=True, metavar="HOST:PORT")
