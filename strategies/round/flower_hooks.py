@@ -98,7 +98,8 @@ class FlowerHooks(Contract[P], Strategy):
         Raises
         ------
         FederationError
-            If no client's reply was accepted in any round: nothing was trained, and the result must not pass for a model.
+            If no client's reply was accepted in any round: nothing was trained, and the result must not pass for a
+            model.
         """
         if num_rounds is None:
             num_rounds = self.federation.rounds if "rounds" in self.federation.model_fields_set else FLOWER_ROUNDS

@@ -152,7 +152,7 @@ def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, fin
 
 
 def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) -> tuple[int, bool]:
-    """Return the offset of the values and whether they lie column by column, for a header that another program wrote."""
+    """Return the offset of the values and whether they lie by columns, for a header that another program wrote."""
     head = io.BytesIO(data[:1024])
     try:
         version = np.lib.format.read_magic(head)  # refuses another magic string
