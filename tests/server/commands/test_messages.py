@@ -80,7 +80,11 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["method=fedavg", "method.alpha=0.9"],
-        "method.alpha: the method that is chosen here has no setting alpha. docs/reference lists its settings.",
+        "method.alpha=0.9: method=fedavg has no setting alpha. docs/reference lists its settings.",
+    ),
+    (
+        ["method.alpha=0.9", "experiment=family/rivals", "method=scaffold"],
+        "method.alpha=0.9: method=scaffold has no setting alpha. docs/reference lists its settings.",
     ),
     (
         ["rounds"],
