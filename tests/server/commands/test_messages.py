@@ -83,10 +83,6 @@ MESSAGES: list[tuple[list[str], str]] = [
         "method.alpha=0.9: method=fedavg has no setting alpha. docs/reference lists its settings.",
     ),
     (
-        ["method.alpha=0.9", "experiment=family/rivals", "method=scaffold"],
-        "method.alpha=0.9: method=scaffold has no setting alpha. docs/reference lists its settings.",
-    ),
-    (
         ["rounds"],
         "fedcross rounds: no such subcommand. Did you mean 'record'?\n"
         "To start a run, give its settings: fedcross method=fedcross task=digits",
