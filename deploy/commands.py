@@ -31,6 +31,9 @@ def new_client(arguments: Arguments) -> None:
     bundle = make(device, arguments.authority, arguments.folder)
     print(f"{bundle}: take this folder to the device; its keys are secret")
     print(f"{bundle}/keys/{device.name}-node.pub: take this file to the server, and there: {registration(device)}")
+    print(
+        f"(a server without containers: fedcross deploy register --partition {device.partition} {device.name}-node.pub)"
+    )
 
 
 def rotate_key(arguments: Arguments) -> None:
