@@ -259,7 +259,7 @@ def _composition(overrides: tuple[str, ...]) -> DictConfig:
             return hydra_compose("config", overrides=[*searchpath, *translated(overrides)], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         if found := re.search(UNKNOWN, str(error)):
-            raise UnknownSettingError(explain(str(error)), found.group(1)) from error
+            raise UnknownSettingError(explain(str(error), overrides), found.group(1)) from error
         raise ConfigError(explain(str(error))) from error
     finally:
         GlobalHydra.instance().hydra = running
@@ -297,8 +297,8 @@ UNREAD = (
 )
 
 
-def explain(message: str) -> str:
-    """Return Hydra's `message` as one sentence with the nearest valid name."""
+def explain(message: str, overrides: Sequence[str] = ()) -> str:
+    """Return Hydra's `message` about `overrides` as one sentence with the nearest valid name."""
     if found := re.search(r"Could not find '([\w-]+)/([^']+)'", message):
         group, name = found.groups()
         folders = [root / group for root in (CONF, *(f / "conf" for f in plugin_folders()))]
@@ -313,10 +313,7 @@ def explain(message: str) -> str:
         name = found.group(1)
         known = _known_settings()
         if name in known:
-            group, _, setting = name.rpartition(".")
-            return (
-                f"{name}: the {group} that is chosen here has no setting {setting}. docs/reference lists its settings."
-            )
+            return _not_among(name, overrides)
         return f"{name}: no such setting. {nearest(name, known)}"
     if found := re.search(r"Key '([^']+)' is not in struct|In '([^']+)'", message):
         name = found.group(1) or found.group(2)
@@ -326,6 +323,15 @@ def explain(message: str) -> str:
     if any(words in message for words in UNREADABLE):
         return f"{UNREAD} Hydra says: {' '.join(message.partition('See https')[0].split())[:160]}."
     return " ".join(message.split())[:400] + ". See fedcross --help."
+
+
+def _not_among(name: str, overrides: Sequence[str]) -> str:
+    """Return that what `overrides` choose has no setting `name`, which another choice has."""
+    group, _, setting = name.rpartition(".")
+    values = {one.lstrip("+").partition("=")[0]: one.partition("=")[2] for one in overrides}
+    given = f"{name}={values[name]}" if name in values else name
+    chosen = f"{group}={values[group]}" if group in values else f"the {group} that is chosen here"
+    return f"{given}: {chosen} has no setting {setting}. docs/reference lists its settings."
 
 
 def _known_settings() -> list[str]:

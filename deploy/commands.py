@@ -31,6 +31,9 @@ def new_client(arguments: Arguments) -> None:
     bundle = make(device, arguments.authority, arguments.folder)
     print(f"{bundle}: take this folder to the device; its keys are secret")
     print(f"{bundle}/keys/{device.name}-node.pub: take this file to the server, and there: {registration(device)}")
+    print(
+        f"(a server without containers: fedcross deploy register --partition {device.partition} {device.name}-node.pub)"
+    )
 
 
 def rotate_key(arguments: Arguments) -> None:
@@ -170,6 +173,13 @@ def sample(arguments: Arguments) -> None:
 def superlink(arguments: Arguments) -> None:
     """Become the SuperLink."""
     start.replace_process(start.superlink(arguments.keys, arguments.secret, arguments.database, arguments.host))
+
+
+def gateway(arguments: Arguments) -> None:
+    """Become the gateway, HAProxy."""
+    from fedcross.deploy.gateway import prepare
+
+    start.replace_process(prepare(arguments.keys, arguments.work, arguments.superlink, arguments.listen))
 
 
 def superexec(arguments: Arguments) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, FederationError
@@ -16,6 +18,10 @@ from fedcross.engines.runs import Listed
 Arguments = argparse.Namespace
 #: Stands for the newest run.
 LAST = "last"
+#: Seconds after which the SuperLink knows that a run's server process has died: it waits a minute for a sign of life,
+#: and one comes every half minute (``deploy/patience.py``).
+NOTICED_S = 100.0
+_AGAIN_S = 2.0
 
 
 def show(arguments: Arguments) -> None:
@@ -65,13 +71,35 @@ def resume(arguments: Arguments) -> None:
     """
     address, authority = _where(arguments)
     with connect(address, authority) as client:
-        known = control.listing(client)
+        known = ended(lambda: control.listing(client), arguments.run)
     run = chosen(known, arguments.run)
     overrides = continued(run, known, arguments.settings)
     params = remote.Params(address=address, authority=authority)
     with tempfile.TemporaryDirectory(prefix="fedcross-") as work:
         new = remote.submit(params, join(overrides), Path(work), watch=not arguments.detach)
     print(f"run {run.run_id} {'goes on' if arguments.detach else 'went on'} as run {new}")
+
+
+def ended(listing: Callable[[], list[Listed]], name: str) -> list[Listed]:
+    """Return the runs as soon as the one that `name` names has ended, or after :data:`NOTICED_S` seconds.
+
+    A run whose server process has just died is running for the SuperLink until it misses the next sign of life.
+    """
+    known = listing()
+    run = chosen(known, name)
+    deadline = time.monotonic() + NOTICED_S
+    if not run.over:
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + NOTICED_S))
+        print(
+            f"run {run.run_id}: the SuperLink takes it for {run.status}. If its server has died, the SuperLink notices "
+            f"by {until}: waiting. (fedcross deploy stop {run.run_id} ends it at once.)",
+            flush=True,
+        )
+    while not run.over and time.monotonic() < deadline:
+        time.sleep(_AGAIN_S)
+        known = listing()
+        run = chosen(known, str(run.run_id))
+    return known
 
 
 def continued(run: Listed, known: list[Listed], more: list[str]) -> list[str]:
@@ -83,7 +111,11 @@ def continued(run: Listed, known: list[Listed], more: list[str]) -> list[str]:
         If that must not be.
     """
     if not run.over:
-        raise ConfigError(f"run {run.run_id}: it is {run.status}. Stop it first, or follow it with logs.")
+        raise ConfigError(
+            f"run {run.run_id}: it is {run.status}. Stop it first (fedcross deploy stop {run.run_id}), or follow it "
+            f"with fedcross deploy logs {run.run_id} --follow. A server that died in its first five minutes is "
+            "noticed only after these: then stop the run."
+        )
     place = folder(run)
     if place is None:
         raise ConfigError(f"run {run.run_id}: its settings name no folder, so this is no run of fedcross.")

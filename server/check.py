@@ -180,8 +180,10 @@ def _saved(overrides: list[str]) -> list[str]:
     folder = Path(named[-1].strip("'\""))
     if not folder.is_dir():
         raise ConfigError(f"resume={folder}: no such run folder. Name the folder of a run.")
+    from fedcross.server import places
     from fedcross.server.run_folder import saved_overrides
 
     if not (folder / ".hydra" / "overrides.yaml").exists():
         raise StorageError(f"resume={folder}: this folder holds no run. Name the folder of a run.")
-    return [one for one in saved_overrides(folder) if not one.startswith(("resume=", "hydra."))]
+    saved = [one for one in saved_overrides(folder) if not one.startswith(("resume=", "hydra."))]
+    return places.added(folder, saved, overrides)

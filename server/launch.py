@@ -68,7 +68,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     """
     from fedcross.conf.schema import load, remarks
     from fedcross.engines.job import engine_of
-    from fedcross.server.opening import read, say
+    from fedcross.server.opening import say
     from fedcross.server.run_folder import claimed, free, refuse_used
 
     config = load(overrides)
@@ -80,7 +80,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         pick_device(config.device)
     if config.resume is None and config.output and claim:
         refuse_used(Path(config.output).resolve())  # before the data are read
-    _check_model(config, read(config))  # errors of data and model come before anything is written
+    _check_model(config, _data(config))  # errors of data and model come before anything is written
     if config.resume is not None:
         folder = Path(config.resume).resolve()
         _check_continued(config, folder)
@@ -100,6 +100,20 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     except KeyboardInterrupt as stop:
         raise RunInterrupted(folder) from stop
     return folder
+
+
+def _data(config: RunConfig) -> FederatedData:
+    """Read the data of `config`; if a resumed run's folder of data is missing, the error says how to name another."""
+    from fedcross.core.errors import DataError
+    from fedcross.server import places
+    from fedcross.server.opening import read
+
+    try:
+        return read(config)
+    except DataError as error:
+        if config.resume is None:
+            raise
+        raise places.elsewhere(config, error) from error
 
 
 def _check_model(config: RunConfig, data: FederatedData) -> None:
@@ -142,10 +156,12 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
     from fedcross.core.paths import import_root
     from fedcross.core.site import device_name, gpus_for
     from fedcross.engines.job import Job, engine_of
+    from fedcross.server import places
     from fedcross.server.app import app as server_app
 
     settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
     record(folder, settled)
+    places.write(folder, places.of(config, overrides))
     if config.clock.events is not None:  # the server may run in another folder
         settled = [o for o in settled if o.split("=")[0] != "clock.events"]
         settled.append(f"clock.events={quote(str(Path(config.clock.events).resolve()))}")

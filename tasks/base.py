@@ -66,6 +66,8 @@ class Task:
         Number of token ids for text, else 0.
     label_names : sequence of str
         For tables and pictures; may be empty.
+    feature_names : sequence of str
+        For tables: the columns, in the order of an input's numbers; else empty.
     user_names : sequence of str
         Name of each natural user, by the numbers in ``Examples.users``; may be empty.
     alone : bool
@@ -81,6 +83,7 @@ class Task:
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
     vocabulary: int = 0
     label_names: Sequence[str] = field(default=())
+    feature_names: Sequence[str] = field(default=())
     user_names: Sequence[str] = field(default=())
     alone: bool = True
 

@@ -149,6 +149,7 @@ def load(params: Params) -> Task:
         shape=(len(names),),
         prepare=_scale(params, arrays["x_train"], names),
         label_names=classes,
+        feature_names=names,
         user_names=tuple(str(name) for name in arrays.get("users", ())),
         alone=not params.standardise,  # mean and deviation come from everybody's rows
     )

@@ -22,9 +22,12 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedcross.core.errors import FederationError
 from fedcross.core.keys import AUTHORITY_DAYS, MAX_LEAF_DAYS
 from fedcross.deploy import commands, runs
 from fedcross.deploy.commands import Arguments
+from fedcross.engines.remote import host_and_port
+from fedcross.server.commands.device_checks import CLOCK, check_server
 
 #: Environment variables with the SuperLink's address and the authority's certificate, for commands at the server.
 SUPERLINK = "FEDCROSS_SUPERLINK"
@@ -38,6 +41,24 @@ def main(arguments: Sequence[str]) -> int:
     command: Callable[[Arguments], None] = asked.command
     command(asked)
     return 0
+
+
+def _supernode(arguments: Arguments) -> None:
+    """Become a SuperNode, unless this device's clock is one that the server refuses.
+
+    Flower's SuperNode would end with exit code 0 and no reason.
+
+    Raises
+    ------
+    FederationError
+        If the clock is too far ahead or behind, or the address has another form. A server that does not answer is the
+        SuperNode's own to wait for.
+    """
+    host_and_port(arguments.superlink)
+    for finding in check_server(arguments.superlink, arguments.keys / "ca.crt"):
+        if finding.kind == "FAULT" and finding.text.startswith(CLOCK):
+            raise FederationError(finding.text)
+    commands.supernode(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,13 +178,19 @@ def _program_parts(add: Add) -> None:
         "--host", default="127.0.0.1", help="address to listen on; anyone who reaches it controls the federation"
     )
 
+    part = add("gateway", commands.gateway, "become the gateway (HAProxy), the only door for devices")
+    part.add_argument("keys", type=Path, help="folder of ca.crt, server.crt and server.key")
+    part.add_argument("--work", type=Path, required=True, help="folder for its configuration and socket")
+    part.add_argument("--superlink", metavar="HOST:PORT", default="127.0.0.1:8000")
+    part.add_argument("--listen", metavar="HOST:PORT", default="0.0.0.0:8443", help="where devices come in")
+
     part = add("superexec", commands.superexec, "run as the SuperExec, which starts ServerApps")
     part.add_argument("keys", type=Path, help="folder of ca.crt and the secret")
     part.add_argument("--superlink", required=True, metavar="HOST:PORT")
     part.add_argument("--health", default="127.0.0.1:9100", metavar="HOST:PORT")
     part.add_argument("--memory", metavar="SIZE", help="limit of memory for each ServerApp, for example 3g")
 
-    part = add("supernode", commands.supernode, "run as a device's SuperNode")
+    part = add("supernode", _supernode, "run as a device's SuperNode")
     part.add_argument("keys", type=Path, help="folder of ca.crt, NAME-node.key and superexec.key")
     part.add_argument("--name", required=True)
     part.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the gateway")

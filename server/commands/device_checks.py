@@ -20,6 +20,8 @@ CONNECT_S = 5.0
 DOOR = "/v1/fleet/activate-node"
 MEDIA = "application/protobuf"
 REFUSED = 401
+#: How a finding about the clock begins.
+CLOCK = "clock:"
 #: Seconds that a device's clock may be behind or ahead: Flower 1.41 refuses signed requests beyond.
 BEHIND_S, AHEAD_S = 300, 5
 
@@ -93,7 +95,7 @@ def check_clock(date: str | None, now: float) -> Iterator[Finding]:
     except ValueError:
         yield note(f"the server tells the time as {date[:40]!r}, so the clock is not compared.")
         return
-    text = f"clock: {abs(late):.0f} s {'behind' if late > 0 else 'ahead of'} the server's"
+    text = f"{CLOCK} {abs(late):.0f} s {'behind' if late > 0 else 'ahead of'} the server's"
     # One second for the reply's way and its whole seconds.
     if -AHEAD_S - 1 < late < BEHIND_S:
         yield ok(text)

@@ -86,10 +86,15 @@ def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
     yield ok(text) if free >= least else fault(f"{text}, {least / GIB:.1f} GiB are needed. Free space.")
 
 
-def check_data(folder: Path, required: bool) -> Iterator[Finding]:
-    """Check that the data folder exists, is readable and not empty; a missing one is a note unless `required`."""
+def check_data(folder: Path, required: bool, named: bool = False) -> Iterator[Finding]:
+    """Check that the data folder exists, is readable and not empty.
+
+    A missing one is a note, and a fault if it is `required`, or `named` in ``FEDCROSS_DATA``.
+    """
     missing = fault if required else note
-    if not folder.is_dir():
+    if not folder.is_dir() and named and not required:
+        yield fault(f"{folder}: no such folder, but FEDCROSS_DATA names it. Correct or unset the variable.")
+    elif not folder.is_dir():
         yield missing(f"{folder}: no such data folder. Only task=digits runs without; see docs/data.md.")
     elif not os.access(folder, os.R_OK | os.X_OK):
         yield fault(f"{folder}: cannot be read by this user. Change its mode or owner.")
@@ -170,7 +175,8 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield from check_versions(unneeded=NOT_ON_DEVICES if arguments.device else ())
     yield from check_environment()
     yield from check_disk(arguments.output)
-    yield from check_data(arguments.data or Path(os.environ.get("FEDCROSS_DATA", "data")), arguments.data is not None)
+    named = os.environ.get("FEDCROSS_DATA", "")
+    yield from check_data(arguments.data or Path(named or "data"), arguments.data is not None, named=bool(named))
     yield from check_gpu(arguments.gpu)
     yield from check_own_code()
     if arguments.device:

@@ -60,6 +60,7 @@ def export(
     ConfigError
         If torch's exporter cannot write the network.
     """
+    from fedcross.server.commands.export_notes import notes
     from fedcross.server.commands.formats import SUFFIX, write
     from fedcross.server.session import write_model
 
@@ -75,7 +76,7 @@ def export(
         else:
             rebuilt, config = _network(run, data_root, identity)
             load_into(rebuilt, arrays, run)
-            write(kind, rebuilt, partial(_inputs, config), path)
+            write(kind, rebuilt, partial(_inputs, config), path, notes(config.load_data().task))
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error}). Choose another --out.") from error
     return path
@@ -116,11 +117,14 @@ def load_into(model: nn.Module, arrays: Arrays, run: Path) -> None:
 def _network(run: Path, data_root: str | None, identity: dict[str, Any] | None) -> tuple[nn.Module, RunConfig]:
     """Return the network of `run` with its initial weights, for evaluation, and its configuration."""
     from fedcross.conf.schema import load
+    from fedcross.core.overrides import quote
     from fedcross.server.identity import check_base
+    from fedcross.server.places import added
     from fedcross.server.run_folder import saved_overrides
     from fedcross.strategies.round.registry import method_class
 
-    config = load([*saved_overrides(run), *([f"data_root='{data_root}'"] if data_root else [])])
+    given = [f"data_root={quote(data_root)}"] if data_root else []
+    config = load([*added(run, saved_overrides(run), given), *given])
     trained, base = config.network(config.load_data().task)
     if identity is not None:
         check_base(identity, base)
@@ -205,7 +209,7 @@ def main(arguments: Sequence[str]) -> int:
         default="safetensors",
         help="the weights (default), or the whole network for another runtime",
     )
-    parser.add_argument("--data-root", help="folder of the data sets, for onnx and torchscript (default: as for runs)")
+    parser.add_argument("--data-root", help="folder of the data sets, for onnx and torchscript (default: the run's)")
     asked = parser.parse_args(arguments)
     path = export(asked.run, asked.round, asked.model, asked.out, asked.format, asked.data_root)
     print(path)

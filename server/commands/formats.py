@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.server.commands.export_notes import EXTRA
 from fedcross.tasks.models._recurrent import LastStepLSTM
 from fedcross.tasks.models.pooling import MaxPool2
 
@@ -59,7 +61,7 @@ def plain(network: nn.Module) -> nn.Module:
     return copied
 
 
-def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: Path) -> None:
+def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: Path, notes: Mapping[str, str]) -> None:
     """Write `network` to `path`, and check that the file computes the network's scores for two sizes of batch.
 
     Parameters
@@ -72,6 +74,8 @@ def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: 
         Number of examples to inputs of the task's shape and dtype.
     path : Path
         The file to write.
+    notes : mapping of str
+        What the file says of its inputs and scores (:mod:`.export_notes`).
 
     Raises
     ------
@@ -84,7 +88,7 @@ def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: 
     model = plain(network)
     try:
         with torch.no_grad(), _quiet():
-            writer(model, inputs(BATCHES[0]), path)
+            writer(model, inputs(BATCHES[0]), path, notes)
     except ImportError as error:
         raise ConfigError(f"--format {kind}: {error.name} is not installed. Install fedcross[onnx].") from error
     except (RuntimeError, torch.onnx.OnnxExporterError) as error:
@@ -108,16 +112,18 @@ def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: 
 def loading_network(kind: str, path: Path, inputs: Tensor) -> str:
     """Return Python code that loads a file of :func:`write` and computes the scores of a batch like `inputs`."""
     shape, dtype = tuple(inputs.shape), str(inputs.dtype).removeprefix("torch.")
-    prepared = "# a batch of any size, prepared as the task does it"
+    prepared = "# a batch of any size, prepared as the notes say"
     if kind == "onnx":
         return (
             "import numpy as np\nimport onnxruntime\n\n"
             f"session = onnxruntime.InferenceSession({str(path)!r})\n"
+            "print(session.get_modelmeta().custom_metadata_map)  # notes: how inputs are prepared, names of classes\n"
             f"inputs = np.zeros({shape}, np.{dtype})  {prepared}\n"
             f"scores = session.run(None, {{{INPUT!r}: inputs}})[0]\nprint(scores.shape)"
         )
     return (
-        f"import torch\n\nnetwork = torch.jit.load({str(path)!r})\n"
+        f"import torch\n\nnotes = {{{EXTRA!r}: ''}}  # how inputs are prepared, names of classes\n"
+        f"network = torch.jit.load({str(path)!r}, _extra_files=notes)\nprint(notes)\n"
         f"inputs = torch.zeros({shape}, dtype=torch.{dtype})  {prepared}\nprint(network(inputs).shape)"
     )
 
@@ -145,26 +151,36 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> None:
+def _write_onnx(model: nn.Module, inputs: Tensor, path: Path, notes: Mapping[str, str]) -> None:
     if any(isinstance(layer, nn.RNNBase) for layer in model.modules()):
         # The new exporter writes a loop over the steps; the older one ONNX's own LSTM, which is small and fast.
         axes = {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
         torch.onnx.export(
             model, (inputs,), path, dynamo=False, input_names=[INPUT], output_names=[OUTPUT], dynamic_axes=axes
         )
-        return
-    batch = torch.export.Dim("batch", min=1)
-    torch.onnx.export(
-        model,
-        (inputs,),
-        path,
-        dynamo=True,
-        input_names=[INPUT],
-        output_names=[OUTPUT],
-        dynamic_shapes=({0: batch},),
-        external_data=False,
-        verbose=False,
-    )
+    else:
+        batch = torch.export.Dim("batch", min=1)
+        torch.onnx.export(
+            model,
+            (inputs,),
+            path,
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: batch},),
+            external_data=False,
+            verbose=False,
+        )
+    _annotate(path, notes)
+
+
+def _annotate(path: Path, notes: Mapping[str, str]) -> None:
+    """Put `notes` into the ONNX file's ``metadata_props``."""
+    import onnx
+
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, dict(notes))
+    onnx.save(model, path)
 
 
 def _onnx_scores(path: Path, inputs: Tensor) -> Tensor:
@@ -174,8 +190,9 @@ def _onnx_scores(path: Path, inputs: Tensor) -> Tensor:
     return torch.from_numpy(session.run(None, {INPUT: inputs.numpy()})[0])
 
 
-def _write_script(model: nn.Module, inputs: Tensor, path: Path) -> None:
-    torch.jit.save(torch.jit.trace(model, (inputs,), check_trace=False), path)  # type: ignore[no-untyped-call]
+def _write_script(model: nn.Module, inputs: Tensor, path: Path, notes: Mapping[str, str]) -> None:
+    traced = torch.jit.trace(model, (inputs,), check_trace=False)  # type: ignore[no-untyped-call]
+    torch.jit.save(traced, path, _extra_files={EXTRA: json.dumps(dict(notes))})  # type: ignore[no-untyped-call]
 
 
 def _script_scores(path: Path, inputs: Tensor) -> Tensor:

@@ -94,6 +94,12 @@ class FlowerHooks(Contract[P], Strategy):
         -------
         Result
             Flower's result: the last global model, and metrics by round.
+
+        Raises
+        ------
+        FederationError
+            If no client's reply was accepted in any round: nothing was trained, and the result must not pass for a
+            model.
         """
         if num_rounds is None:
             num_rounds = self.federation.rounds if "rounds" in self.federation.model_fields_set else FLOWER_ROUNDS
@@ -101,16 +107,21 @@ class FlowerHooks(Contract[P], Strategy):
         self.federation = self.federation.model_copy(update={"deadline_s": deadline, "rounds": num_rounds})
         self.begin({name: array.numpy() for name, array in initial_arrays.items()})
         self.summary()
-        result, arrays = Result(), initial_arrays
+        result, arrays, asked, lost = Result(), initial_arrays, 0, 0
         for number in range(num_rounds + 1):
             if number:
                 self.run_round(number, grid, dict(train_config or {}))
                 result.arrays = arrays = encode(self.global_model())
                 result.train_metrics_clientapp[number] = self._metrics()
+                asked, lost = asked + self.report.clients, lost + self.report.dropped
             measured = evaluate_fn(number, arrays) if evaluate_fn else None
             if measured is not None:
                 result.evaluate_metrics_serverapp[number] = measured
             self._tell(number, num_rounds, measured or {})
+        if asked and lost >= asked:
+            raise FederationError(
+                f"{num_rounds} rounds and not one accepted reply: nothing was trained. The warnings above say why."
+            )
         return result
 
     def _tell(self, number: int, rounds: int, measured: Mapping[str, Any]) -> None:

@@ -59,6 +59,7 @@ def encode_like(other: ArrayRecord, arrays: Mapping[str, npt.NDArray[np.generic]
 def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     """Return read-only views into the bytes of `record`, which must match `spec` exactly.
 
+    An array whose values lie column by column (Fortran order) is copied, with the rows one after another.
     Nothing is allocated before names, shapes, dtypes and byte counts agree with `spec`.
 
     Parameters
@@ -138,17 +139,20 @@ def _decode_one(name: str, array: Array, shape: tuple[int, ...], dtype: str, fin
     if array.stype != _STYPE or not isinstance(data, bytes):
         raise UploadError("malformed_array", f"{name}: serialisation {str(array.stype)[:40]!r}")
     header = _header(shape, np.dtype(dtype).str)
-    start = len(header) if data.startswith(header) else _parse_header(name, data, shape, dtype)
+    start, by_columns = (len(header), False) if data.startswith(header) else _parse_header(name, data, shape, dtype)
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if len(data) - start != size:
         raise UploadError("malformed_array", f"{name}: {len(data) - start} bytes of values instead of {size}")
-    values = np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
+    values = np.frombuffer(data, dtype=dtype, offset=start).reshape(shape, order="F" if by_columns else "C")
+    if by_columns:  # as scikit-learn's coefficients are; what computes with them wants rows
+        values = np.ascontiguousarray(values)
+        values.setflags(write=False)
     _check_values(name, values, finite)
     return values
 
 
-def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) -> int:
-    """Return the offset of the values, for a header that another program wrote in a different style."""
+def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) -> tuple[int, bool]:
+    """Return the offset of the values and whether they lie by columns, for a header that another program wrote."""
     head = io.BytesIO(data[:1024])
     try:
         version = np.lib.format.read_magic(head)  # refuses another magic string
@@ -157,6 +161,6 @@ def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) ->
     except Exception as error:
         # numpy raises ValueError, but its header parser has been seen to raise SyntaxError, TokenError and TypeError.
         raise UploadError("malformed_array", f"{name}: no readable .npy header") from error
-    if found_shape != shape or found_dtype != np.dtype(dtype) or (fortran and len(shape) > 1):
+    if found_shape != shape or found_dtype != np.dtype(dtype):
         raise UploadError("malformed_array", f"{name}: header and declaration disagree")
-    return head.tell()
+    return head.tell(), bool(fortran) and len(shape) > 1

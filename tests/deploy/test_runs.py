@@ -44,3 +44,42 @@ def test_only_an_ended_run_with_a_folder_of_its_own_goes_on():
 @pytest.mark.parametrize("folder", ["/o/a b", "/o/it's", "/o/back\\slash"])
 def test_the_folder_is_read_back_from_the_settings(folder):
     assert runs.folder(listed(1, "running", f"output={quote(folder)}")) == folder
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that passes by sleeping only; returns the moments, from 0."""
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
+
+
+def test_a_run_that_has_crashed_is_awaited_until_the_superlink_knows(clock, capsys):
+    def listing():
+        return [listed(3, "finished:failed" if clock[0] >= 60 else "running", "output='/o/a'"), OVER]
+
+    known = runs.ended(listing, "last")
+    assert runs.continued(runs.chosen(known, "last"), known, [])[-1] == "resume='/o/a'"
+    assert 60 <= clock[0] <= 62
+    assert "run 3: the SuperLink takes it for running" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_is_refused_after_the_time_in_which_a_crash_shows(clock):
+    known = runs.ended(lambda: [GOING, OVER], "last")
+    assert runs.NOTICED_S <= clock[0] <= runs.NOTICED_S + 2
+    with pytest.raises(ConfigError, match="fedcross deploy stop 3"):
+        runs.continued(known[0], known, [])
+
+
+def test_a_run_that_is_over_is_not_awaited_and_another_new_one_is_not_taken_for_it(clock, capsys):
+    assert runs.ended(lambda: [OVER], "last") == [OVER]
+    assert (clock[0], capsys.readouterr().out) == (0, "")
+    runs.ended(
+        lambda: [
+            *([listed(9, "running")] if clock[0] else []),
+            listed(3, "running" if clock[0] < 9 else "finished:failed"),
+        ],
+        "last",
+    )
+    assert clock[0] == 10

@@ -5,6 +5,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
+from fedcross.core.errors import FederationError
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.records import encode
@@ -122,6 +123,14 @@ def test_no_rounds_are_evaluated_once_and_leave_the_result_as_flower_does(clock)
     assert list(result.evaluate_metrics_serverapp) == [0]
     assert result.arrays == Result().arrays
     assert grid.asked == []
+
+
+def test_a_start_in_which_no_reply_was_accepted_is_an_error_and_one_reply_is_enough(clock):
+    method, grid = federation(clock, dict.fromkeys(range(6), fails(1)))
+    with pytest.raises(FederationError, match="2 rounds and not one accepted reply"):
+        method.start(grid, INITIAL, num_rounds=2)
+    method, grid = federation(clock, {client: fails(1) for client in range(6) if client != drawn()[0]})
+    assert list(method.start(grid, INITIAL, num_rounds=2).train_metrics_clientapp) == [1, 2]
 
 
 def test_start_is_run_round_to_the_bit(clock):

@@ -10,8 +10,12 @@ import pytest
 
 from fedcross.core.keys import make_authority, make_node_key, make_server
 from fedcross.core.private_files import write_public
+from fedcross.deploy import commands
 from fedcross.deploy.federation import SECRET, make_secret
 from fedcross.server.commands import device_checks, doctor
+from tests.support.command import subcommand
+
+deploy = subcommand("deploy")
 
 
 def faults(findings):
@@ -106,6 +110,24 @@ def test_the_clock_is_compared_with_the_servers(ahead, kind, told):
     (found,) = device_checks.check_clock(formatdate(1e9 + ahead, usegmt=True), 1e9)
     assert found.kind == kind
     assert told in found.text
+
+
+@pytest.mark.parametrize(("ahead", "started"), [(0, True), (1200, False), (-1200, False)])
+def test_a_device_with_a_wrong_clock_says_so_and_does_not_start(keys, gateway, monkeypatch, capsys, ahead, started):
+    """Flower's SuperNode would end with exit code 0 and no reason."""
+    found = []
+    monkeypatch.setattr(commands, "supernode", found.append)
+    monkeypatch.setattr(Gateway, "ahead", -ahead)
+    start = ["supernode", str(keys), "--name", "porch", "--partition", "0", "--partitions", "1", "--superlink"]
+    if started:
+        assert deploy([*start, gateway]) == 0
+        assert deploy([*start, "127.0.0.1:1"]) == 0  # nobody there: the SuperNode waits for the server
+        assert len(found) == 2
+    else:
+        assert deploy([*start, gateway]) == 1
+        assert found == []
+        assert "s ahead of the server's" in (said := capsys.readouterr().err) or "s behind the server's" in said
+        assert "Set it, and turn on its synchronisation" in said
 
 
 def test_the_clock_limits_are_flowers():

@@ -70,6 +70,8 @@ def test_disk(tmp_path):
 def test_data(tmp_path):
     assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["FAULT"]
     assert kinds(doctor.check_data(tmp_path / "none", required=False)) == ["note"]
+    (wrong,) = doctor.check_data(tmp_path / "none", required=False, named=True)
+    assert (wrong.kind, "FEDCROSS_DATA names it" in wrong.text) == ("FAULT", True)
     (tmp_path / "none").mkdir()
     assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["FAULT"]
     (tmp_path / "none" / "cifar10").mkdir()
@@ -111,3 +113,10 @@ def test_the_exit_code_tells(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as wrong:
         doctor.main(["--connect", "nowhere"])
     assert wrong.value.code == 2
+
+
+def test_the_variable_is_read_and_an_empty_one_names_nothing(tmp_path, monkeypatch, capsys):
+    for value, code in ((str(tmp_path / "none"), 1), (str(tmp_path), 0), ("", 0)):
+        monkeypatch.setenv("FEDCROSS_DATA", value)
+        monkeypatch.setattr(doctor, "check_versions", lambda **_: iter(()))
+        assert doctor.main(["--output", str(tmp_path)]) == code, capsys.readouterr().out

@@ -76,8 +76,13 @@ def test_the_three_formats_agree(tmp_path, texts, monkeypatch, digits_cache, ove
     onnx = onnxruntime.InferenceSession(str(export(run, kind="onnx", data_root=root)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.", category=FutureWarning)
-        script = torch.jit.load(export(run, kind="torchscript", data_root=root))
+        extra = {"fedcross.json": ""}
+        script = torch.jit.load(export(run, kind="torchscript", data_root=root), _extra_files=extra)
     generator = torch.Generator().manual_seed(2)
+    if root is None:
+        said = onnx.get_modelmeta().custom_metadata_map
+        assert (said["task"], said["shape"], said["scale"]) == ("digits", "[1, 8, 8]", "16.0")
+        assert json.loads(extra["fedcross.json"]) == said
     for size in (1, 3, 17):
         if root:
             inputs = torch.randint(0, 6, (size, 25), generator=generator)
@@ -127,7 +132,7 @@ class Decides(nn.Module):
 
 def test_a_file_that_gives_other_scores_is_not_left(tmp_path):
     with pytest.raises(StorageError, match="for 5 examples the file's scores are off by"):
-        formats.write("torchscript", Decides(), lambda n: torch.ones(n, 3), tmp_path / "x.pt")
+        formats.write("torchscript", Decides(), lambda n: torch.ones(n, 3), tmp_path / "x.pt", {})
     assert not (tmp_path / "x.pt").exists()
 
 
@@ -138,4 +143,4 @@ class Foreign(nn.Module):
 
 def test_a_network_that_cannot_be_written(tmp_path):
     with pytest.raises(ConfigError, match=r"--format onnx: the exporter of torch cannot write this network"):
-        formats.write("onnx", Foreign(), lambda n: torch.ones(n, 3), tmp_path / "x.onnx")
+        formats.write("onnx", Foreign(), lambda n: torch.ones(n, 3), tmp_path / "x.onnx", {})

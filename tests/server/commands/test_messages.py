@@ -80,7 +80,7 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["method=fedavg", "method.alpha=0.9"],
-        "method.alpha: the method that is chosen here has no setting alpha. docs/reference lists its settings.",
+        "method.alpha=0.9: method=fedavg has no setting alpha. docs/reference lists its settings.",
     ),
     (
         ["rounds"],

@@ -1,0 +1,88 @@
+"""The gateway on a machine without containers: HAProxy with the configuration of the compose federation.
+
+``gateway.cfg`` and ``deadline.lua`` name the places of the container. :func:`prepare` writes copies of both with the
+places of this machine; all limits stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+from fedcross.core import keys as certificates
+from fedcross.core.errors import StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.core.private_files import check_private, private_folder, write_private
+from fedcross.engines.remote import host_and_port
+
+CONFIG, DEADLINE, SOCKET, PAIR = "gateway.cfg", "deadline.lua", "gateway.sock", "server.pem"
+#: HAProxy resolves the container's name anew; an address or a name of this machine's is looked up once.
+_RESOLVED = " resolvers docker init-addr last,libc,none"
+
+
+def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
+    """Write the gateway's files into `work`, private to this user, and return HAProxy's command.
+
+    Parameters
+    ----------
+    keys : Path
+        Folder with ``ca.crt``, ``server.crt``, ``server.key``.
+    work : Path
+        Folder for the configuration, the certificate with its key, and the socket; a Unix socket's path has at most
+        about 100 characters.
+    superlink : str
+        ``host:port`` of the SuperLink.
+    listen : str
+        ``host:port`` where devices come in, for example ``0.0.0.0:8443``.
+
+    Raises
+    ------
+    StorageError
+        If a certificate or key is missing, expired or readable by others, a path has spaces, or HAProxy is missing.
+    FederationError
+        If an address has another form.
+    """
+    pair = KeyPair(keys / "server.crt", keys / "server.key")
+    certificates.check_certificate(pair.public, keys / "ca.crt")
+    check_private(pair.private)
+    host_and_port(superlink)
+    host_and_port(listen)
+    place, authority = private_folder(work).resolve(), (keys / "ca.crt").resolve()
+    if any(character.isspace() for character in f"{place}{authority}"):
+        raise StorageError(f"{place}, {authority}: HAProxy's configuration takes no spaces in paths. Choose others.")
+    write_private(place / PAIR, pair.public.read_bytes() + pair.private.read_bytes())
+    write_private(place / DEADLINE, _changed(DEADLINE, {f"/tmp/{SOCKET}": str(place / SOCKET)}))  # noqa: S108
+    config = _changed(
+        CONFIG,
+        {
+            f"/tmp/{SOCKET}": str(place / SOCKET),  # noqa: S108 - the container's path, which is replaced
+            f"/etc/fedcross/{DEADLINE}": str(place / DEADLINE),
+            "bind :8443": f"bind {listen}",
+            "/keys/server/server.crt": str(place / PAIR),
+            "/keys/server/ca.crt": str(authority),
+            "superlink:8000": superlink,
+            _RESOLVED: "",
+        },
+    )
+    write_private(place / CONFIG, config)
+    return [_haproxy(), "-W", "-db", "-f", str(place / CONFIG)]
+
+
+def _haproxy() -> str:
+    """Return HAProxy's path; Debian puts it where an ordinary user's PATH does not lead."""
+    found = shutil.which("haproxy", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
+    if found is None:
+        raise StorageError("haproxy: not found. Install version 2.4 or newer with Lua, as Debian's package haproxy is.")
+    return found
+
+
+def _changed(name: str, places: dict[str, str]) -> bytes:
+    """Return the file `name` of this package with every key of `places` replaced by its value."""
+    text = (files("fedcross.deploy") / name).read_text(encoding="utf-8")
+    for before, now in places.items():
+        if before not in text:
+            raise StorageError(f"{name}: it does not name {before}. Install fedcross again.")
+        text = text.replace(before, now)
+    return text.encode()

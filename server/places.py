@@ -1,0 +1,84 @@
+"""Where a run found what lies outside its folder: its data, and the authority's certificate of ``engine=remote``.
+
+They are recorded as absolute paths beside the run's settings, because a relative path says nothing in another folder.
+The settings themselves name no place of this machine, so that a run's folder can be copied to another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcross.core.errors import DataError, StorageError
+from fedcross.core.overrides import quote
+
+if TYPE_CHECKING:
+    from fedcross.conf.schema import RunConfig
+
+#: File in a run's folder.
+FILE = Path(".hydra") / "places.json"
+DATA, ROOT, AUTHORITY = "data_root", "task.root", "engine.authority"
+VARIABLE = "FEDCROSS_DATA"
+
+
+def name_of(override: str) -> str:
+    """Return the setting that `override` changes."""
+    return override.lstrip("+").partition("=")[0]
+
+
+def of(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
+    """Return the places of a run by the names of their settings; the task's own folder only if `overrides` name one.
+
+    With ``engine.authority``, on a network, the task's folder holds on every machine, and stays as it is.
+    """
+    found = {DATA: Path(config.data_root)}
+    root, authority = getattr(config.task, "root", None), getattr(config.engine, "authority", None)
+    if authority is not None:
+        found[AUTHORITY] = Path(authority)
+    elif root is not None and ROOT in map(name_of, overrides):
+        found[ROOT] = Path(root)
+    return {name: str(path.expanduser().resolve()) for name, path in found.items()}
+
+
+def write(folder: Path, places: dict[str, str]) -> None:
+    """Record `places` in the run's folder."""
+    (folder / FILE).write_text(json.dumps(places, indent=1), encoding="utf-8")
+
+
+def added(folder: Path, saved: Sequence[str], given: Sequence[str] = ()) -> list[str]:
+    """Return the settings `saved` of the run in `folder` with its recorded places.
+
+    What `given` names is left to it, and the folder of data to the environment variable ``FEDCROSS_DATA``, where
+    that is set: a run that was copied finds its data elsewhere.
+    """
+    named = set(map(name_of, given)) | ({DATA} if os.environ.get(VARIABLE) else set())
+    engine = next((o.partition("=")[2] for o in reversed([*saved, *given]) if name_of(o) == "engine"), None)
+    places = {name: path for name, path in _recorded(folder).items() if name not in named}
+    if engine != "remote":
+        places.pop(AUTHORITY, None)
+    kept = [one for one in saved if name_of(one) not in places]
+    return [*kept, *(f"{name}={quote(path)}" for name, path in places.items())]
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """Return what :func:`write` recorded; nothing for a run of an older version."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{folder / FILE}: cannot be read ({error}). Remove it and give data_root=.") from error
+    known = (DATA, ROOT, AUTHORITY)
+    return {name: str(found[name]) for name in known if name in found} if isinstance(found, dict) else {}
+
+
+def elsewhere(config: RunConfig, fault: DataError) -> DataError:
+    """Return `fault` of reading the data of a resumed run; with the cure, if their folder is missing."""
+    folder = Path(getattr(config.task, "root", config.data_root))
+    if folder.is_dir():
+        return fault
+    name = DATA if folder == Path(config.data_root) else ROOT
+    return DataError(f"{folder}: the folder of this run's data is missing here. Say where it is: {name}=DIR. ({fault})")

@@ -1,0 +1,86 @@
+"""A run remembers where its data lie, and says how to name another place; its settings name none."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import fedcross
+from fedcross.core.errors import DataError, StorageError
+from fedcross.server import places
+
+SMALL = (
+    "method=fedavg", "task=table", "task.file=fields.csv", "task.label=kind", "partition=iid", "partition.clients=2",
+    "clients_per_round=2", "rounds=1", "train.epochs=1", "engine.workers=1", "logger=none", "device=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that was started in the folder of its data, and named it by relative paths."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "fields.csv").write_text("a,b,kind\n" + "".join(f"{i},{i % 7},{i % 2}\n" for i in range(60)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setenv("FEDCROSS_CACHE", str(home / "cache"))
+        patch.delenv("FEDCROSS_DATA", raising=False)
+        yield fedcross.run(*SMALL, "data_root=.", "output=run")
+
+
+def test_it_goes_on_from_another_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    later = fedcross.run(f"resume={run.folder}", "rounds=2")
+    assert list(later.metrics["round"]) == [1, 2]
+    assert sum(weights.numel() for weights in fedcross.load(run.folder).model.state_dict().values()) > 0
+    assert "data_root" not in (run.folder / ".hydra" / "overrides.yaml").read_text()
+
+
+def test_a_missing_folder_of_data_is_named_with_the_setting(run, tmp_path, monkeypatch):
+    data = run.folder.parent
+    moved = tmp_path / "moved"
+    data_file = data / "fields.csv"
+    moved.mkdir()
+    (moved / "fields.csv").write_bytes(data_file.read_bytes())
+    places.write(run.folder, {"data_root": str(tmp_path / "gone")})
+    monkeypatch.delenv("FEDCROSS_DATA", raising=False)
+    with pytest.raises(DataError, match=r"gone: the folder of this run's data is missing here.*data_root=DIR"):
+        fedcross.run(f"resume={run.folder}", "rounds=3")
+    assert list(fedcross.run(f"resume={run.folder}", "rounds=3", f"data_root={moved}").metrics["round"]) == [1, 2, 3]
+    monkeypatch.setenv("FEDCROSS_DATA", str(moved))
+    places.write(run.folder, {"data_root": str(tmp_path / "gone")})
+    assert list(fedcross.run(f"resume={run.folder}", "rounds=4").metrics["round"])[-1] == 4
+
+
+def config(**groups):
+    return SimpleNamespace(**{"data_root": "data", "task": SimpleNamespace(), "engine": SimpleNamespace(), **groups})
+
+
+def test_relative_places_are_recorded_as_absolute_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDCROSS_DATA", raising=False)
+    remote = config(engine=SimpleNamespace(authority=Path("keys/ca.crt")))
+    (tmp_path / ".hydra").mkdir()
+    places.write(tmp_path, places.of(remote, ["engine.authority=keys/ca.crt"]))
+    monkeypatch.chdir("/")
+    saved = ["engine=remote", "engine.authority=keys/ca.crt", "seed=2"]
+    assert places.added(tmp_path, saved) == [
+        "engine=remote", "seed=2", f"data_root='{tmp_path}/data'", f"engine.authority='{tmp_path}/keys/ca.crt'",
+    ]  # fmt: skip
+    assert "engine.authority=new.crt" not in places.added(tmp_path, saved, ["engine.authority=new.crt"])[1:]
+    assert f"engine.authority='{tmp_path}/keys/ca.crt'" not in places.added(tmp_path, saved, ["engine=local"])
+
+
+def test_the_tasks_folder_is_recorded_where_one_machine_reads_it():
+    task = SimpleNamespace(root=Path("/data/mine"))
+    assert places.of(config(task=task), ["task.root=/data/mine"])["task.root"] == "/data/mine"
+    assert "task.root" not in places.of(config(task=task), [])
+    remote = config(task=task, engine=SimpleNamespace(authority=Path("/ca.crt")))
+    assert places.of(remote, ["task.root=/data/mine"]).keys() == {"data_root", "engine.authority"}
+
+
+def test_a_run_of_an_older_version_has_none_and_a_damaged_record_is_named(tmp_path):
+    assert places.added(tmp_path, ["seed=1"]) == ["seed=1"]
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / places.FILE).write_text("{")
+    with pytest.raises(StorageError, match=r"places.json: cannot be read"):
+        places.added(tmp_path, ["seed=1"])
