@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedcross.core.errors import ConfigError, FedcrossError, ProtocolError
+from fedcross.core.errors import ConfigError, DeviceError, FedcrossError, ProtocolError
 from fedcross.strategies.wire.protocol import failure
 
 #: Where to train: ``inside`` this process, in the ``resident`` trainer beside the SuperNode, or ``auto``.
@@ -20,7 +20,32 @@ CHOICE = "FEDCROSS_TRAINER"
 #: The program in which Flower runs one message of a SuperNode.
 PROGRAM = "flwr-clientapp"
 
-app = ClientApp()
+#: The program that answers the messages of a SuperNode in one process (:mod:`engines.executor`).
+EXECUTOR = "fedcross-executor"
+
+
+class Client(ClientApp):
+    """The ClientApp, with what :mod:`engines.executor.worker` asks of an app.
+
+    Attributes
+    ----------
+    stays_loaded : bool
+        True: it may answer many messages in one process.
+    sound : bool
+        False once an error has left the process, or its GPU, in an unknown state.
+    """
+
+    stays_loaded = True
+    sound = True
+
+    def prepare(self, context: Context) -> None:
+        """Load what the run of `context` needs, before its next message comes."""
+        from fedcross.client.workshop import do
+
+        do("prepare", str(context.run_config["overrides"]), None)
+
+
+app = Client()
 
 
 @app.query()
@@ -67,8 +92,9 @@ def _work(task: str, message: Message, context: Context) -> Message:
 
             content = do(task, overrides, message.content)
     except Exception as error:
+        app.sound = app.sound and isinstance(error, FedcrossError) and not isinstance(error, DeviceError)
         # Over a network the server believes an error only if it returns the request's nonce, which Flower's does not.
-        if task != "train" or not (hands_over() or isinstance(error, ConfigError)):
+        if task != "train" or not (networked() or isinstance(error, ConfigError)):
             raise
         log(WARNING, "fedcross: %s: %s", type(error).__name__, error)
         content = failure(message.content, error)
@@ -83,6 +109,11 @@ def hands_over() -> bool:
     if choice == "auto":
         return sys.platform == "linux" and Path(sys.argv[0]).name == PROGRAM
     return choice == "resident"
+
+
+def networked() -> bool:
+    """Return whether this process answers a SuperNode."""
+    return Path(sys.argv[0]).name == EXECUTOR or hands_over()
 
 
 def _check_addressee(message: Message, context: Context) -> None:
