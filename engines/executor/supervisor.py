@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -44,11 +45,12 @@ from .program import command as part_command
 IDLE = "FEDCROSS_EXECUTOR_IDLE"
 #: Seconds without a task after which a worker ends.
 IDLE_S = 1800.0
-#: Seconds between two questions for a task: after a message, and when none has come for :data:`BUSY_S`.
-POLL_S, QUIET_POLL_S, BUSY_S = 0.1, 0.5, 30.0
+#: Seconds until the next question for a task: after the SuperNode has written a line to its log, which it does when a
+#: message comes, then :data:`GROWTH` times as long each time, at most the last number.
+FIRST_PAUSE_S, GROWTH, QUIET_PAUSE_S = 0.02, 3.0, 2.0
 #: Seconds between two signs of life for a task in work; Flower's limit is 60.
 ALIVE_S = 15.0
-#: Pause before a worker is started after one has died: the first one, and the longest one.
+#: Pause before a worker is started after a second one has died: the first one, and the longest one.
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 GRACE_S = 10.0
 #: Exit code if the SuperNode refuses the secret.
@@ -273,7 +275,7 @@ def flower_process(address: str, token: str) -> Iterator[subprocess.Popen[bytes]
 
 
 class Node:
-    """The SuperNode's process.
+    """The SuperNode's process. What it writes to its log is passed on, and tells when something has happened.
 
     Parameters
     ----------
@@ -283,8 +285,28 @@ class Node:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [_beside(command[0]), *command[1:]], stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent
+            [_beside(command[0]), *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=_end_with_parent,
         )
+        self._wrote = threading.Event()
+        threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def _pass_on(self) -> None:
+        if (pipe := self._process.stderr) is None:
+            return
+        while found := os.read(pipe.fileno(), 1 << 16):
+            self._wrote.set()
+            with suppress(OSError):  # nobody reads the log: the SuperNode must go on all the same
+                sys.stderr.buffer.write(found)
+                sys.stderr.buffer.flush()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it writes to its log, at most `seconds`; return whether it has, since the last call."""
+        wrote = self._wrote.wait(seconds)
+        self._wrote.clear()
+        return wrote
 
     def ended(self) -> bool:
         """Return whether it has ended."""
@@ -306,20 +328,22 @@ class Node:
         return code if code >= 0 else 128 - code
 
 
-def serve(node: Node, door: runtime.Door, crew: Crew, sleep: Callable[[float], None] = time.sleep) -> int:
+def serve(node: Node, door: runtime.Door, crew: Crew) -> int:
     """Have all tasks of `node` done until it ends; return the exit code."""
+    pause = FIRST_PAUSE_S
     try:
         while not node.ended():
             try:
                 task = door.acquire() if crew.ready else None
             except runtime.AwayError:  # it starts, or ends
-                sleep(QUIET_POLL_S)
+                node.wait(QUIET_PAUSE_S)
                 continue
             if task is not None:
                 crew.do(task, node.ended)
+                pause = FIRST_PAUSE_S
                 continue
             crew.rest()
-            sleep(POLL_S if crew.actions.clock() - crew.last < BUSY_S else QUIET_POLL_S)
+            pause = FIRST_PAUSE_S if node.wait(pause) else min(GROWTH * pause, QUIET_PAUSE_S)
     except runtime.RefusedError as error:
         log(ERROR, "fedcross: the SuperNode refuses this executor's secret (%s). Start both with one file.", error)
         node.end()
@@ -347,7 +371,7 @@ def main(arguments: list[str]) -> int:
     options = ["--insecure", "--runtime-api-address", address, "--superexec-auth-secret-file", str(asked.secret)]
     beside = subprocess.Popen([_beside("flower-superexec"), *options, "--parent-pid", str(os.getpid())])
     while not node.ended() and beside.poll() is None:
-        time.sleep(QUIET_POLL_S)
+        time.sleep(1.0)
     beside.terminate()
     return node.end()
 

@@ -186,12 +186,19 @@ def test_a_worker_that_died_between_two_messages_is_replaced() -> None:
 
 
 class FakeNode:
-    def __init__(self, looks: int) -> None:
-        self.looks, self.told = looks, False
+    """A SuperNode that ends after `looks` looks at it, and writes to its log when `writes` says so."""
+
+    def __init__(self, looks: int, *writes: bool) -> None:
+        self.looks, self.writes, self.told = looks, list(writes), False
+        self.waits: list[float] = []
 
     def ended(self) -> bool:
         self.looks -= 1
         return self.looks < 0
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(round(seconds, 6))
+        return self.writes.pop(0) if self.writes else False
 
     def end(self) -> int:
         self.told = True
@@ -211,15 +218,18 @@ class FakeDoor:
 
 def test_a_supernode_that_is_not_there_is_asked_again_and_its_end_ends_the_supervisor() -> None:
     world = World(PULLED, DONE)
-    slept: list[float] = []
-    crew = world.crew()
-    crew.last = world.now - 100
     node = FakeNode(4)
-    code = supervisor.serve(node, FakeDoor(AwayError(), None, task(), None), crew, slept.append)  # type: ignore[arg-type]
+    code = supervisor.serve(node, FakeDoor(AwayError(), None, task(), None), world.crew())  # type: ignore[arg-type]
     assert code == 5
-    assert slept == [supervisor.QUIET_POLL_S, supervisor.QUIET_POLL_S, supervisor.POLL_S]
+    assert node.waits == [2.0, 0.02, 0.02]
     assert world.started[0].handed == ["t1"]
     assert world.ended == ["b1"]
+
+
+def test_the_supernode_is_asked_often_only_after_it_has_written_to_its_log() -> None:
+    node = FakeNode(9, *[False] * 6, True)
+    supervisor.serve(node, FakeDoor(*[None] * 9), World().crew())  # type: ignore[arg-type]
+    assert node.waits == [0.02, 0.06, 0.18, 0.54, 1.62, 2.0, 2.0, 0.02, 0.06]
 
 
 def test_a_refused_secret_is_a_named_error_that_ends_the_device(caplog: pytest.LogCaptureFixture) -> None:
