@@ -70,6 +70,7 @@ def train(message, context):
 '''
 CONTESTANTS = ("floor", "inside", "resident", "executor")
 EXECUTOR = "executor"
+WITH_EXECUTOR = superlink.supernode_command
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -144,7 +145,7 @@ def plain_supernode(
     superlink_port: int, own_port: int, authority: Path, key: KeyPair, partition: int, partitions: int, secret: Path
 ) -> list[str]:
     """Return the command of a SuperNode as Flower starts it: with a SuperExec and a process per message."""
-    command = superlink.supernode_command(superlink_port, own_port, authority, key, partition, partitions, secret)
+    command = WITH_EXECUTOR(superlink_port, own_port, authority, key, partition, partitions, secret)
     command = command[command.index("--") + 1 :]
     isolation = command.index("--isolation")
     return command[:isolation] + command[isolation + 4 :]
@@ -244,9 +245,8 @@ def main() -> None:
     for name, seconds, passed, arrays, cpu in found:
         print(f"{name}: {seconds:.1f} s, {passed / 1e6:.3f} MB, of it arrays {arrays / 1e6:.3f} MB, {cpu:.2f} CPU s")
     floor = median([seconds for name, seconds, *_ in found if name == "floor"] or [0.0])
-    table = [
-        "| contestant | s a round, median (range) | over the floor, s | CPU s a message | MB a round | times its arrays |"
-    ]
+    columns = ("contestant", "s a round, median (range)", "over the floor, s", "CPU s a message", "MB a round")
+    table = ["| " + " | ".join([*columns, "times its arrays"]) + " |"]
     table.append("|---|---|---|---|---|---|")
     for name in options.only:
         own = [seconds for n, seconds, *_ in found if n == name]

@@ -29,6 +29,7 @@ from flwr.supercore.run import Run
 
 from fedcross.core.allowance import NO_ARRAYS, Allowance, Refusal
 from fedcross.core.errors import UploadError
+from fedcross.engines.lost_nodes import LostNodes
 from fedcross.engines.object_tree import Judge, names_of
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class JudgedGrid(Grid):
         self._watched: Any = None
         self._singly = False  # whether replies are asked for one by one
         self._unreadable: list[str] = []  # messages whose reply's announcement cannot be read
+        self._lost = LostNodes(self.get_node_ids)
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -164,7 +166,9 @@ class JudgedGrid(Grid):
         batch = list(messages)
         for left in reversed(range(PUSHES)):
             try:
-                return patiently(lambda: self.inner.push_messages(batch))
+                names = list(patiently(lambda: self.inner.push_messages(batch)))
+                self._lost.sent({name: one.metadata.dst_node_id for name, one in zip(names, batch) if name})
+                return names
             except ObjectPushError as error:
                 if not left:
                     raise
@@ -204,7 +208,11 @@ class JudgedGrid(Grid):
             served.add(node)
             handed += arrival.allowance.nbytes
         self._arrived = kept
-        return replies
+        answered = {reply.metadata.reply_to_message_id for reply in replies} | {arrival.asked for arrival in kept}
+        gone = Error(ErrorCode.NODE_UNAVAILABLE, "the device is not connected any more")
+        return replies + [
+            self._instead(one, self.inner.node.node_id, gone) for one in self._lost.lost(waiting - answered)
+        ]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies that come within `timeout` seconds."""

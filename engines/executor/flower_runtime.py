@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from flwr.supercore.fab import Fab
     from flwr.supercore.run import Run
 
-#: The versions of Flower that this file was compared with, and in which it was tried.
-CHECKED = ("1.41",)
+#: The versions of Flower whose ``run_clientapp`` this file was compared with.
+CHECKED = ("1.41", "1.42")
 #: First pause before an object is asked for again; a task shows before its message's objects have arrived.
 PAUSE_S = 0.05
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
