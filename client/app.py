@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedcross.core.errors import ConfigError, DeviceError, FedcrossError, ProtocolError
+from fedcross.core.run_config import overrides_of
 from fedcross.strategies.wire.protocol import failure
 
 #: Where to train: ``inside`` this process, in the ``resident`` trainer beside the SuperNode, or ``auto``.
@@ -42,7 +43,7 @@ class Client(ClientApp):
         """Load what the run of `context` needs, before its next message comes."""
         from fedcross.client.workshop import do
 
-        do("prepare", str(context.run_config["overrides"]), None)
+        do("prepare", _overrides(context), None)
 
 
 app = Client()
@@ -60,7 +61,7 @@ def who(message: Message, context: Context) -> Message:
         from fedcross.client.resident.connect import Resident
 
         try:
-            Resident().prepare(str(context.run_config["overrides"]))
+            Resident().prepare(_overrides(context))
         except (FedcrossError, OSError) as error:  # the first train message raises it again, in its reply
             log(WARNING, "fedcross: the trainer did not start: %s", error)
     return Message(RecordDict({"config": ConfigRecord({"partition-id": int(partition)})}), reply_to=message)
@@ -81,7 +82,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def _work(task: str, message: Message, context: Context) -> Message:
     """Do `task` in the resident trainer (in a deployment) or in this process; the result is the same."""
     _check_addressee(message, context)
-    overrides = str(context.run_config["overrides"])
+    overrides = _overrides(context)
     try:
         if hands_over():
             from fedcross.client.resident.connect import Resident
@@ -99,6 +100,11 @@ def _work(task: str, message: Message, context: Context) -> Message:
         log(WARNING, "fedcross: %s: %s", type(error).__name__, error)
         content = failure(message.content, error)
     return Message(content, reply_to=message)
+
+
+def _overrides(context: Context) -> str:
+    nodes = context.node_config.get("num-partitions")
+    return overrides_of(context.run_config, None if nodes is None else int(nodes))
 
 
 def hands_over() -> bool:
@@ -156,7 +162,7 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     """
     from fedcross.client.workshop import workshop
 
-    shop = workshop(str(contexts[0].run_config["overrides"]))
+    shop = workshop(_overrides(contexts[0]))
     with shop.errors():
         contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)
     return [Message(content, reply_to=message) for content, message in zip(contents, messages)]
