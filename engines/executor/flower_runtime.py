@@ -31,6 +31,8 @@ CHECKED = ("1.41", "1.42")
 PAUSE_S = 0.05
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 UNAUTHORIZED, FORBIDDEN = 401, 403
+#: Exit code of a worker whose task the SuperNode has taken away.
+CLAIM_LOST = 3
 
 
 class RefusedError(Exception):

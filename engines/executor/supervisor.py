@@ -53,6 +53,8 @@ ALIVE_S = 15.0
 #: Pause before a worker is started after a second one has died: the first one, and the longest one.
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 GRACE_S = 10.0
+#: After so many questions in a row without an answer, the log says why.
+AWAY_LOOKS = 15
 #: Exit code if the SuperNode refuses the secret.
 REFUSED = 4
 
@@ -76,6 +78,7 @@ class Worker:
                 [*part_command("worker"), str(other.fileno()), address],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches the supervisor, which ends it
             )
         self._line, self._rest = own, b""
 
@@ -210,7 +213,8 @@ class Crew:
 
     def _watch(self, worker: Worker, task: runtime.Task, gone: Callable[[], bool]) -> None:
         worker.hand(task.token)
-        head, until, sign = "", float("inf"), self.actions.clock() + ALIVE_S
+        head: str | None = ""
+        until, sign = float("inf"), self.actions.clock() + ALIVE_S
         while True:
             now = self.actions.clock()
             if now >= sign:
@@ -228,6 +232,8 @@ class Crew:
                     until = float("inf")
             elif "pulled" in said:
                 head, until = str(said["pulled"]), self.actions.clock() + float(said["seconds"])
+            elif "pushed" in said:
+                head, until = None, float("inf")
             else:
                 return self._done(task, said)
 
@@ -239,11 +245,17 @@ class Crew:
         if not said["done"]:
             self.dismiss()
 
-    def _died(self, task: runtime.Task, head: str, code: int | None) -> None:
+    def _died(self, task: runtime.Task, head: str | None, code: int | None) -> None:
+        """Note that the worker has ended in `task`; `head` is None if it had replied."""
+        if code == runtime.CLAIM_LOST:
+            return
         self.deaths += 1
         pause = min(PAUSE_S * 2 ** (self.deaths - 2), LONGEST_PAUSE_S) if self.deaths > 1 else 0.0
         self.not_before = self.actions.clock() + pause
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        if head is None:
+            log(ERROR, "fedcross: the worker process ended after its reply (%s)", how)
+            return
         reason = f"The worker process ended while it worked on this message ({how})."
         told = self.actions.report(task.token, head, reason)
         log(ERROR, "fedcross: %s %s", reason, "The server knows." if told else "The SuperNode takes no reply for it.")
@@ -330,14 +342,18 @@ class Node:
 
 def serve(node: Node, door: runtime.Door, crew: Crew) -> int:
     """Have all tasks of `node` done until it ends; return the exit code."""
-    pause = FIRST_PAUSE_S
+    pause, away = FIRST_PAUSE_S, 0
     try:
         while not node.ended():
             try:
                 task = door.acquire() if crew.ready else None
-            except runtime.AwayError:  # it starts, or ends
+            except runtime.AwayError as error:  # it starts, or ends
+                away += 1
+                if away % AWAY_LOOKS == 0:
+                    log(WARNING, "fedcross: the SuperNode hands out no tasks: %s", error)
                 node.wait(QUIET_PAUSE_S)
                 continue
+            away = 0
             if task is not None:
                 crew.do(task, node.ended)
                 pause = FIRST_PAUSE_S

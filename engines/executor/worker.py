@@ -27,7 +27,6 @@ from flwr.common.logger import log
 
 #: Name of this program, by which an app knows that it runs here.
 NAME = "fedcross-executor"
-CLAIM_LOST = 3
 
 
 class Visit(Protocol):
@@ -93,6 +92,7 @@ class Worker:
             context = given.context
             reply, fault = self._reply(visit, given)
             visit.push(reply)
+            self._tell({"pushed": True})
         except Exception as error:
             log(ERROR, "fedcross: a message was lost between SuperNode and worker", exc_info=error)
             visit.finish(context, f"{type(error).__name__}: {error}")
@@ -150,7 +150,7 @@ def main(arguments: list[str]) -> int:
             pass
     except KeyboardInterrupt:
         log(WARNING, "fedcross: the SuperNode has taken this task away; the worker ends")
-        return _leave(CLAIM_LOST)
+        return _leave(runtime.CLAIM_LOST)
     except Exception:  # noqa: BLE001 - logged where it was raised; the supervisor starts another worker
         return _leave(1)
     return _leave(0)

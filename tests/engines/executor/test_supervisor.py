@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedcross.engines.executor import supervisor
-from fedcross.engines.executor.flower_runtime import AwayError, RefusedError, Task
+from fedcross.engines.executor.flower_runtime import CLAIM_LOST, AwayError, RefusedError, Task
 from fedcross.engines.executor.supervisor import Actions, Crew
 
 
@@ -76,7 +77,7 @@ class World:
         return Crew(actions, idle_s)
 
 
-PULLED, DONE = {"pulled": "head", "seconds": 100.0}, {"done": True, "stays": True}
+PULLED, PUSHED, DONE = {"pulled": "head", "seconds": 100.0}, {"pushed": True}, {"done": True, "stays": True}
 
 
 def task(number: int = 1, bundle: str = "b1") -> Task:
@@ -116,6 +117,24 @@ def test_the_server_hears_of_a_worker_that_died_and_the_next_task_gets_a_new_one
     crew.do(task(2), never)
     assert len(world.started) == 2
     assert crew.deaths == 0
+
+
+def test_a_message_that_was_answered_is_not_answered_again() -> None:
+    world = World(PULLED, PUSHED, EOFError())
+    crew = world.crew()
+    crew.do(task(), never)
+    assert world.reports == []
+    assert crew.worker is None
+    assert crew.deaths == 1
+
+
+def test_a_worker_whose_task_was_taken_away_has_not_died() -> None:
+    world = World(PULLED, EOFError())
+    world.exit_code = CLAIM_LOST
+    crew = world.crew()
+    crew.do(task(), never)
+    assert world.reports == []
+    assert (crew.worker, crew.deaths) == (None, 0)
 
 
 def test_workers_that_keep_dying_are_started_less_and_less_often() -> None:
@@ -226,13 +245,25 @@ def test_a_supernode_that_is_not_there_is_asked_again_and_its_end_ends_the_super
     assert world.ended == ["b1"]
 
 
+def test_a_supernode_that_never_answers_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        many = [AwayError("status 404")] * supervisor.AWAY_LOOKS
+        supervisor.serve(FakeNode(len(many)), FakeDoor(*many), World().crew())  # type: ignore[arg-type]
+    finally:
+        logger.removeHandler(caplog.handler)
+    told = {record.getMessage() for record in caplog.records}
+    assert told == {"fedcross: the SuperNode hands out no tasks: status 404"}
+
+
 def test_the_supernode_is_asked_often_only_after_it_has_written_to_its_log() -> None:
     node = FakeNode(9, *[False] * 6, True)
     supervisor.serve(node, FakeDoor(*[None] * 9), World().crew())  # type: ignore[arg-type]
     assert node.waits == [0.02, 0.06, 0.18, 0.54, 1.62, 2.0, 2.0, 0.02, 0.06]
 
 
-def test_a_refused_secret_is_a_named_error_that_ends_the_device(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_secret_ends_the_device_with_a_code_of_its_own() -> None:
     node = FakeNode(3)
     assert supervisor.serve(node, FakeDoor(RefusedError("401")), World().crew()) == supervisor.REFUSED  # type: ignore[arg-type]
     assert node.told

@@ -75,7 +75,7 @@ def test_one_loaded_app_answers_one_message_after_another() -> None:
     visits = Visits(app, t1=("a", "b1"), t2=("b", "b1"))
     worker = visits.worker()
     assert worker.answer("t1")
-    assert visits.said == [{"pulled": "head of a", "seconds": 7.0}, {"done": True, "stays": True}]
+    assert visits.said == [{"pulled": "head of a", "seconds": 7.0}, {"pushed": True}, {"done": True, "stays": True}]
     assert worker.answer("t2")
     assert visits.loaded == 1
     assert app.asked == ["a", "b"]
