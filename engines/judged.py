@@ -29,6 +29,7 @@ from flwr.supercore.run import Run
 
 from fedcross.core.allowance import NO_ARRAYS, Allowance, Refusal
 from fedcross.core.errors import UploadError
+from fedcross.engines.guarded import CHECKED
 from fedcross.engines.lost_nodes import LostNodes
 from fedcross.engines.object_tree import Judge, names_of
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from flwr.superlink.grid import HttpGrid
 
 T = TypeVar("T")
-#: The version of Flower with whose ``HttpGrid.pull_messages`` this file agrees.
-CHECKED = "1.41.0"
 #: Objects pulled at once, and bytes beside an object's content in an answer.
 AT_ONCE, ENVELOPE = 4, 256
 #: Most bytes of replies that one call hands over, unless a single reply is larger.
@@ -105,8 +104,8 @@ def judged(grid: Grid) -> Grid:
     module = sys.modules.get("flwr.superlink.grid.http_grid")  # not imported: it is not in use then
     if module is None or not isinstance(grid, module.HttpGrid):
         return grid
-    if version("flwr") != CHECKED:
-        log(WARNING, "fedcross: replies are judged as for flwr %s, this is %s", CHECKED, version("flwr"))
+    if version("flwr") not in CHECKED:
+        log(WARNING, "fedcross: replies are judged as for flwr %s, this is %s", " or ".join(CHECKED), version("flwr"))
     return JudgedGrid(grid)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedcross.engines.executor import supervisor
+from fedcross.engines import guarded
+from fedcross.engines.executor import flower_runtime, supervisor
 from fedcross.engines.executor.flower_runtime import CLAIM_LOST, AwayError, RefusedError, Task
 from fedcross.engines.executor.supervisor import Actions, Crew
 
@@ -75,6 +76,11 @@ class World:
         alive = lambda token: self.signs.append(self.now)  # noqa: E731
         actions = Actions("a", start, report, alive, flower, lambda: self.now)  # type: ignore[arg-type]
         return Crew(actions, idle_s)
+
+
+def test_the_executor_knows_the_versions_that_the_rest_knows() -> None:
+    assert tuple(one.rpartition(".")[0] for one in guarded.CHECKED) == flower_runtime.CHECKED
+    assert flower_runtime.known()
 
 
 PULLED, PUSHED, DONE = {"pulled": "head", "seconds": 100.0}, {"pushed": True}, {"done": True, "stays": True}
