@@ -1,19 +1,24 @@
 """The cost of a round besides training: seconds and bytes with three SuperNodes on this machine.
 
-    python -m benchmarks.wire                      # floor, trainer inside, resident trainer; LeNet-5, one example
+    python -m benchmarks.wire                      # all of them; LeNet-5, one example
+    python -m benchmarks.wire --only resident executor --blocks 2
     python -m benchmarks.wire --only resident --set model=cnn_w
     python -m benchmarks.wire --only resident --set compression.down=int8 --set compression.up=int8
 
-The variants take turns round by round in one federation, so that all have the same load. The floor is a ClientApp that
-imports neither fedcross nor torch and sends back the received model, with the same server, model and messages. Seconds
-count from the first message pushed to the last reply pulled; bytes are those that a relay between SuperNodes and
-SuperLink passed on (TLS, HTTP, heartbeats and polls included).
+The variants of Flower's way, a process per message, take turns round by round in one federation, so that all have the
+same load; the executor needs SuperNodes of its own, so its federation and theirs take turns in blocks. The floor is a
+ClientApp that imports neither fedcross nor torch and sends back the received model, with the same server, model and
+messages. Seconds count from the first message pushed to the last reply pulled; bytes are those that a relay between
+SuperNodes and SuperLink passed on (TLS, HTTP, heartbeats and polls included). CPU seconds are those of the SuperNodes
+and of all processes below them (a resident trainer is not), polls while they wait included, for each of a round's
+three messages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import tempfile
 import threading
@@ -21,9 +26,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 from benchmarks.common import Workload, images, machine, write_section
 from fedcross.conf.compose import join
+from fedcross.core.keys import KeyPair
 from fedcross.engines import bundle, superlink
 
 CLIENTS = 3
@@ -50,7 +57,7 @@ def train(message, context):
     turns = os.environ["TURNS"].split()
     turn = turns[asked["round"] % len(turns)]
     if turn != "floor":  # what we import is ours
-        os.environ["FEDCROSS_TRAINER"] = turn
+        os.environ["FEDCROSS_TRAINER"] = turn if turn != "executor" else "auto"
         from fedcross.client.app import _work
 
         return _work("train", message, context)
@@ -61,7 +68,10 @@ def train(message, context):
     })
     return Message(content, reply_to=message)
 '''
-CONTESTANTS = ("floor", "inside", "resident")
+CONTESTANTS = ("floor", "inside", "resident", "executor")
+EXECUTOR = "executor"
+WITH_EXECUTOR = superlink.supernode_command
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Meter:
@@ -104,25 +114,65 @@ class Meter:
             sink.close()
 
 
+def device_cpu() -> float:
+    """Return the CPU seconds so far of the SuperNodes below this process and of all that they have started."""
+    parents: dict[int, int] = {}
+    spent: dict[int, float] = {}
+    roots = set()
+    for place in Path("/proc").iterdir():
+        if not place.name.isdigit():
+            continue
+        try:
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            command = (place / "cmdline").read_bytes()
+        except OSError:
+            continue
+        pid = int(place.name)
+        parents[pid] = int(fields[1])
+        spent[pid] = sum(map(int, fields[11:15])) / TICKS  # its own, and those of the children it has waited for
+        if b"--superlink" in command and parents[pid] == os.getpid():
+            roots.add(pid)
+
+    def below(pid: int) -> bool:
+        while pid and pid not in roots:
+            pid = parents.get(pid, 0)
+        return bool(pid)
+
+    return sum(spent[pid] for pid in spent if below(pid))
+
+
+def plain_supernode(
+    superlink_port: int, own_port: int, authority: Path, key: KeyPair, partition: int, partitions: int, secret: Path
+) -> list[str]:
+    """Return the command of a SuperNode as Flower starts it: with a SuperExec and a process per message."""
+    command = WITH_EXECUTOR(superlink_port, own_port, authority, key, partition, partitions, secret)
+    command = command[command.index("--") + 1 :]
+    isolation = command.index("--isolation")
+    return command[:isolation] + command[isolation + 4 :]
+
+
 class Rounds(threading.Thread):
-    """Notes how many bytes had passed when each line of ``metrics.jsonl`` appeared."""
+    """Notes bytes and CPU seconds up to the moment when each line of ``metrics.jsonl`` appeared."""
 
     def __init__(self, file: Path, meter: Meter) -> None:
         super().__init__(daemon=True)
         self.file, self.meter = file, meter
-        self.marks: list[int] = []
+        self.marks: list[tuple[int, float]] = []
         self.over = threading.Event()
 
     def run(self) -> None:
         """Look every 20 ms."""
         while not self.over.wait(0.02):
             lines = self.file.read_text().count("\n") if self.file.exists() else 0
-            self.marks += [self.meter.bytes] * (lines - len(self.marks))
+            if lines > len(self.marks):
+                self.marks += [(self.meter.bytes, device_cpu())] * (lines - len(self.marks))
 
 
-def app_folder(folder: Path) -> Path:
-    """Return the fedcross Flower app with the ClientApp that takes turns."""
+def app_folder(folder: Path, turns: Sequence[str]) -> Path:
+    """Return the fedcross Flower app: as it is for the executor, else with the ClientApp that takes turns."""
     made = bundle.make(folder)
+    if turns == [EXECUTOR]:
+        return made
     project = made / "pyproject.toml"
     project.write_text(project.read_text().replace("fedcross:client_app", "turns:app"))
     (made / "turns.py").write_text(TURNS)
@@ -131,8 +181,9 @@ def app_folder(folder: Path) -> Path:
 
 def federation(
     turns: Sequence[str], data: Path, rounds: int, settings: Sequence[str]
-) -> list[tuple[str, float, float, float]]:
-    """Run `rounds` rounds of each variant; return variant, seconds, bytes and array bytes of each round."""
+) -> list[tuple[str, float, float, float, float]]:
+    """Run `rounds` rounds of each variant; return variant, seconds, bytes, array bytes, CPU s a message of each."""
+    command = superlink.supernode_command if turns == [EXECUTOR] else plain_supernode
     with tempfile.TemporaryDirectory(prefix="fedcross-wire-") as scratch:
         folder = Path(scratch)
         total = (rounds + 1) * len(turns) + 1
@@ -146,16 +197,17 @@ def federation(
         watch = Rounds(folder / "run" / "metrics.jsonl", meter)
         watch.start()
         try:
-            superlink.launch(
-                None,
-                join(overrides),
-                CLIENTS,
-                folder / "engine",
-                app=app_folder(folder / "app"),
-                extra_environment={"TURNS": " ".join(turns), "FEDCROSS_STATE": str(folder / "states")},
-                sink=lambda _: None,
-                relay=meter,
-            )
+            with mock.patch.object(superlink, "supernode_command", command):
+                superlink.launch(
+                    None,
+                    join(overrides),
+                    CLIENTS,
+                    folder / "engine",
+                    app=app_folder(folder / "app", turns),
+                    extra_environment={"TURNS": " ".join(turns), "FEDCROSS_STATE": str(folder / "states")},
+                    sink=lambda _: None,
+                    relay=meter,
+                )
             time.sleep(0.1)
         finally:
             watch.over.set()
@@ -166,8 +218,9 @@ def federation(
         (
             turns[line["round"] % len(turns)],
             line["seconds_training"],
-            float(watch.marks[line["round"] - 1] - watch.marks[line["round"] - 2]),
+            float(watch.marks[line["round"] - 1][0] - watch.marks[line["round"] - 2][0]),
             float(line["bytes_down"] + line["bytes_up"]),
+            (watch.marks[line["round"] - 1][1] - watch.marks[line["round"] - 2][1]) / CLIENTS,
         )
         for line in lines[len(turns) : -1]
     ]
@@ -176,6 +229,7 @@ def federation(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="counted rounds of each contestant")
+    parser.add_argument("--blocks", type=int, default=2, help="federations of each kind, which take turns")
     parser.add_argument("--only", choices=CONTESTANTS, nargs="*", default=CONTESTANTS)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="further settings of the run")
     parser.add_argument("--dry", action="store_true", help="print only, leave docs/performance.md as it is")
@@ -183,19 +237,25 @@ def main() -> None:
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="fedcross-wire-") as scratch:
         data = images(Workload("wire", "lenet5", clients=CLIENTS, examples=10), Path(scratch)).parent
-        found = federation(options.only, data, options.rounds, options.settings)
-    for name, seconds, passed, arrays in found:
-        print(f"{name}: {seconds:.1f} s, {passed / 1e6:.3f} MB, of it arrays {arrays / 1e6:.3f} MB")
+        kinds = [[one for one in options.only if one != EXECUTOR], [one for one in options.only if one == EXECUTOR]]
+        found = []
+        for _ in range(options.blocks):
+            for turns in filter(None, kinds):
+                found += federation(turns, data, -(-options.rounds // options.blocks), options.settings)
+    for name, seconds, passed, arrays, cpu in found:
+        print(f"{name}: {seconds:.1f} s, {passed / 1e6:.3f} MB, of it arrays {arrays / 1e6:.3f} MB, {cpu:.2f} CPU s")
     floor = median([seconds for name, seconds, *_ in found if name == "floor"] or [0.0])
-    table = ["| contestant | s a round, median (range) | over the floor, s | MB a round | times its arrays |"]
-    table.append("|---|---|---|---|---|")
+    columns = ("contestant", "s a round, median (range)", "over the floor, s", "CPU s a message", "MB a round")
+    table = ["| " + " | ".join([*columns, "times its arrays"]) + " |"]
+    table.append("|---|---|---|---|---|---|")
     for name in options.only:
         own = [seconds for n, seconds, *_ in found if n == name]
-        size = median(passed for n, _, passed, _ in found if n == name)
-        arrays = median(a for n, _, _, a in found if n == name)
+        size = median(passed for n, _, passed, _, _ in found if n == name)
+        arrays = median(a for n, _, _, a, _ in found if n == name)
+        cpu = median(c for n, _, _, _, c in found if n == name)
         table.append(
             f"| {name} | {median(own):.1f} ({min(own):.1f}-{max(own):.1f}) | {median(own) - floor:+.1f} | "
-            f"{size / 1e6:.3f} | {size / arrays:.3f} |"
+            f"{cpu:.2f} | {size / 1e6:.3f} | {size / arrays:.3f} |"
         )
     text = "\n".join([f"LeNet-5, three SuperNodes, {options.rounds} rounds each:", "", *table])
     print(f"\n{text}")

@@ -12,7 +12,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedcross.core.errors import ConfigError, FedcrossError, ProtocolError
+from fedcross.core.errors import ConfigError, DeviceError, FedcrossError, ProtocolError
+from fedcross.core.run_config import overrides_of
 from fedcross.strategies.wire.protocol import failure
 
 #: Where to train: ``inside`` this process, in the ``resident`` trainer beside the SuperNode, or ``auto``.
@@ -20,7 +21,32 @@ CHOICE = "FEDCROSS_TRAINER"
 #: The program in which Flower runs one message of a SuperNode.
 PROGRAM = "flwr-clientapp"
 
-app = ClientApp()
+#: The program that answers the messages of a SuperNode in one process (:mod:`engines.executor`).
+EXECUTOR = "fedcross-executor"
+
+
+class Client(ClientApp):
+    """The ClientApp, with what :mod:`engines.executor.worker` asks of an app.
+
+    Attributes
+    ----------
+    stays_loaded : bool
+        True: it may answer many messages in one process.
+    sound : bool
+        False once an error has left the process, or its GPU, in an unknown state.
+    """
+
+    stays_loaded = True
+    sound = True
+
+    def prepare(self, context: Context) -> None:
+        """Load what the run of `context` needs, before its next message comes."""
+        from fedcross.client.workshop import do
+
+        do("prepare", _overrides(context), None)
+
+
+app = Client()
 
 
 @app.query()
@@ -35,7 +61,7 @@ def who(message: Message, context: Context) -> Message:
         from fedcross.client.resident.connect import Resident
 
         try:
-            Resident().prepare(str(context.run_config["overrides"]))
+            Resident().prepare(_overrides(context))
         except (FedcrossError, OSError) as error:  # the first train message raises it again, in its reply
             log(WARNING, "fedcross: the trainer did not start: %s", error)
     return Message(RecordDict({"config": ConfigRecord({"partition-id": int(partition)})}), reply_to=message)
@@ -56,7 +82,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def _work(task: str, message: Message, context: Context) -> Message:
     """Do `task` in the resident trainer (in a deployment) or in this process; the result is the same."""
     _check_addressee(message, context)
-    overrides = str(context.run_config["overrides"])
+    overrides = _overrides(context)
     try:
         if hands_over():
             from fedcross.client.resident.connect import Resident
@@ -67,12 +93,18 @@ def _work(task: str, message: Message, context: Context) -> Message:
 
             content = do(task, overrides, message.content)
     except Exception as error:
+        app.sound = app.sound and isinstance(error, FedcrossError) and not isinstance(error, DeviceError)
         # Over a network the server believes an error only if it returns the request's nonce, which Flower's does not.
-        if task != "train" or not (hands_over() or isinstance(error, ConfigError)):
+        if task != "train" or not (networked() or isinstance(error, ConfigError)):
             raise
         log(WARNING, "fedcross: %s: %s", type(error).__name__, error)
         content = failure(message.content, error)
     return Message(content, reply_to=message)
+
+
+def _overrides(context: Context) -> str:
+    nodes = context.node_config.get("num-partitions")
+    return overrides_of(context.run_config, None if nodes is None else int(nodes))
 
 
 def hands_over() -> bool:
@@ -83,6 +115,11 @@ def hands_over() -> bool:
     if choice == "auto":
         return sys.platform == "linux" and Path(sys.argv[0]).name == PROGRAM
     return choice == "resident"
+
+
+def networked() -> bool:
+    """Return whether this process answers a SuperNode."""
+    return Path(sys.argv[0]).name == EXECUTOR or hands_over()
 
 
 def _check_addressee(message: Message, context: Context) -> None:
@@ -125,7 +162,7 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     """
     from fedcross.client.workshop import workshop
 
-    shop = workshop(str(contexts[0].run_config["overrides"]))
+    shop = workshop(_overrides(contexts[0]))
     with shop.errors():
         contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)
     return [Message(content, reply_to=message) for content, message in zip(contents, messages)]

@@ -191,11 +191,9 @@ def superexec(arguments: Arguments) -> None:
 
 
 def supernode(arguments: Arguments) -> None:
-    """Become a SuperNode, with the process that starts its ClientApps beside it."""
+    """Become a device: a SuperNode and what answers its messages."""
     own = (arguments.partition, arguments.partitions, arguments.port)
-    command = start.supernode(arguments.keys, arguments.name, arguments.superlink, *own)
-    start.start_beside(start.executor(arguments.keys, arguments.port, os.getpid()))
-    start.replace_process(command)
+    start.replace_process(start.supernode(arguments.keys, arguments.name, arguments.superlink, *own))
 
 
 def _root(folder: Path) -> KeyPair:

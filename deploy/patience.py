@@ -1,13 +1,13 @@
-"""Runs Flower's SuperLink or SuperNode with more patience for a process that starts.
+"""Runs Flower's SuperLink with more patience for a process that starts.
 
 ::
 
-    python -m fedcross.deploy.patience flower-supernode --superlink gateway:8443 ...
+    python -m fedcross.deploy.patience flower-superlink --host 0.0.0.0 ...
 
-Flower 1.41 gives a ServerApp or ClientApp 30 seconds from the moment its task is handed out to its first sign of life.
-On a busy device a start takes longer: its task is then handed out again, to one more process that starts beside the
-first and makes all of them slower, and no round ends. The time is a constant of Flower's; a running process still
-has to give a sign of life every minute. Can go when ClientApps no longer start once per message.
+Flower 1.41 gives a ServerApp 30 seconds from the moment its task is handed out to its first sign of life. On a busy
+machine a start takes longer: its task is then handed out again, to one more process that starts beside the first and
+makes both slower. The time is a constant of Flower's; a running process still has to give a sign of life every minute.
+A device needs none of this: the supervisor of its worker gives the signs of life (:mod:`engines.executor`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedcross.engines import guarded
 #: Seconds for a start, and for a running process until it counts as dead (Flower's own).
 START_S, ALIVE_S = 300, 60
 _STATES = ("flwr.supercore.corestate.in_memory_corestate", "flwr.supercore.corestate.sql_corestate")
-PROGRAMS = ("flower-superlink", "flower-supernode")
+PROGRAM = "flower-superlink"
 
 
 def be_patient() -> None:
@@ -34,16 +34,12 @@ def be_patient() -> None:
 
 
 def main() -> None:
-    """Become the program named first on the command line; the SuperLink is guarded too (:mod:`engines.guarded`)."""
+    """Become the SuperLink, guarded too (:mod:`engines.guarded`)."""
     del sys.argv[0]
-    if sys.argv[0] not in PROGRAMS:
-        raise SystemExit(f"{sys.argv[0]}: start one of {', '.join(PROGRAMS)}.")
+    if sys.argv[0] != PROGRAM:
+        raise SystemExit(f"{sys.argv[0]}: start {PROGRAM}.")
     be_patient()
-    if sys.argv[0] in guarded.OPEN:
-        guarded.become(sys.argv[0])
-    from flwr.supernode.cli import flower_supernode
-
-    flower_supernode()
+    guarded.become(PROGRAM)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -23,6 +22,7 @@ from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_folder, check_private
 from fedcross.deploy.federation import SECRET
 from fedcross.engines import guarded
+from fedcross.engines.executor import program
 
 SWITCHES = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -74,7 +74,7 @@ def superexec(folder: Path, address: str, health: str) -> list[str]:
 
 
 def supernode(folder: Path, name: str, address: str, partition: int, partitions: int, port: int) -> list[str]:
-    """Return the command of a device's SuperNode.
+    """Return the command of a device: its SuperNode, and the executor that answers its messages.
 
     Parameters
     ----------
@@ -87,33 +87,22 @@ def supernode(folder: Path, name: str, address: str, partition: int, partitions:
     partition, partitions : int
         The device's number in the federation, from 0, and how many there are.
     port : int
-        Loopback port for the ClientApp's processes.
+        Loopback port between the two.
     """
     check_folder(folder)
     authority = folder / "ca.crt"
     _dates(authority, authority)
     if not 0 <= partition < partitions:
         raise StorageError(f"partition {partition}: devices are numbered 0 to {partitions - 1} (partitions).")
+    secret = str(check_private(folder / SECRET))
     return [
-        *(sys.executable, "-m", "fedcross.deploy.patience", "flower-supernode"),
+        *(*program.command("supervisor"), "--port", str(port), "--secret", secret, "--", "flower-supernode"),
         *("--superlink", address, "--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(check_private(folder / f"{name}-node.key"))),
         # Without a secret, every local user could take the device's messages from this port.
         *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process"),
-        *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
+        *("--superexec-auth-secret-file", secret),
         *("--node-config", f"partition-id={partition} num-partitions={partitions}"),
-    ]
-
-
-def executor(folder: Path, port: int, parent: int) -> list[str]:
-    """Return the command of the process that starts a device's ClientApps; it ends with the process `parent`.
-
-    It shares the secret in `folder` with the SuperNode and reaches it on the loopback port `port`.
-    """
-    return [
-        "flower-superexec",
-        *("--insecure", "--runtime-api-address", f"127.0.0.1:{port}", "--parent-pid", str(parent)),
-        *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
     ]
 
 
@@ -129,12 +118,6 @@ def replace_process(command: list[str], umask: int = 0o077) -> NoReturn:
     os.umask(umask)
     settings = environment(os.environ)
     os.execve(_program(command[0], settings), command, settings)  # noqa: S606 - a list of our own, no shell
-
-
-def start_beside(command: list[str]) -> None:
-    """Start `command`, which ends by itself when this process does, and do not wait for it."""
-    settings = environment(os.environ)
-    subprocess.Popen([_program(command[0], settings), *command[1:]], env=settings, umask=0o077)
 
 
 def limit_memory(size: str) -> None:

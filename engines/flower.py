@@ -1,7 +1,7 @@
 """Flower's commands, environment, connection file and Control API, for the engines that start Flower's programs.
 
-The only private part of Flower used here is ``ControlHttpClient`` of flwr 1.41 (node registration, run status); the
-command line does the same but takes two seconds per call. A test pins the checked version.
+The only private part of Flower used here is ``ControlHttpClient`` (node registration, run status); the
+command line does the same but takes two seconds per call. A test names the checked versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts Flower's programs of the server with two holes of Flower 1.41 closed; a script that needs Flower only.
+"""Starts Flower's programs of the server with two holes of Flower closed; a script that needs Flower only.
 
 SuperLink: a device announces a reply as a tree of object names. Flower's object store in memory keeps one list of
 children per name and builds the tree from these lists again when the ServerApp asks. An announcement in which many
@@ -9,7 +9,7 @@ stored.
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again.
 
-This is the only file that changes functions of Flower, one per program. :data:`CHECKED` is the version that they were
+This is the only file that changes functions of Flower, one per program. :data:`CHECKED` are the versions that they were
 compared with; with another version the program starts as Flower made it, with a warning.
 
 ::
@@ -32,7 +32,9 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, NoReturn
 
-CHECKED = "1.41.0"
+#: The versions with which everything of fedcross that uses private parts of Flower was compared (this file, and
+#: ``judged.py``, ``flower.py``, ``grid.py``); ``executor/flower_runtime.py`` names their minor numbers once more.
+CHECKED = ("1.41.0", "1.42.0")
 #: Message, table of records, record, array, chunk: Flower's messages have no more levels.
 DEPTH = 5
 #: Most objects of a reply, unless the variable says otherwise. A state of 1,000 entries in two records (SCAFFOLD's,
@@ -188,7 +190,7 @@ def outliving(acquire_task: Callable[..., Any], sleep: Callable[[float], object]
 
 def guard(program: str, most: int) -> bool:
     """Replace the one function of `program` in this process; return False if this is another version of Flower."""
-    if version("flwr") != CHECKED:
+    if version("flwr") not in CHECKED:
         return False
     if program == "flower-superlink":
         from flwr.superlink.servicer.fleet import fleet_handlers
@@ -210,7 +212,7 @@ def become(program: str) -> NoReturn:
     [entry] = entry_points(group="console_scripts", name=program)
     start = entry.load()
     if not guard(program, most):
-        other = f"this is flwr {version('flwr')} and not {CHECKED}"
+        other = f"this is flwr {version('flwr')} and not {' or '.join(CHECKED)}"
         print(f"fedcross: {program} starts unguarded, {other}: {OPEN[program]}.", file=sys.stderr, flush=True)
     sys.exit(start())
 

@@ -29,6 +29,8 @@ from flwr.supercore.run import Run
 
 from fedcross.core.allowance import NO_ARRAYS, Allowance, Refusal
 from fedcross.core.errors import UploadError
+from fedcross.engines.guarded import CHECKED
+from fedcross.engines.lost_nodes import LostNodes
 from fedcross.engines.object_tree import Judge, names_of
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from flwr.superlink.grid import HttpGrid
 
 T = TypeVar("T")
-#: The version of Flower with whose ``HttpGrid.pull_messages`` this file agrees.
-CHECKED = "1.41.0"
 #: Objects pulled at once, and bytes beside an object's content in an answer.
 AT_ONCE, ENVELOPE = 4, 256
 #: Most bytes of replies that one call hands over, unless a single reply is larger.
@@ -104,8 +104,8 @@ def judged(grid: Grid) -> Grid:
     module = sys.modules.get("flwr.superlink.grid.http_grid")  # not imported: it is not in use then
     if module is None or not isinstance(grid, module.HttpGrid):
         return grid
-    if version("flwr") != CHECKED:
-        log(WARNING, "fedcross: replies are judged as for flwr %s, this is %s", CHECKED, version("flwr"))
+    if version("flwr") not in CHECKED:
+        log(WARNING, "fedcross: replies are judged as for flwr %s, this is %s", " or ".join(CHECKED), version("flwr"))
     return JudgedGrid(grid)
 
 
@@ -130,6 +130,7 @@ class JudgedGrid(Grid):
         self._watched: Any = None
         self._singly = False  # whether replies are asked for one by one
         self._unreadable: list[str] = []  # messages whose reply's announcement cannot be read
+        self._lost = LostNodes(self.get_node_ids)
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -164,7 +165,9 @@ class JudgedGrid(Grid):
         batch = list(messages)
         for left in reversed(range(PUSHES)):
             try:
-                return patiently(lambda: self.inner.push_messages(batch))
+                names = list(patiently(lambda: self.inner.push_messages(batch)))
+                self._lost.sent({name: one.metadata.dst_node_id for name, one in zip(names, batch) if name})
+                return names
             except ObjectPushError as error:
                 if not left:
                     raise
@@ -204,7 +207,11 @@ class JudgedGrid(Grid):
             served.add(node)
             handed += arrival.allowance.nbytes
         self._arrived = kept
-        return replies
+        answered = {reply.metadata.reply_to_message_id for reply in replies} | {arrival.asked for arrival in kept}
+        gone = Error(ErrorCode.NODE_UNAVAILABLE, "the device is not connected any more")
+        return replies + [
+            self._instead(one, self.inner.node.node_id, gone) for one in self._lost.lost(waiting - answered)
+        ]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies that come within `timeout` seconds."""

@@ -6,13 +6,16 @@ It uses the same programs, certificates and keys as a deployment; only the netwo
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server
+from fedcross.core.private_files import write_private
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, guarded
+from fedcross.engines.executor import program
 from fedcross.engines.job import Capabilities
 from fedcross.engines.processes import Family, terminated_by_signal
 
@@ -78,6 +81,8 @@ def launch(
         home = state / "flwr"
         authority = make_authority(state / "ca")
         server = make_server(authority, state / "server", [flower.LOOPBACK])
+        secret = state / "superexec.key"
+        write_private(secret, secrets.token_bytes(32))
         nodes = [make_node_key(state / "nodes", f"client-{i}") for i in range(clients)]
         port, *node_ports = flower.free_ports(1 + clients)
         flower.write_connection(home, port, authority.public)
@@ -91,7 +96,7 @@ def launch(
         with contextlib.closing(flower.control_client(port, authority.public)) as client:
             for i, node in enumerate(nodes):
                 register(client, node)
-                command = supernode_command(fleet_port, node_ports[i], authority.public, node, i, clients)
+                command = supernode_command(fleet_port, node_ports[i], authority.public, node, i, clients, secret)
                 family.start(f"supernode-{i}", command)
             flower.check_alive(family)
             flower.submit(family, app, config, client, sink)
@@ -109,14 +114,16 @@ def superlink_command(port: int, server: KeyPair, authority: Path, database: Pat
 
 
 def supernode_command(
-    superlink_port: int, own_port: int, authority: Path, key: KeyPair, partition: int, partitions: int
+    superlink_port: int, own_port: int, authority: Path, key: KeyPair, partition: int, partitions: int, secret: Path
 ) -> list[str]:
-    """Return the command that starts the SuperNode of one partition."""
+    """Return the command that starts the SuperNode of one partition, with the executor that does its work."""
     return [
+        *(*program.command("supervisor"), "--port", str(own_port), "--secret", str(secret), "--"),
         flower.executable("flower-supernode"),
         *("--superlink", f"{flower.LOOPBACK}:{superlink_port}", "--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(key.private)),
         *("--host", flower.LOOPBACK, "--port", str(own_port)),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(secret)),
         *("--node-config", f"partition-id={partition} num-partitions={partitions}"),
     ]
 

@@ -10,18 +10,21 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedcross.core.errors import FederationError
+from fedcross.core.run_config import overrides_of
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the configuration that ``run_config["overrides"]`` describes."""
+    """Run the configuration that the run config describes (:mod:`core.run_config`)."""
     from fedcross.conf.schema import load_text
     from fedcross.server.progress import pick
     from fedcross.server.session import Session
+    from fedcross.strategies.round.nodes import simulated
 
-    config = load_text(str(context.run_config["overrides"]))
+    nodes = len(list(grid.get_node_ids())) if simulated(grid) else None
+    config = load_text(overrides_of(context.run_config, nodes))
     try:
         result = Session(config, grid, pick()).execute()
     except MemoryError as error:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Flower's error codes for a request or reply that it cannot deliver, for example after an incomplete upload.
 LOST_ON_THE_WAY = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 #: Pause in seconds between two polls for replies: the first one, and the longest one.
-PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5
+PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.2
 
 
 @runtime_checkable

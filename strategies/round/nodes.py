@@ -136,7 +136,7 @@ class Nodes:
         while True:
             partitions = self.refresh(grid)
             over = time.monotonic() >= deadline
-            if len(partitions) < count and _simulated(grid) and len(list(grid.get_node_ids())) < count:
+            if len(partitions) < count and simulated(grid) and len(list(grid.get_node_ids())) < count:
                 raise FederationError(
                     f"{len(partitions)} clients are simulated, {count} are needed, and no more will come. "
                     f'Say how many: flwr run --federation-config "num-supernodes={count}".'
@@ -206,7 +206,7 @@ class Nodes:
         )  # fmt: skip
 
 
-def _simulated(grid: Grid) -> bool:
+def simulated(grid: Grid) -> bool:
     """Return whether `grid` is that of Flower's simulation; its class is not imported, the SuperLink comes with it."""
     return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
 

@@ -12,6 +12,7 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation, start
 from fedcross.engines import guarded
+from fedcross.engines.executor import program
 
 DEVICES = ["client-1", "client-2"]
 
@@ -95,11 +96,11 @@ def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> 
     assert node[node.index("--node-config") + 1] == "partition-id=1 num-partitions=2"
     assert node[node.index("--isolation") + 1] == "process"
     assert "--insecure" not in [*superlink, *superexec, *node]
-    executor = start.executor(device, 9094, 77)
-    assert executor[executor.index("--runtime-api-address") + 1] == "127.0.0.1:9094"
-    assert executor[executor.index("--parent-pid") + 1] == "77"
     own = str(device / "superexec.key")
-    assert executor[executor.index("--superexec-auth-secret-file") + 1] == own
+    supervisor, node = node[: node.index("--")], node[node.index("--") + 1 :]
+    assert supervisor == [*program.command("supervisor"), "--port", "9094", "--secret", own]
+    assert node[0] == "flower-supernode"
+    assert node[node.index("--port") + 1] == "9094"
     assert node[node.index("--superexec-auth-secret-file") + 1] == own
     contents = {(tmp_path / name / "superexec.key").read_bytes() for name in ("superexec", *DEVICES)}
     assert len(contents) == 1 + len(DEVICES)
@@ -110,7 +111,6 @@ def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> 
         (secret, "superexec.key", lambda: start.superexec(secret, "a:1", "b:2")),
         (device, "client-1-node.key", lambda: start.supernode(device, "client-1", "g:1", 0, 2, 9094)),
         (device, "superexec.key", lambda: start.supernode(device, "client-1", "g:1", 0, 2, 9094)),
-        (device, "superexec.key", lambda: start.executor(device, 9094, 1)),
     ):
         (folder / file).chmod(0o640)
         with pytest.raises(StorageError, match="chmod 600"):

@@ -79,7 +79,7 @@ def test_bundle_names_the_same_apps_as_the_checkout(house: Path, tmp_path: Path)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     app = tomllib.loads((bundle.make(tmp_path / "app", house) / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     ours = project["tool"]["flwr"]["app"]
-    assert app == {key: ours[key] for key in ("publisher", "components", "config")}
+    assert app == {**{key: ours[key] for key in ("publisher", "components")}, "config": {"overrides": ""}}
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
     assert wheel == {name: f"fedcross/{name}" for name in ROOMS}
 
@@ -144,4 +144,4 @@ def test_flower_finds_both_apps_while_the_package_is_half_made(tmp_path: Path, w
         text=True,
         check=True,
     )
-    assert done.stdout.splitlines() == ["[(True, None), (True, None)]", "['ServerApp', 'ClientApp']"]
+    assert done.stdout.splitlines() == ["[(True, None), (True, None)]", "['ServerApp', 'Client']"]

@@ -21,7 +21,9 @@ from fedcross.core.allowance import Allowance, Arrays, Refusal
 from fedcross.core.errors import UploadError
 from fedcross.engines import judged as module
 from fedcross.engines.grid import LocalGrid, identify
-from fedcross.engines.judged import CHECKED, JudgedGrid, judged, patiently
+from fedcross.engines.guarded import CHECKED
+from fedcross.engines.judged import JudgedGrid, judged, patiently
+from fedcross.engines.lost_nodes import LOOK_S, LostNodes
 from fedcross.strategies.wire.records import encode
 
 MODEL = {"w": np.arange(1000, dtype=np.float32)}
@@ -37,7 +39,7 @@ class SuperLink:
         self._runtime_client = self
         self._client = SimpleNamespace(event_hooks={"response": []})
         self.replies, self.objects, self.asked, self.confirmed, self.sent = [], {}, [], [], []
-        self.missing, self.gone, self.failing = set(), set(), []
+        self.missing, self.gone, self.failing, self.nodes = set(), set(), [], [7, 8]
 
     def request(self, node=7):
         message = Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type="train")
@@ -78,6 +80,9 @@ class SuperLink:
             raise self.failing.pop()
         return [one.object_id for one in messages]
 
+    def get_node_ids(self):
+        return self.nodes
+
 
 class Clock:
     def __init__(self):
@@ -114,7 +119,7 @@ def content(model=MODEL, **more):
 
 
 def test_the_version_of_flower_is_the_one_that_was_looked_at():
-    assert flwr.__version__ == CHECKED, "compare HttpGrid.pull_messages with engines/judged.py"
+    assert flwr.__version__ in CHECKED, "compare HttpGrid.pull_messages with engines/judged.py"
 
 
 def test_only_flowers_grid_of_a_deployment_is_judged():
@@ -175,6 +180,18 @@ def test_an_error_of_a_client_and_one_of_flower_come_through(grid, link):
     link.answers(link.request(), Error(2, "boom"))
     (reply,) = grid.pull_messages(["asked-0"])
     assert (reply.error.code, reply.error.reason) == (2, "boom")
+
+
+def test_a_request_to_a_device_that_is_gone_is_answered_as_flower_would(grid, link, clock):
+    grid._lost = LostNodes(grid.get_node_ids, clock.monotonic)
+    names = list(grid.push_messages([link.request(7), link.request(8)]))
+    link.nodes = [8]
+    for _ in range(2):
+        assert list(grid.pull_messages(names)) == []
+        clock.now += LOOK_S
+    (reply,) = grid.pull_messages(names)
+    assert (reply.error.code, reply.metadata.src_node_id) == (ErrorCode.NODE_UNAVAILABLE, 1)
+    assert reply.metadata.reply_to_message_id == names[0]
 
 
 def test_an_unfinished_reply_keeps_nobody_waiting_and_keeps_nothing(grid, link, clock):

@@ -7,6 +7,7 @@ import pytest
 
 from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.engines import guarded, superlink
+from fedcross.engines.executor import program
 
 
 def test_superlink_is_closed_by_tls_and_node_keys_and_keeps_its_state(tmp_path: Path) -> None:
@@ -27,14 +28,18 @@ def test_superlink_is_closed_by_tls_and_node_keys_and_keeps_its_state(tmp_path: 
 
 def test_supernode_knows_its_partition(tmp_path: Path) -> None:
     key = KeyPair(tmp_path / "n.pub", tmp_path / "n.key")
-    command = superlink.supernode_command(8443, 9001, tmp_path / "ca.crt", key, 2, 5)
-    options = dict(zip(command[1::2], command[2::2], strict=True))
+    command = superlink.supernode_command(8443, 9001, tmp_path / "ca.crt", key, 2, 5, tmp_path / "secret")
+    executor, node = command[: command.index("--")], command[command.index("--") + 1 :]
+    assert executor == [*program.command("supervisor"), "--port", "9001", "--secret", f"{tmp_path}/secret"]
+    options = dict(zip(node[1::2], node[2::2], strict=True))
     assert options == {
         "--superlink": "127.0.0.1:8443",
         "--root-certificates": f"{tmp_path}/ca.crt",
         "--auth-supernode-private-key": f"{tmp_path}/n.key",
         "--host": "127.0.0.1",
         "--port": "9001",
+        "--isolation": "process",
+        "--superexec-auth-secret-file": f"{tmp_path}/secret",
         "--node-config": "partition-id=2 num-partitions=5",
     }
 

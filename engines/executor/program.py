@@ -1,0 +1,45 @@
+"""Starts the supervisor or the worker; a script that imports this folder under a private name.
+
+::
+
+    python -P engines/executor/program.py supervisor --port 9094 --secret superexec.key -- flower-supernode ...
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+#: Name of this folder in the processes that it starts. There, no part of fedcross is imported before its bundle is.
+PRIVATE = "_fedcross_executor"
+PARTS = ("supervisor", "worker")
+
+
+def command(part: str) -> list[str]:
+    """Return how to start `part`; its arguments follow."""
+    return [sys.executable, "-P", str(Path(__file__).resolve()), part]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the part that the first argument names and return its exit code."""
+    part, *rest = arguments or [""]
+    if part not in PARTS:
+        raise SystemExit(f"{part or 'nothing'}: start one of {', '.join(PARTS)}.")
+    folder = Path(__file__).resolve().parent
+    found = importlib.util.spec_from_file_location(
+        PRIVATE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if found is None or found.loader is None:
+        raise SystemExit(f"{folder}: this part of fedcross is missing. Install fedcross again.")
+    package = importlib.util.module_from_spec(found)
+    sys.modules[PRIVATE] = package
+    found.loader.exec_module(package)
+    run: Callable[[list[str]], int] = importlib.import_module(f"{PRIVATE}.{part}").main
+    return run(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
