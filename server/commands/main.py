@@ -18,6 +18,7 @@ SUBCOMMANDS = {
     "landscape": ("fedcross.server.commands.landscape", "loss surfaces around the global models of runs"),
     "partition": ("fedcross.server.commands.partition", "examples per client and class, as a table and a bubble plot"),
     "record": ("fedcross.server.commands.record", "small records of runs for the repository, and the results page"),
+    "audit": ("fedcross.server.commands.audit", "check a run's audit trail; which devices trained its model"),
     "doctor": ("fedcross.server.commands.doctor", "check this machine or a deployment"),
     "deploy": ("fedcross.server.commands.deploy", "keys, bundles and programs of a federation of devices"),
     "new-method": ("fedcross.server.commands.new_method", "write the three files of a method of your own"),
