@@ -21,6 +21,7 @@ FREE = {
     "resume",
     "engine",
     "logger",
+    "log",
     "checkpoint",
     "snapshots",
     "device",

@@ -17,6 +17,7 @@ from safetensors.numpy import save
 from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import watched
 from fedcross.core.randomness import key
 from fedcross.core.strict_json import dumps
@@ -100,6 +101,8 @@ class Session:
         self.method.log = self.reply_log
         self.audit = Audit(self.folder, self.run, digest_of_settings(config), head, self.done)
         self.method.on_ended = self._note
+        if structured():
+            self.method.tell = lambda name, fields: emit(name, **fields)
         self.visits = VisitLedger(self.folder, self.done) if kind.asynchronous else None
         if self.visits is not None:
             self.method.on_visit = self.visits.add
@@ -114,6 +117,7 @@ class Session:
         ledger = accounting.Ledger(self.folder, self.done)
         shown = flatten(describe(config))
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
+        self._tell_start()
         if self.reply_log is not None and config.resume is None:
             self._checkpoint(0)  # the log of the first rounds needs a checkpoint to follow
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
@@ -123,6 +127,7 @@ class Session:
                     entry = self._round(number)
                     self.audit.flush()
                     ledger.add(entry)
+                    emit("round_finished", **entry)
                     if number % config.checkpoint.every == 0 or number == last:
                         self._checkpoint(number)
                     logger.add(entry)
@@ -139,7 +144,22 @@ class Session:
             if self.reply_log is not None:
                 self.reply_log.close()
         _refuse_idle(ledger)
-        return self._finish(ledger) if last == config.rounds else {}
+        result = self._finish(ledger) if last == config.rounds else {}
+        self._tell_end(result, last)
+        return result
+
+    def _tell_start(self) -> None:
+        config = self.config
+        names = {group: config.names[group] for group in ("method", "task", "engine")}
+        plan = {"seed": config.seed, "rounds": config.rounds, "clients_per_round": config.clients_per_round}
+        emit("run_started", run=self.run, folder=str(self.folder), **names, **plan, after_round=self.done)
+
+    def _tell_end(self, result: dict[str, Any], last: int) -> None:
+        if not result:
+            emit("run_stopped", run=self.run, rounds=last)
+            return
+        scores = {name: result[name] for name in ("rounds", "final_accuracy", "best_accuracy")}
+        emit("run_finished", run=self.run, **scores, audit_sha256=self.audit.head.sha256)
 
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
@@ -163,8 +183,10 @@ class Session:
 
     def _checkpoint(self, number: int) -> None:
         """Save round `number`; let clients delete the states that no kept checkpoint needs any more."""
+        started = time.perf_counter()
         self.audit.flush()  # the checkpoint names its last line
         self.checkpoints.save(number, self.method.checkpoint(), self._identity())
+        emit("checkpoint_written", round=number, seconds=round(time.perf_counter() - started, 4))
         self._accepted.append(dict(self.method.accepted))
         if len(self._accepted) == self._accepted.maxlen:
             self.method.durable = self._accepted[0]

@@ -62,7 +62,7 @@ class Method(FlowerHooks[P]):
         if checked is None or rules is None or faults:
             raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
         self.params, self.federation = checked, rules
-        self.nodes = Nodes(self._claim_refused)
+        self.nodes = Nodes(self._claim_refused, self._waiting)
         #: Client -> number of requests sent to it, answered or not.
         self.requests: Counter[int] = Counter()
         #: Client -> number of its last accepted visit; its next visit continues from the state it saved then.
@@ -152,6 +152,8 @@ class Method(FlowerHooks[P]):
         self._started = time.perf_counter()
         self._round = current
         self._faults = {}
+        if self.tell is not None and current.exchange == 0:
+            self.tell("round_started", {"round": current.number, "clients": list(current.clients)})
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
         inbox = Inbox(
@@ -226,6 +228,11 @@ class Method(FlowerHooks[P]):
 
     def _claim_refused(self, _: int) -> None:
         self._report.rejected["partition_taken"] += 1
+
+    def _waiting(self, connected: int, needed: int, seconds: float) -> None:
+        if self.tell is not None:
+            facts = {"connected": connected, "needed": needed, "seconds": seconds}
+            self.tell("waiting_for_clients", {"round": self._report.round, **facts})
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1

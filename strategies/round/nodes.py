@@ -50,6 +50,8 @@ class Nodes:
     ----------
     on_refused : callable, optional
         Called once for every refused claim, with the partition.
+    on_waiting : callable, optional
+        Called when too few clients are connected: how many are, how many are needed, for how many seconds to wait.
 
     Attributes
     ----------
@@ -57,7 +59,12 @@ class Nodes:
         Partition id -> node id, in the order of the partition ids; as of the last :meth:`refresh`.
     """
 
-    def __init__(self, on_refused: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        on_refused: Callable[[int], None] = lambda _: None,
+        on_waiting: Callable[[int, int, float], None] = lambda *_: None,
+    ) -> None:
+        self._on_waiting = on_waiting
         self.online: dict[int, int] = {}
         #: Node id -> fingerprint of the key that was registered for it, where the SuperLink tells it.
         self.keys: dict[int, str] = {}
@@ -147,6 +154,7 @@ class Nodes:
                 )
             if len(partitions) < count and not (over or told):
                 told = True
+                self._on_waiting(len(partitions), count, wait_s)
                 log(INFO, "fedcross: %d of %d clients are connected, waiting %.0f s", len(partitions), count, wait_s)
             if len(partitions) >= count and (over or set(wanted) <= set(partitions)):
                 return partitions
