@@ -74,7 +74,7 @@ class Spans:
 def measure(settings: list[str], rounds: int) -> tuple[Times, Times]:
     """Return the median of each part over `rounds` rounds, and of the whole round and what of it is not training."""
     from fedcross.client import workshop as work
-    from fedcross.strategies.round import guard
+    from fedcross.strategies.round import base, guard, trail
 
     spans = Spans()
     run = Ours(settings, workers=1)
@@ -83,6 +83,14 @@ def measure(settings: list[str], rounds: int) -> tuple[Times, Times]:
     spans.wrap(guard, "check", "guard")
     spans.wrap(run.session.method, "aggregate", "aggregation")
     spans.wrap(run.session.checkpoints, "save", "checkpoint")
+    for owner, name in (
+        (base, "digest_of"),
+        (trail, "digest_of"),
+        (run.session, "_note"),
+        (run.session.audit, "flush"),
+    ):
+        spans.wrap(owner, name, "audit trail")
+    run.session.method.on_ended = run.session._note
     try:
         for _ in range(3):
             run.round()

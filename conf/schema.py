@@ -38,7 +38,7 @@ PACKAGES = {
 
 #: Settings of the server only; a client's configuration does not contain them.
 SERVER_ONLY = frozenset(
-    {"output", "resume", "stop_at", "logger", "checkpoint", "snapshots", "engine", "defence", "clock", "devices"}
+    {"output", "resume", "stop_at", "logger", "log", "checkpoint", "snapshots", "engine", "defence", "clock", "devices"}
 )
 
 
@@ -88,6 +88,12 @@ class CheckpointSettings(Settings):
     keep: int = Field(2, ge=1)
     milestone: int = Field(0, ge=0)
     log: Literal["auto"] | bool = "auto"
+
+
+class LogSettings(Settings):
+    """How a run says what happens: sentences for people, or one JSON event per line (:mod:`core.events`)."""
+
+    format: Literal["text", "json"] = "text"
 
 
 class SnapshotSettings(Settings):
@@ -148,6 +154,7 @@ class RunConfig(Settings):
     federation: Meeting
     checkpoint: CheckpointSettings
     snapshots: SnapshotSettings = SnapshotSettings()
+    log: LogSettings = LogSettings()
     defence: Defence = Defence()
     compression: Compression = Compression()
     privacy: Privacy = Privacy()
@@ -406,6 +413,7 @@ def remarks(config: RunConfig) -> list[str]:
 __all__ = [
     "Attack",
     "CheckpointSettings",
+    "LogSettings",
     "Logger",
     "Meeting",
     "Privacy",

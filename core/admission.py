@@ -1,10 +1,11 @@
-"""Which partition a registered key may hold: the SuperLink's database keeps it as the name of the node.
+"""Which partition a registered key may hold, and its short name: the SuperLink's database keeps the node's name.
 
 Only the SuperLink's inner network can register a key, so a device cannot choose or change this name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 _NAME = re.compile(r"partition-(0|[1-9]\d{0,8})")
@@ -13,6 +14,11 @@ _NAME = re.compile(r"partition-(0|[1-9]\d{0,8})")
 def node_name(partition: int) -> str:
     """Return the name under which the key of `partition` is registered."""
     return f"partition-{partition}"
+
+
+def fingerprint(key: bytes) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of a node's public `key`, its name in tables."""
+    return hashlib.sha256(key).hexdigest()[:16]
 
 
 def bound_partition(name: str) -> int | None:

@@ -7,7 +7,6 @@ The calls work only from the SuperLink's inner network.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from fedcross.core.admission import bound_partition, node_name
+from fedcross.core.admission import bound_partition, fingerprint, node_name
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines import flower
 from fedcross.engines.remote import host_and_port, wait_for
@@ -45,11 +44,6 @@ class Node:
     def fingerprint(self) -> str:
         """The first 16 hexadecimal digits of the key's SHA-256."""
         return fingerprint(self.key)
-
-
-def fingerprint(key: bytes) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 of `key`, its name in tables."""
-    return hashlib.sha256(key).hexdigest()[:16]
 
 
 def read_public_key(content: bytes, where: str) -> bytes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
+from fedcross.core.events import relay
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower
 from fedcross.engines.job import Capabilities
@@ -121,7 +122,7 @@ def launch(
     *,
     app: Path | None = None,
     extra_environment: Mapping[str, str] | None = None,
-    sink: flower.LogSink = print,
+    sink: flower.LogSink = relay,
 ) -> None:
     """Run a Flower app with `clients` simulated clients on Ray, wait until it ends, and end all processes.
 

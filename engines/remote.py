@@ -20,6 +20,7 @@ from urllib.error import URLError
 from pydantic import Field
 
 from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.events import relay
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, runs
 from fedcross.engines.job import Capabilities
@@ -104,7 +105,7 @@ def submit(params: Params, overrides: str, work: Path, *, app_folder: Path | Non
         run_id = flower.start(family, app, config)
         if watch:
             try:
-                flower.finish(family, run_id, client, print)
+                flower.finish(family, run_id, client, relay)
             except (KeyboardInterrupt, SystemExit):
                 _stop(client, run_id)
                 raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcross.core.events import relay as relay_line
 from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server
 from fedcross.core.private_files import write_private
 from fedcross.core.settings import Settings
@@ -46,7 +47,7 @@ def launch(
     *,
     app: Path | None = None,
     extra_environment: Mapping[str, str] | None = None,
-    sink: flower.LogSink = print,
+    sink: flower.LogSink = relay_line,
     relay: Callable[[int], int] | None = None,
 ) -> None:
     """Start a federation of `clients` SuperNodes, run one Flower app on it until it ends, and end all processes.

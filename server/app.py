@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import FedcrossError, FederationError
+from fedcross.core.events import failed, log_format, say, structured
 from fedcross.core.run_config import overrides_of
+
+#: The program in which Flower runs a ServerApp on its own.
+PROGRAM = "flwr-serverapp"
 
 app = ServerApp()
 
@@ -25,11 +30,17 @@ def main(grid: Grid, context: Context) -> None:
 
     nodes = len(list(grid.get_node_ids())) if simulated(grid) else None
     config = load_text(overrides_of(context.run_config, nodes))
-    try:
-        result = Session(config, grid, pick()).execute()
-    except MemoryError as error:
-        raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
-    print(ending(result), file=sys.stdout, flush=True)
+    with log_format(config.log.format):
+        try:
+            result = Session(config, grid, pick()).execute()
+        except MemoryError as error:
+            raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
+        except FedcrossError as error:
+            if Path(sys.argv[0]).name == PROGRAM:  # else the command tells it
+                failed(error)
+            raise
+        if not structured():
+            say(ending(result))
 
 
 def ending(result: Mapping[str, Any]) -> str:

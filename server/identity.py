@@ -21,6 +21,7 @@ FREE = {
     "resume",
     "engine",
     "logger",
+    "log",
     "checkpoint",
     "snapshots",
     "device",
@@ -33,8 +34,13 @@ PLACES = {"task.root", "task.download", "train.base"}
 
 def fingerprint(config: RunConfig) -> str:
     """Return ten hexadecimal digits; two configurations have equal digits exactly if they compute the same result."""
+    return digest_of_settings(config)[:10]
+
+
+def digest_of_settings(config: RunConfig) -> str:
+    """Return the SHA-256 of the settings that determine the result."""
     decisive = {name: value for name, value in flatten(describe(config)).items() if name not in PLACES}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:10]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 def describe(config: RunConfig) -> dict[str, Any]:

@@ -124,7 +124,10 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
 
 def _clear(folder: Path) -> None:
     """Remove the files of a job that was interrupted before its first checkpoint, so that the job can start again."""
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
+    from fedcross.server.audit import NAME as AUDIT
+
+    for name in ("metrics.jsonl", AUDIT):
+        (folder / name).unlink(missing_ok=True)
 
 
 def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core.errors import ConfigError
+from fedcross.core.events import say
 from fedcross.core.overrides import quote as quote
 
 if TYPE_CHECKING:
@@ -68,12 +68,11 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     """
     from fedcross.conf.schema import load, remarks
     from fedcross.engines.job import engine_of
-    from fedcross.server.opening import say
     from fedcross.server.run_folder import claimed, free, refuse_used
 
     config = load(overrides)
     for remark in remarks(config):
-        print(f"Note: {remark}", file=sys.stderr)
+        say(f"Note: {remark}", "WARNING")
     if config.device not in ("auto", "cpu") and not engine_of(config.module("engine")).CAPABILITIES.own_folders:
         from fedcross.client.device import pick_device
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import ConfigError
+from fedcross.core.events import say
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
@@ -23,11 +23,6 @@ def announce(overrides: Sequence[str], folder: Path) -> None:
     except ConfigError:
         return
     say(describe(raw, folder))
-
-
-def say(text: str) -> None:
-    """Print `text` at once, also where the output is a pipe."""
-    print(text, file=sys.stdout, flush=True)
 
 
 def describe(raw: Mapping[str, Any], folder: Path) -> str:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
+from fedcross.core.events import structured
+
 
 class Progress(Protocol):
     """Shows every finished round."""
@@ -21,6 +23,19 @@ class Progress(Protocol):
     def stop(self) -> None:
         """Restore the terminal."""
         ...
+
+
+class Silent:
+    """Shows nothing: the log has an event for every round."""
+
+    def start(self, title: str, done: int, total: int) -> None:
+        """Do nothing."""
+
+    def round(self, entry: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
 
 
 class Lines:
@@ -88,6 +103,8 @@ def describe(entry: Mapping[str, Any]) -> str:
 
 
 def pick(stream: TextIO | None = None) -> Progress:
-    """Return a bar in a terminal, lines elsewhere."""
+    """Return a bar in a terminal, lines elsewhere, nothing if the log is structured."""
     target = stream or sys.stdout
+    if structured():
+        return Silent()
     return Bar() if target.isatty() else Lines(stream)

@@ -17,6 +17,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,7 +32,7 @@ from fedcross.core.private_files import open_own, own_folder
 from fedcross.core.strict_json import dumps_exact, loads_exact
 from fedcross.server.accounting import sync_folder
 from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.wire.protocol import EXTRA, Round, Upload
+from fedcross.strategies.wire.protocol import EXTRA, Round, Trace, Upload
 
 MAGIC = b"FCL2"
 _HEAD = struct.Struct("<4sQI")
@@ -96,6 +97,7 @@ class WriteAheadLog:
             "metrics": dict(upload.metrics),
             "nbytes": upload.nbytes,
             "order": [list(upload.arrays), {group: list(arrays) for group, arrays in upload.extras.items()}],
+            **({} if upload.trace is None else {"trace": asdict(upload.trace)}),
         }
         arrays = {_MODEL + name: array for name, array in upload.arrays.items()}
         for group, members in upload.extras.items():
@@ -185,6 +187,7 @@ class WriteAheadLog:
                 num_examples=facts["num_examples"],
                 metrics=facts["metrics"],
                 nbytes=facts["nbytes"],
+                trace=Trace(**facts["trace"]) if "trace" in facts else None,
             )
             self._accepted.setdefault((facts["round"], facts["exchange"]), []).append(upload)
 

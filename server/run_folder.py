@@ -15,7 +15,7 @@ from fedcross.core.private_files import own_folder
 #: Lock file, held by the process that runs in the folder.
 LOCK = ".lock"
 #: Files that only a run writes: a folder with one of them is in use or was used.
-TRACES = ("metrics.jsonl", "result.json", "model.safetensors", "checkpoints")
+TRACES = ("metrics.jsonl", "audit.jsonl", "result.json", "model.safetensors", "checkpoints")
 
 
 class FolderInUseError(ConfigError):

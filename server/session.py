@@ -17,15 +17,17 @@ from safetensors.numpy import save
 from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import watched
 from fedcross.core.randomness import key
 from fedcross.core.strict_json import dumps
 from fedcross.engines.job import engine_of
 from fedcross.engines.judged import judged
 from fedcross.server import accounting
+from fedcross.server.audit import Audit, Head
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
-from fedcross.server.identity import check_base, check_continues, describe, flatten
+from fedcross.server.identity import check_base, check_continues, describe, digest_of_settings, flatten
 from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
@@ -74,12 +76,12 @@ class Session:
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
         self._last_score: Score | None = None
         self.done, self.run = 0, secrets.token_hex(8)
-        state = None
+        state, head = None, None
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
             check_continues(identity, config)
             check_base(identity, self.base)
-            self.run = identity["run"]
+            self.run, head = identity["run"], Head.of(identity.get("audit"))
         self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
         self.method.clock = clock_of(
             config.clock, config.devices, config.seed, examples_of(data), config.train.epochs, kind.asynchronous
@@ -97,6 +99,10 @@ class Session:
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.reply_log
+        self.audit = Audit(self.folder, self.run, digest_of_settings(config), head, self.done)
+        self.method.on_ended = self._note
+        if structured():
+            self.method.tell = lambda name, fields: emit(name, **fields)
         self.visits = VisitLedger(self.folder, self.done) if kind.asynchronous else None
         if self.visits is not None:
             self.method.on_visit = self.visits.add
@@ -111,6 +117,7 @@ class Session:
         ledger = accounting.Ledger(self.folder, self.done)
         shown = flatten(describe(config))
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
+        self._tell_start()
         if self.reply_log is not None and config.resume is None:
             self._checkpoint(0)  # the log of the first rounds needs a checkpoint to follow
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
@@ -118,7 +125,9 @@ class Session:
             with watched() as interrupted:
                 for number in range(self.done + 1, last + 1):
                     entry = self._round(number)
+                    self.audit.flush()
                     ledger.add(entry)
+                    emit("round_finished", **entry)
                     if number % config.checkpoint.every == 0 or number == last:
                         self._checkpoint(number)
                     logger.add(entry)
@@ -129,12 +138,28 @@ class Session:
             self.progress.stop()
             ledger.close()
             logger.close()
+            self.audit.close()
             if self.visits is not None:
                 self.visits.close()
             if self.reply_log is not None:
                 self.reply_log.close()
         _refuse_idle(ledger)
-        return self._finish(ledger) if last == config.rounds else {}
+        result = self._finish(ledger) if last == config.rounds else {}
+        self._tell_end(result, last)
+        return result
+
+    def _tell_start(self) -> None:
+        config = self.config
+        names = {group: config.names[group] for group in ("method", "task", "engine")}
+        plan = {"seed": config.seed, "rounds": config.rounds, "clients_per_round": config.clients_per_round}
+        emit("run_started", run=self.run, folder=str(self.folder), **names, **plan, after_round=self.done)
+
+    def _tell_end(self, result: dict[str, Any], last: int) -> None:
+        if not result:
+            emit("run_stopped", run=self.run, rounds=last)
+            return
+        scores = {name: result[name] for name in ("rounds", "final_accuracy", "best_accuracy")}
+        emit("run_finished", run=self.run, **scores, audit_sha256=self.audit.head.sha256)
 
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
@@ -152,9 +177,16 @@ class Session:
             entry |= across_clients(self.method, self.grid, number)
         return entry
 
+    def _note(self, ended: dict[str, Any]) -> None:
+        """Add a line on a request to the audit trail, with the key of its node where that is known."""
+        self.audit.add({**ended, "key": self.method.nodes.keys.get(ended["node"])})
+
     def _checkpoint(self, number: int) -> None:
         """Save round `number`; let clients delete the states that no kept checkpoint needs any more."""
+        started = time.perf_counter()
+        self.audit.flush()  # the checkpoint names its last line
         self.checkpoints.save(number, self.method.checkpoint(), self._identity())
+        emit("checkpoint_written", round=number, seconds=round(time.perf_counter() - started, 4))
         self._accepted.append(dict(self.method.accepted))
         if len(self._accepted) == self._accepted.maxlen:
             self.method.durable = self._accepted[0]
@@ -173,6 +205,7 @@ class Session:
                 "machine": f"{platform.machine()} {platform.system()}",
                 "defence": self.config.defence.model_dump() if self.config.defence.enabled else None,
                 **self._privacy(),
+                "audit": self.audit.head.plain(),
             },
             self._last_score,
         )
@@ -195,6 +228,7 @@ class Session:
 
     def _identity(self) -> dict[str, Any]:
         identity = {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
+        identity["audit"] = self.audit.head.plain()
         return identity | ({"base": self.base} if self.base else {})
 
 

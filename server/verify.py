@@ -27,6 +27,7 @@ MACHINES = {
     "device",
     "engine",
     "logger",
+    "log",
     "checkpoint",
     "snapshots",
     "rounds",

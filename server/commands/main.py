@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from fedcross.core.errors import ConfigError, FedcrossError, nearest
+from fedcross.core.events import failed, log_format, structured
 
 #: Subcommand -> the module with its ``main(arguments)``, and a short description.
 SUBCOMMANDS = {
@@ -18,12 +19,15 @@ SUBCOMMANDS = {
     "landscape": ("fedcross.server.commands.landscape", "loss surfaces around the global models of runs"),
     "partition": ("fedcross.server.commands.partition", "examples per client and class, as a table and a bubble plot"),
     "record": ("fedcross.server.commands.record", "small records of runs for the repository, and the results page"),
+    "audit": ("fedcross.server.commands.audit", "check a run's audit trail; which devices trained its model"),
     "doctor": ("fedcross.server.commands.doctor", "check this machine or a deployment"),
     "deploy": ("fedcross.server.commands.deploy", "keys, bundles and programs of a federation of devices"),
     "new-method": ("fedcross.server.commands.new_method", "write the three files of a method of your own"),
     "onboard": ("fedcross.server.commands.onboard", "how fast a new client learns from finished runs"),
 }
 WRONG_USE = 2
+#: With this among the settings, everything that a run says is an event of the structured log.
+JSON = "log.format=json"
 #: As a shell reports a program that SIGPIPE ended.
 PIPE_CLOSED = 141
 
@@ -37,8 +41,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run `arguments` and return the exit code: 0, 1 for a failure, 2 for wrong use, 130 for Ctrl-C, 141."""
     first = next(iter(arguments), "")
     name = f"fedcross {first}: " if first in SUBCOMMANDS else ""
+    with log_format("json" if first not in SUBCOMMANDS and JSON in arguments else "text"):
+        return _main(first, name, list(arguments))
+
+
+def _main(first: str, name: str, arguments: list[str]) -> int:
     try:
-        return _run(first, list(arguments))
+        return _run(first, arguments)
     except BrokenPipeError:  # the reader of the output (a pager, head) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # Whoever reads a table may stop reading; a run that is cut off so has not completed.
@@ -47,8 +56,14 @@ def main(arguments: Sequence[str]) -> int:
         shows = first in SUBCOMMANDS or bool({COST, *SHOWING} & {one.split("=")[0] for one in arguments})
         return 0 if shows else PIPE_CLOSED
     except FedcrossError as error:
-        print(f"{name}{_text(error)}", file=sys.stderr)
+        if structured():
+            failed(error)
+        else:
+            print(f"{name}{_text(error)}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:
+        failed(error)
+        raise
 
 
 def _run(first: str, arguments: list[str]) -> int:

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+from fedcross.core.events import emit, structured
+
 INTERRUPTED = 130
 #: fedcross's own flag: estimate the time of the command line without running it.
 COST = "--cost"
@@ -18,7 +20,11 @@ def main(arguments: list[str]) -> int:
     try:
         _main(arguments)
     except KeyboardInterrupt as stop:
-        print(f"\n{_advice(stop, arguments)}", file=sys.stderr)
+        advice = _advice(stop, arguments)
+        if structured():
+            emit("run_interrupted", folder=str(getattr(stop, "folder", "")), text=advice)
+        else:
+            print(f"\n{advice}", file=sys.stderr)
         return INTERRUPTED
     return 0
 

@@ -75,6 +75,7 @@ class Asking(Method[P]):
             self._rejected,
             on_accepted=lambda upload: self._accept(visit, upload),
             decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
+            trail=self._trail(visit=visit.index),
         )
         for upload in logged.accepted(place) if logged is not None else ():
             inbox.take(upload)

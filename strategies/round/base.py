@@ -32,7 +32,9 @@ from fedcross.strategies.round.flower_hooks import FlowerHooks
 from fedcross.strategies.round.flower_names import translate
 from fedcross.strategies.round.guard import Inbox
 from fedcross.strategies.round.nodes import Nodes
+from fedcross.strategies.round.trail import Tell, Trail
 from fedcross.strategies.wire.compression import Compressor
+from fedcross.strategies.wire.digest import digest_of
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, request
 from fedcross.strategies.wire.records import Arrays, Spec, spec_of
 
@@ -60,7 +62,7 @@ class Method(FlowerHooks[P]):
         if checked is None or rules is None or faults:
             raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
         self.params, self.federation = checked, rules
-        self.nodes = Nodes(self._claim_refused)
+        self.nodes = Nodes(self._claim_refused, self._waiting)
         #: Client -> number of requests sent to it, answered or not.
         self.requests: Counter[int] = Counter()
         #: Client -> number of its last accepted visit; its next visit continues from the state it saved then.
@@ -80,6 +82,7 @@ class Method(FlowerHooks[P]):
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
         self._faults: dict[int, str] = {}  # client -> its configuration error, in this exchange
+        self._digests: dict[tuple[int, ...], tuple[Payload, str]] = {}  # of this exchange's payloads
         self._heard = False  # whether a client has trained since this process began
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
@@ -90,6 +93,11 @@ class Method(FlowerHooks[P]):
         self.clock: Clock | None = None
         #: Called with the line of ``visits.jsonl`` of each visit of an asynchronous method.
         self.on_visit: Callable[[dict[str, Any]], None] | None = None
+        #: Called with a line on each request of an exchange that has ended (:mod:`strategies.round.trail`).
+        self.on_ended: Callable[[dict[str, Any]], None] | None = None
+        #: Called with the name of an event and its fields, for a structured log and live views.
+        self.tell: Tell | None = None
+        self._overruled: dict[int, str] = {}  # slot -> why its accepted upload did not count, in this exchange
         #: Called with the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
 
@@ -144,6 +152,8 @@ class Method(FlowerHooks[P]):
         self._started = time.perf_counter()
         self._round = current
         self._faults = {}
+        if self.tell is not None and current.exchange == 0:
+            self.tell("round_started", {"round": current.number, "clients": list(current.clients)})
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
         inbox = Inbox(
@@ -151,6 +161,7 @@ class Method(FlowerHooks[P]):
             self._rejected,
             on_accepted=None if logged is None else partial(logged.accept, current),
             decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
+            trail=self._trail(round=current.number, exchange=current.exchange),
         )
         for upload in logged.accepted(current) if logged is not None else ():
             inbox.take(upload)
@@ -184,6 +195,29 @@ class Method(FlowerHooks[P]):
             asked = {payload.client for payload in exchange.payloads}
             end_if_common(self._faults, asked, exchange.current.number, len(self._available), heard=self._heard)
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
+        self._ended_requests(exchange, self._overruled)
+
+    def _trail(self, **place: int) -> Trail:
+        """Return an empty trail for an exchange at `place`."""
+        self._overruled, self._digests = {}, {}
+        return Trail(place, self.tell, self.on_ended is not None)
+
+    def _ended_requests(self, exchange: Exchange, overruled: Mapping[int, str] | None = None) -> None:
+        """Hand over how each request of `exchange` ended."""
+        lines = exchange.inbox.trail.lines(exchange.payloads, exchange.inbox.won, overruled or {})
+        if self.on_ended is not None:
+            for one in lines:
+                self.on_ended(one)
+        self._digests = {}
+
+    def _digest(self, payload: Payload) -> str:
+        """Return the digest of `payload`, "" if nobody asks for it; computed once for clients that get the same."""
+        if self.on_ended is None:
+            return ""
+        key = id(payload.arrays), *map(id, payload.extras.values()), id(payload.scales) if payload.scales else 0
+        if key not in self._digests:
+            self._digests[key] = payload, digest_of(payload)  # with the payload, so that no other gets its id
+        return self._digests[key][1]
 
     def _pass_time(self, exchange: Exchange) -> None:
         """Add what `exchange` takes on the virtual clock: as long as its slowest client."""
@@ -194,6 +228,11 @@ class Method(FlowerHooks[P]):
 
     def _claim_refused(self, _: int) -> None:
         self._report.rejected["partition_taken"] += 1
+
+    def _waiting(self, connected: int, needed: int, seconds: float) -> None:
+        if self.tell is not None:
+            facts = {"connected": connected, "needed": needed, "seconds": seconds}
+            self.tell("waiting_for_clients", {"round": self._report.round, **facts})
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
         self._report.rejected[error.reason] += 1
@@ -243,7 +282,8 @@ class Method(FlowerHooks[P]):
         if self._compressor is not None:
             model, scales = self._compressor.expected(model, self._sent.get(payload.slot, {}))
         run, packed = self.federation.run, self._packed
-        return request(payload, current, run, node, model, extras, seconds, scales, packed)
+        sent = self._digest(payload)
+        return request(payload, current, run, node, model, extras, seconds, scales, packed, sent)
 
     def _visit(self, current: Round) -> int:
         """Return the number under which a client stores its state of this exchange; it grows with every exchange."""
@@ -260,6 +300,7 @@ class Method(FlowerHooks[P]):
         uploads = self._defend(uploads)
         if 0 < len(uploads) < self.federation.min_replies:
             for upload in uploads:
+                self._overruled[upload.slot] = "too_few"
                 few = f"{len(uploads)} replies, federation.min_replies={self.federation.min_replies}"
                 self._rejected(upload.client, UploadError("too_few", few))
             uploads = []
@@ -294,6 +335,7 @@ class Method(FlowerHooks[P]):
         self._report.clipped += judgement.clipped
         self._report.lightened += judgement.lightened
         for upload, norm, limit in judgement.quarantined:
+            self._overruled[upload.slot] = "quarantined"
             self._rejected(upload.client, UploadError("quarantined", f"update norm {norm:.4g}, limit {limit:.4g}"))
         return judgement.uploads
 

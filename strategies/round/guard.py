@@ -14,6 +14,7 @@ from flwr.app import Message, MetricRecord
 
 from fedcross.core.allowance import Refusal
 from fedcross.core.errors import UploadError
+from fedcross.strategies.round.trail import Trail
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, Expected, Ticket, Upload
 from fedcross.strategies.wire.records import decode
 
@@ -44,6 +45,8 @@ class Inbox:
         Called with each upload that has won its slot, before the upload counts.
     decode : callable, optional
         Decompresses a checked upload (:mod:`strategies.wire.compression`); may raise ``UploadError``.
+    trail : Trail, optional
+        Notes how every request ended.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Inbox:
         on_rejected: Callable[[int | None, UploadError], None],
         on_accepted: Callable[[Upload], None] | None = None,
         decode: Callable[[Upload], Upload] | None = None,
+        trail: Trail | None = None,
     ) -> None:
+        self.trail = trail if trail is not None else Trail({})
         self._nonce = nonce
         self._on_rejected = on_rejected
         self._on_accepted = on_accepted
@@ -71,6 +76,7 @@ class Inbox:
     def expect(self, tickets: Mapping[str, Ticket]) -> None:
         """Expect a reply to each of these requests: message id -> ticket."""
         self._tickets.update(tickets)
+        self.trail.asked(tickets)
         self.waiting.update({message_id: ticket.expected.slot for message_id, ticket in tickets.items()})
 
     def knows(self, message_id: str) -> bool:
@@ -92,9 +98,12 @@ class Inbox:
             if slot in self.won:
                 raise UploadError("superseded", f"client {self.won[slot].client} was faster with slot {slot}")
             upload = check(reply, ticket.expected, nonce=self._nonce)
+            self.trail.trace(ticket, upload)
             if self._decode is not None:
                 upload = self._decode(upload)
         except UploadError as error:
+            final = self.single or error.reason not in FOREIGN
+            self.trail.rejected(asked, ticket, reply, error, final=final)
             self._on_rejected(ticket.expected.client if ticket else None, error)
             if ticket is None:
                 return None
@@ -104,6 +113,7 @@ class Inbox:
             self.waiting.pop(asked, None)
             return self._orphan(ticket.expected.slot)
         self._answered.add(asked)
+        self.trail.accepted(asked, ticket, upload)
         self.take(upload)
         if self._on_accepted is not None:
             self._on_accepted(upload)

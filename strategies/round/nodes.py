@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
 
-from fedcross.core.admission import bound_partition
+from fedcross.core.admission import bound_partition, fingerprint
 from fedcross.core.errors import FederationError
 from fedcross.strategies.round.exchange import LocalClients, receive
 
@@ -50,6 +50,8 @@ class Nodes:
     ----------
     on_refused : callable, optional
         Called once for every refused claim, with the partition.
+    on_waiting : callable, optional
+        Called when too few clients are connected: how many are, how many are needed, for how many seconds to wait.
 
     Attributes
     ----------
@@ -57,8 +59,15 @@ class Nodes:
         Partition id -> node id, in the order of the partition ids; as of the last :meth:`refresh`.
     """
 
-    def __init__(self, on_refused: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        on_refused: Callable[[int], None] = lambda _: None,
+        on_waiting: Callable[[int, int, float], None] = lambda *_: None,
+    ) -> None:
+        self._on_waiting = on_waiting
         self.online: dict[int, int] = {}
+        #: Node id -> fingerprint of the key that was registered for it, where the SuperLink tells it.
+        self.keys: dict[int, str] = {}
         self._on_refused = on_refused
         self._bound: dict[int, int | None] = {}  # node -> the partition that its key was registered for
         self._registered: dict[int, str] = {}  # node -> when its key was registered
@@ -91,6 +100,8 @@ class Nodes:
         for node in grid.get_nodes() if isinstance(grid, Listing) else ():
             self._bound[node.node_id] = bound_partition(node.name)
             self._registered[node.node_id] = node.registered_at
+            if key := bytes(getattr(node, "public_key", b"")):
+                self.keys[node.node_id] = fingerprint(key)
 
     def _holders(self, online: Collection[int]) -> dict[int, int]:
         """Return partition -> the node that holds it, in the order of the partitions; refuse all other claims."""
@@ -143,6 +154,7 @@ class Nodes:
                 )
             if len(partitions) < count and not (over or told):
                 told = True
+                self._on_waiting(len(partitions), count, wait_s)
                 log(INFO, "fedcross: %d of %d clients are connected, waiting %.0f s", len(partitions), count, wait_s)
             if len(partitions) >= count and (over or set(wanted) <= set(partitions)):
                 return partitions

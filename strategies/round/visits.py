@@ -27,6 +27,7 @@ from fedcross.strategies.round.client_faults import end_if_common
 from fedcross.strategies.round.clock import RealClock
 from fedcross.strategies.round.federation import RoundReport, State
 from fedcross.strategies.round.open_visit import OpenVisit
+from fedcross.strategies.round.trail import never_asked
 from fedcross.strategies.wire.protocol import Payload, Round
 from fedcross.strategies.wire.records import Arrays
 
@@ -184,6 +185,7 @@ class AsyncMethod(Asking[P]):
         uploads = [visit.upload for visit in group if visit.upload is not None]
         for visit in group:
             self._count(visit)
+            self._record(number, visit)
             del self.open[visit.slot]
         current = Round(number, self._events, tuple(visit.client for visit in group), self.federation.seed)
         if self.observer is not None:
@@ -205,6 +207,14 @@ class AsyncMethod(Asking[P]):
         lost = {visit.client for visit in group if visit.upload is None}
         self._resting = set() if uploads else self._resting | lost
         report.seconds_aggregation += time.perf_counter() - started
+
+    def _record(self, number: int, visit: OpenVisit) -> None:
+        """Hand over how the requests of `visit` ended, in round `number`."""
+        if visit.exchange is not None:
+            visit.exchange.inbox.trail.place = {"round": number, "visit": visit.index}
+            self._ended_requests(visit.exchange)
+        elif self.on_ended is not None:
+            self.on_ended({"round": number, "visit": visit.index, **never_asked(visit.slot, visit.client)})
 
     def _count(self, visit: OpenVisit) -> None:
         """Count what `visit` cost and brought."""

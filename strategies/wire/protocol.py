@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -67,6 +68,17 @@ class Payload:
         return sum(a.nbytes for group in (self.arrays, self.scales, *self.extras.values()) for a in group.values())
 
 
+@dataclass(frozen=True)
+class Trace:
+    """Where an accepted upload came from, for the audit trail: node, digests, seconds on the way, bytes sent to it."""
+
+    node: int
+    sent: str
+    received: str
+    seconds: float
+    down: int
+
+
 @dataclass
 class Upload:
     """A reply that the guard accepted from one client. Arrays are read-only views into the message."""
@@ -79,6 +91,7 @@ class Upload:
     metrics: Mapping[str, float]
     nbytes: int = 0
     scales: Arrays = field(default_factory=dict)
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -116,11 +129,16 @@ def _most_bytes(spec: Spec) -> int:
 
 @dataclass(frozen=True)
 class Ticket:
-    """An open request: the node that it went to, and the values that its reply must have."""
+    """An open request: the node that it went to, and the values that its reply must have.
+
+    `sent` is the digest of what was sent, "" if nobody asks for it; `made` is in seconds of ``time.monotonic``.
+    """
 
     node: int
     expected: Expected
     down: int
+    sent: str = ""
+    made: float = field(default_factory=time.monotonic)
 
 
 def request(
@@ -133,8 +151,9 @@ def request(
     ttl_s: float,
     scales: Spec | None = None,
     packed: bool = False,
+    sent: str = "",
 ) -> tuple[Message, Ticket]:
-    """Return the Flower message that carries `payload` to `node`, and the ticket for its reply."""
+    """Return the Flower message that carries `payload`, with digest `sent`, to `node`; and the ticket for its reply."""
     nonce = secrets.token_hex(16)
     content = RecordDict({"arrays": encode(payload.arrays, packed)})
     for name, arrays in payload.extras.items():
@@ -158,7 +177,7 @@ def request(
     expected = Expected(
         run, current.number, current.exchange, payload.client, payload.slot, nonce, model, dict(extras), scales or {}
     )
-    return message, Ticket(node, expected, payload.nbytes)
+    return message, Ticket(node, expected, payload.nbytes, sent)
 
 
 def reply(

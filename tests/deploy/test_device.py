@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedcross.core import keys as certificates
+from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.deploy import commands, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
@@ -173,7 +174,7 @@ def test_registering_twice_is_one_node_and_a_revoked_key_is_gone(bundle: Path) -
     link = FakeSuperLink()
     assert nodes.register(link, key) == (nodes.Node(1, "registered", key), True)  # type: ignore[arg-type]
     assert nodes.register(link, key) == (nodes.Node(1, "registered", key), False)  # type: ignore[arg-type]
-    assert [node.fingerprint for node in nodes.listing(link)] == [nodes.fingerprint(key)]  # type: ignore[arg-type]
+    assert [node.fingerprint for node in nodes.listing(link)] == [fingerprint(key)]  # type: ignore[arg-type]
     assert nodes.revoke(link, key) == 1  # type: ignore[arg-type]
     with pytest.raises(FederationError, match="no registered node has it"):
         nodes.revoke(link, key)  # type: ignore[arg-type]

@@ -1,0 +1,143 @@
+"""Structured log: one JSON object per line on stderr, for programs that read what a run says (``log.format=json``).
+
+Every object has ``time`` (UTC, ISO 8601) and ``event``, a name of :data:`EVENTS`. With ``log.format=text``, the
+default, people read plain sentences instead, and :func:`emit` does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from fedcross.core.strict_json import dumps
+
+#: Event -> when it happens, and the fields that it has besides ``time`` and ``event``.
+EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "run_started": (
+        "before the first round of this process",
+        ("run", "folder", "method", "task", "engine", "seed", "rounds", "after_round", "clients_per_round"),
+    ),
+    "waiting_for_clients": ("too few clients are connected", ("round", "connected", "needed", "seconds")),
+    "round_started": ("clients of a round are drawn (methods that wait for rounds)", ("round", "clients")),
+    "request_sent": (
+        "a model goes to a client",
+        ("round, exchange or visit", "slot", "client", "node", "bytes_down"),
+    ),
+    "reply_accepted": (
+        "a reply has won its slot",
+        ("round, exchange or visit", "slot", "client", "node", "seconds", "bytes_up"),
+    ),
+    "reply_rejected": (
+        "a reply is refused",
+        ("round, exchange or visit", "slot", "client", "node", "reason", "detail"),
+    ),
+    "slot_lost": (
+        "an exchange ends without an upload that counts for a slot",
+        ("round, exchange or visit", "slot", "client", "reason"),
+    ),
+    "round_finished": ("a round's line is in metrics.jsonl", ("the fields of that line",)),
+    "checkpoint_written": ("a checkpoint is on disk", ("round", "seconds")),
+    "run_finished": ("the last round is done", ("run", "rounds", "final_accuracy", "best_accuracy", "audit_sha256")),
+    "run_stopped": ("the round of stop_at is done", ("run", "rounds")),
+    "run_interrupted": ("Ctrl-C", ("folder", "text")),
+    "run_failed": (
+        "an error ends the run; with engine=superlink or remote the ServerApp's comes before that of the command",
+        ("error", "text", "exit_code"),
+    ),
+    "message": ("fedcross says something that has no event of its own", ("level", "text")),
+    "flower": ("a line of Flower, Ray or another library", ("level", "text")),
+}
+_PREFIX = "fedcross: "
+_state = {"json": False}
+_lock = threading.Lock()
+
+
+def structured() -> bool:
+    """Return whether this process writes JSON."""
+    return _state["json"]
+
+
+@contextmanager
+def log_format(name: str) -> Iterator[None]:
+    """Write the log in the format `name`, ``json`` or ``text``, inside the block; JSON stays JSON in a block within."""
+    if name != "json" or _state["json"]:
+        yield
+        return
+    logger = logging.getLogger("flwr")
+    before, logger.handlers = logger.handlers, [_Handler()]
+    _state["json"] = True
+    try:
+        yield
+    finally:
+        _state["json"] = False
+        logger.handlers = before
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Write an event, if the log is JSON."""
+    if _state["json"]:
+        _write({"event": event, **fields})
+
+
+def say(text: str, level: str = "INFO") -> None:
+    """Print `text` for people at once, also where the output is a pipe; as an event if the log is JSON."""
+    if _state["json"]:
+        _write({"event": "message", "level": level, "text": text})
+    else:
+        print(text, file=sys.stderr if level != "INFO" else sys.stdout, flush=True)
+
+
+def failed(error: BaseException) -> None:
+    """Write that `error` ends the run."""
+    emit("run_failed", error=type(error).__name__, text=str(error), exit_code=getattr(error, "exit_code", 1))
+
+
+def relay(line: str) -> None:
+    """Pass on a line that another process of the run has logged: its events as they are, other lines wrapped."""
+    if not _state["json"]:
+        print(line)
+    elif line.strip():
+        event = _event(line)
+        if event is None:
+            _write({"event": "flower", "level": "INFO", "text": line})
+        else:
+            _write(event)
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.get("event") in EVENTS else None
+
+
+def _write(fields: dict[str, Any]) -> None:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    text = dumps({"time": now, **fields}, default=str, separators=(",", ":"))
+    with _lock:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+class _Handler(logging.Handler):
+    """Writes what is logged through Flower's logger; fedcross's own lines begin with its name."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[1] is not None:
+                text += f" ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"
+            own = text.startswith(_PREFIX)
+            name, text = ("message", text.removeprefix(_PREFIX)) if own else ("flower", text)
+            _write({"event": name, "level": record.levelname, "text": text})
+        except (OSError, ValueError):  # nobody reads any more
+            self.handleError(record)
