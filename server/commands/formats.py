@@ -192,7 +192,7 @@ def _onnx_scores(path: Path, inputs: Tensor) -> Tensor:
 
 def _write_script(model: nn.Module, inputs: Tensor, path: Path, notes: Mapping[str, str]) -> None:
     traced = torch.jit.trace(model, (inputs,), check_trace=False)  # type: ignore[no-untyped-call]
-    torch.jit.save(traced, path, _extra_files={EXTRA: json.dumps(dict(notes))})  # type: ignore[no-untyped-call]
+    torch.jit.save(traced, path, _extra_files={EXTRA: json.dumps(dict(notes))})
 
 
 def _script_scores(path: Path, inputs: Tensor) -> Tensor:
