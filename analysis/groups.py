@@ -12,8 +12,8 @@ import numpy as np
 from fedcross.analysis.runs import Curve, Run
 
 IGNORED = (
-    "seed", "logger", "log", "hydra", "experiment", "output", "resume", "checkpoint", "snapshots", "federation",
-    "data_root", "task.root", "task.download", "clock.events",
+    "seed", "logger", "log", "serve", "hydra", "experiment", "output", "resume", "checkpoint", "snapshots",
+    "federation", "data_root", "task.root", "task.download", "clock.events",
 )  # fmt: skip
 """Settings and groups of settings that do not change the result; they are not part of a configuration's identity."""
 

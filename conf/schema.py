@@ -38,9 +38,15 @@ PACKAGES = {
 
 #: Settings of the server only; a client's configuration does not contain them.
 SERVER_ONLY = frozenset(
-    {"output", "resume", "stop_at", "logger", "log", "checkpoint", "snapshots", "engine", "defence", "clock", "devices"}
+    {
+        *("output", "resume", "stop_at", "logger", "log", "serve", "checkpoint", "snapshots", "engine", "defence"),
+        *("clock", "devices"),
+    }
 )
 
+
+#: What the live page needs.
+PAGE_LIBRARIES = ("starlette", "uvicorn", "prometheus_client")
 
 #: Engines whose clients run on this machine.
 SIMULATING = frozenset({"local", "batched", "ray"})
@@ -94,6 +100,14 @@ class LogSettings(Settings):
     """How a run says what happens: sentences for people, or one JSON event per line (:mod:`core.events`)."""
 
     format: Literal["text", "json"] = "text"
+
+
+class ServeSettings(Settings):
+    """Whether and where the server's process serves the live page and ``/metrics`` (:mod:`server.live`)."""
+
+    page: bool = False
+    host: str = Field("127.0.0.1", min_length=1)
+    port: int = Field(0, ge=0, le=65535)
 
 
 class SnapshotSettings(Settings):
@@ -155,6 +169,7 @@ class RunConfig(Settings):
     checkpoint: CheckpointSettings
     snapshots: SnapshotSettings = SnapshotSettings()
     log: LogSettings = LogSettings()
+    serve: ServeSettings = ServeSettings()
     defence: Defence = Defence()
     compression: Compression = Compression()
     privacy: Privacy = Privacy()
@@ -333,6 +348,9 @@ def _cross_faults(config: RunConfig) -> list[str]:
     if config.train.base is not None and not config.train.only:
         faults.append(f"train.base={config.train.base!r}: without train.only there is no base. Set both or none.")
     faults += _privacy_faults(config) if config.privacy.enabled else []
+    missing = [name for name in PAGE_LIBRARIES if config.serve.page and importlib.util.find_spec(name) is None]
+    if missing:
+        faults.append(f"serve.page=true: {', '.join(missing)} not installed. Install it: pip install 'fedcross[page]'")
     own = getattr(config.method, "faults", None)
     faults += own(config.clients_per_round) if callable(own) else []
     place = getattr(config.engine, "faults", None)
@@ -418,6 +436,7 @@ __all__ = [
     "Meeting",
     "Privacy",
     "RunConfig",
+    "ServeSettings",
     "SnapshotSettings",
     "Train",
     "check",

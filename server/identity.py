@@ -22,6 +22,7 @@ FREE = {
     "engine",
     "logger",
     "log",
+    "serve",
     "checkpoint",
     "snapshots",
     "device",

@@ -25,6 +25,7 @@ from fedcross.engines.job import engine_of
 from fedcross.engines.judged import judged
 from fedcross.server import accounting
 from fedcross.server.audit import Audit, Head
+from fedcross.server.board import Board
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
 from fedcross.server.identity import check_base, check_continues, describe, digest_of_settings, flatten
@@ -101,13 +102,30 @@ class Session:
         self.method.log = self.reply_log
         self.audit = Audit(self.folder, self.run, digest_of_settings(config), head, self.done)
         self.method.on_ended = self._note
-        if structured():
-            self.method.tell = lambda name, fields: emit(name, **fields)
+        self.board = Board(config.federation.deadline_s) if config.serve.page else None
+        if structured() or self.board is not None:
+            self.method.tell = self._tell
         self.visits = VisitLedger(self.folder, self.done) if kind.asynchronous else None
         if self.visits is not None:
             self.method.on_visit = self.visits.add
 
     def execute(self) -> dict[str, Any]:
+        """Run the remaining rounds as :meth:`_execute` does, with a live page if the configuration asks for one."""
+        if self.board is None:
+            return self._execute()
+        from fedcross.server.live import serve
+
+        page = serve(self.board, self.folder, self.config.serve.host, self.config.serve.port)
+        try:
+            return self._execute()
+        except BaseException as error:
+            self.board.note("run_failed", {"text": str(error) or type(error).__name__})
+            raise
+        finally:
+            if page is not None:
+                page.close()
+
+    def _execute(self) -> dict[str, Any]:
         """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds.
 
         If ``stop_at`` ends the run before its last round, the content is empty and no ``result.json`` is written.
@@ -127,7 +145,7 @@ class Session:
                     entry = self._round(number)
                     self.audit.flush()
                     ledger.add(entry)
-                    emit("round_finished", **entry)
+                    self._tell("round_finished", entry)
                     if number % config.checkpoint.every == 0 or number == last:
                         self._checkpoint(number)
                     logger.add(entry)
@@ -152,14 +170,22 @@ class Session:
         config = self.config
         names = {group: config.names[group] for group in ("method", "task", "engine")}
         plan = {"seed": config.seed, "rounds": config.rounds, "clients_per_round": config.clients_per_round}
-        emit("run_started", run=self.run, folder=str(self.folder), **names, **plan, after_round=self.done)
+        run = {"run": self.run, "folder": str(self.folder), **names, **plan, "after_round": self.done}
+        self._tell("run_started", run)
 
     def _tell_end(self, result: dict[str, Any], last: int) -> None:
         if not result:
-            emit("run_stopped", run=self.run, rounds=last)
+            self._tell("run_stopped", {"run": self.run, "rounds": last})
             return
         scores = {name: result[name] for name in ("rounds", "final_accuracy", "best_accuracy")}
-        emit("run_finished", run=self.run, **scores, audit_sha256=self.audit.head.sha256)
+        self._tell("run_finished", {"run": self.run, **scores, "audit_sha256": self.audit.head.sha256})
+
+    def _tell(self, event: str, fields: dict[str, Any]) -> None:
+        """Pass an event on to the structured log and the live page."""
+        emit(event, **fields)
+        if self.board is not None:
+            self.board.online = len(self.method.nodes.online)
+            self.board.note(event, fields)
 
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()
@@ -186,7 +212,7 @@ class Session:
         started = time.perf_counter()
         self.audit.flush()  # the checkpoint names its last line
         self.checkpoints.save(number, self.method.checkpoint(), self._identity())
-        emit("checkpoint_written", round=number, seconds=round(time.perf_counter() - started, 4))
+        self._tell("checkpoint_written", {"round": number, "seconds": round(time.perf_counter() - started, 4)})
         self._accepted.append(dict(self.method.accepted))
         if len(self._accepted) == self._accepted.maxlen:
             self.method.durable = self._accepted[0]

@@ -28,6 +28,7 @@ MACHINES = {
     "engine",
     "logger",
     "log",
+    "serve",
     "checkpoint",
     "snapshots",
     "rounds",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedcross.strategies.parts.objective import Visit
 
 #: Settings of a run that do not apply to its newcomer.
-DROPPED = {"output", "resume", "data_root", "logger", "log", "engine"}
+DROPPED = {"output", "resume", "data_root", "logger", "log", "serve", "engine"}
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,7 @@ SERVER_SETTINGS = {
     "resume": ["resume=/srv/runs/a"],
     "stop_at": ["stop_at=7"],
     "log": ["log.format=json"],
+    "serve": ["serve.page=true", "serve.port=80"],
     "logger": ["logger=wandb", "++logger.dir=/srv/wandb", "logger.nowhere=1"],
     "checkpoint": ["checkpoint.every=2", "+checkpoint.folder=/srv/c", "checkpoint.keep=0"],
     "snapshots": ["snapshots.rounds=[1]", "++snapshots.folder=/srv/s"],

@@ -1,0 +1,142 @@
+"""The page over real sockets, and in a browser; a run must neither wait for it nor end with it."""
+
+import html
+import json
+import re
+import socket
+import subprocess
+import urllib.request
+from contextlib import contextmanager
+from urllib.error import HTTPError
+
+import pytest
+
+from fedcross.server import live
+from fedcross.server.board import Board
+from fedcross.server.live_page import PAGE
+from tests.analysis.test_page import FLAGS, WATCH, browser
+from tests.server.test_board import STARTED, entry, sent
+from tests.support.federation import session
+
+
+def filled():
+    board = Board(60)
+    board.note("run_started", STARTED | {"method": "<b>mine</b>", "folder": "/srv/" + "long/" * 30, "seed": 1})
+    board.note("round_started", {"round": 3, "clients": [4, 5]})
+    board.note("round_finished", entry(3, pool_similarity_mean=0.9))
+    board.note("request_sent", sent(0, 4, node=2**63 + 1))
+    board.note("request_sent", sent(1, 5))
+    board.note("reply_rejected", sent(1, 5) | {"reason": "non_finite", "detail": "w"})
+    return board
+
+
+@contextmanager
+def served(folder, host="127.0.0.1", board=None):
+    page = live.Live(board or filled(), folder, host, 0)
+    page.start()
+    try:
+        yield page
+    finally:
+        page.close()
+
+
+def get(page, path, **headers):
+    request = urllib.request.Request(f"http://127.0.0.1:{page.port}{path}", headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def status(page, path, **headers):
+    try:
+        get(page, path, **headers)
+    except HTTPError as error:
+        with error:
+            return error.code
+    return 200
+
+
+def test_page_state_metrics_and_events_on_the_loopback_interface(tmp_path):
+    with served(tmp_path) as page:
+        assert get(page, "/") == PAGE
+        assert json.loads(get(page, "/state"))["round"] == 3
+        assert "fedcross_round 3.0" in get(page, "/metrics")
+        with urllib.request.urlopen(f"{page.url}events", timeout=30) as stream:
+            first = json.loads(stream.readline().decode().removeprefix("data: "))
+            stream.readline()
+            page.board.note("run_finished", {})
+            second = json.loads(stream.readline().decode().removeprefix("data: "))
+        assert (first["state"], second["state"]) == ("running", "finished")
+        assert status(page, "/state", Host="fedcross.example.org") == 400  # a name that leads here from elsewhere
+        assert (tmp_path / live.ADDRESS).stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / live.ADDRESS).exists()
+
+
+def test_elsewhere_a_token_is_needed(tmp_path, monkeypatch):
+    with served(tmp_path, "0.0.0.0") as page:
+        assert len(page.token) >= 32
+        assert {status(page, path) for path in ("/", "/state", "/events", "/metrics", "/?token=x")} == {401}
+        assert status(page, "/metrics", Authorization=f"Bearer {page.token}") == 200
+        assert status(page, "/state", Cookie=f"{live.COOKIE}={page.token}") == 200
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(f"http://127.0.0.1:{page.port}/?token={page.token}", timeout=30) as answer:
+            assert (answer.geturl().rpartition("/")[2], answer.read().decode()) == ("", PAGE)
+    monkeypatch.setenv(live.TOKEN, "chosen")
+    with served(tmp_path) as page:
+        assert (status(page, "/state"), status(page, "/state", Authorization="Bearer chosen")) == (401, 200)
+
+
+def test_a_taken_port_does_not_end_a_run(tmp_path, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = session(tmp_path, "serve.page=true", f"serve.port={port}", "rounds=1")
+        run.execute()
+    assert "no live page" in caplog.text
+    assert run.board.snapshot()["state"] == "finished"
+
+
+def test_a_run_with_a_page_computes_the_same_and_closes_it(tmp_path, capsys):
+    digests = []
+    for name, page in (("with", "true"), ("without", "false")):
+        session(tmp_path / name, f"serve.page={page}", "rounds=2").execute()
+        digests.append((tmp_path / name / "digests.jsonl").read_text())
+    assert digests[0] == digests[1]
+    url = re.search(r"Live page: (\S+)", capsys.readouterr().out)[1]
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=30)
+
+
+FED = """<script>class EventSource { constructor() { setTimeout(() => this.onmessage({ data: STATE }), 0); } }
+const STATE = `%s`;</script>"""
+LOOK = """<script>
+addEventListener("load", async () => {
+  const root = document.documentElement, texts = (row) => [...row.cells].map((cell) => cell.textContent);
+  for (let i = 0; i < 200 && !root.dataset.drawn; i++) await new Promise((go) => setTimeout(go, 25));
+  const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map(texts);
+  parent.postMessage(JSON.stringify({ faults, title: document.getElementById("title").textContent, slots: rows("slots"),
+    devices: rows("devices"), lines: document.querySelectorAll("#curve polyline").length, width: innerWidth,
+    overflow: document.scrollingElement.scrollWidth - innerWidth }), "*");
+});
+</script>"""
+FRAME = """<body><script>addEventListener("message", (event) => {
+  const one = document.createElement("pre"); one.id = "result"; one.textContent = event.data; document.body.append(one);
+});</script><iframe width=%s height=900 src=copy.html></iframe></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_draws_it_without_fault_on_a_desk_and_a_phone(tmp_path, width):
+    state = json.dumps(filled().snapshot())
+    head = PAGE.replace("<title>", WATCH + FED % state + "<title>", 1)
+    (tmp_path / "copy.html").write_text(head.replace("</body>", LOOK + "</body>"))
+    (tmp_path / "frame.html").write_text(FRAME % width)
+    place = (tmp_path / "frame.html").as_uri()
+    command = [browser(), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=9000", "--dump-dom"]
+    done = subprocess.run([*command, place], capture_output=True, text=True, timeout=600, check=True)
+    seen = json.loads(html.unescape(re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)[1]))
+    assert seen["faults"] == []
+    assert seen["title"] == "<b>mine</b> on digits"  # text, never markup
+    assert seen["overflow"] <= 0
+    assert seen["width"] == width
+    assert seen["lines"] == 2
+    assert [row[3] for row in seen["slots"]] == ["with the device", "non_finite"]
+    assert [row[-1] for row in seen["devices"]] == [str(2**63 + 1), "7"]
