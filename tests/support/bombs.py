@@ -145,21 +145,31 @@ def unfinished(objects: Objects, message: Message, metadata: ProtoMetadata) -> s
 
 
 Make = Callable[[Objects, Message, ProtoMetadata], str]
-#: How a reply is made -> what the server must count. It asks once more after a reply that it cannot use: somebody else
-#: may have sent it in the device's name. The SuperLink refuses a nested tree when it is announced (engines/guarded.py),
-#: and the device says that it failed. The last kind is only missing at the deadline.
-KINDS: dict[Make, dict[str, int]] = {
-    zeros: {"too_large": 2},
-    names: {"too_large": 2},
-    config: {"too_large": 2},
-    many: {"too_large": 2},
-    deep: {"client_error": 1},
-    unreadable: {"malformed_message": 2},
-    foreign_kind: {"malformed_message": 2},
-    not_an_array: {"malformed_message": 2},
-    forged: {"malformed_message": 2},
-    unfinished: {},
+#: How a reply is made -> why the server must reject it; the last one is only missing at the deadline.
+KINDS: dict[Make, str | None] = {
+    zeros: "too_large",
+    names: "too_large",
+    config: "too_large",
+    many: "too_large",
+    deep: "malformed_message",
+    unreadable: "malformed_message",
+    foreign_kind: "malformed_message",
+    not_an_array: "malformed_message",
+    forged: "malformed_message",
+    unfinished: None,
 }
+
+
+def counted(make: Make) -> dict[str, int]:
+    """Return what a round counts as rejected in which a device answers with `make`, over a network.
+
+    The server asks once more after a reply that it rejects: somebody else may have sent it in the device's name. The
+    SuperLink refuses a nested tree when it is announced (engines/guarded.py), and the device says that it failed.
+    """
+    if make is deep:
+        return {"client_error": 1}
+    why = KINDS[make]
+    return {} if why is None else {why: 2}
 
 
 class Bomber:
