@@ -4,8 +4,10 @@ Flower's node ids are random, so nothing here depends on them: clients are drawn
 asks every node once for its partition id, with a ``query`` message.
 
 A node's answer is a claim. A key that was registered for a partition (``fedcross deploy register --partition``) holds
-that one and no other. Among other nodes, the first one keeps a partition as long as it is connected; when the server
-has just started, the one that was registered first. Further claims are refused, logged and counted.
+that one and no other. Once such a key has been seen, keys that were registered for none are refused: else one of them
+would get a partition while its device is away. In a federation without such keys, the first node keeps a partition as
+long as it is connected; when the server has just started, the one that was registered first. Further claims are
+refused, logged and counted.
 """
 
 from __future__ import annotations
@@ -106,12 +108,14 @@ class Nodes:
     def _holders(self, online: Collection[int]) -> dict[int, int]:
         """Return partition -> the node that holds it, in the order of the partitions; refuse all other claims."""
         claims: dict[int, list[int]] = {}
+        binding = any(bound is not None for bound in self._bound.values())
         for node, partition in self._partition_of.items():  # in the order of their answers
             bound = self._bound.get(node)
             if node not in online:
                 continue
-            if bound is not None and bound != partition:
-                self._refuse(node, partition, f"its key is registered for partition {bound}")
+            if binding and bound != partition:
+                told = "no partition, others' are" if bound is None else f"partition {bound}"
+                self._refuse(node, partition, f"its key is registered for {told}")
             else:
                 claims.setdefault(partition, []).append(node)
         found = {}
@@ -122,11 +126,11 @@ class Nodes:
                     self._refuse(node, partition, f"node {holder} holds it")
         return found
 
-    def _rank(self, node: int) -> tuple[bool, bool, bool, str]:
+    def _rank(self, node: int) -> tuple[bool, bool, str]:
         """Return the place of `node` among those that claim its partition; of equal ones, the first to answer leads."""
         since = self._registered.get(node, "")
         holds = self.online.get(self._partition_of[node]) == node
-        return self._bound.get(node) is None, not holds, not since, since
+        return not holds, not since, since
 
     def _refuse(self, node: int, partition: int, why: str) -> None:
         if (node, partition) in self._refused:

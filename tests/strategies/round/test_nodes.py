@@ -214,18 +214,39 @@ def test_of_two_that_are_there_from_the_start_the_one_registered_first_holds_it(
 
 def test_a_key_that_was_registered_for_a_partition_holds_it_and_no_other():
     refused = []
-    grid = Deployed({5: 1}, {5: ("", "2026-01"), 9: ("partition-1", "2026-02"), 7: ("partition-0", "2026-01")})
+    grid = Deployed({9: 1, 7: 1}, {9: ("partition-1", "2026-02"), 7: ("partition-0", "2026-01")})
     nodes = Nodes(refused.append)
     nodes.refresh(grid)
-    assert nodes.online == {1: 5}  # nobody else wants it
-    grid.claims |= {9: 1, 7: 1}
-    grid.ids += [9, 7]
-    nodes.refresh(grid)
     assert nodes.online == {1: 9}
-    assert refused == [1, 1]
+    assert refused == [1]
     grid.ids.remove(9)
     nodes.refresh(grid)
-    assert nodes.online == {1: 5}  # 7 is bound to 0
+    assert nodes.online == {}  # 7 is bound to 0
+
+
+def test_a_key_that_was_registered_for_none_gets_no_partition_even_while_its_device_is_away():
+    refused = []
+    known = {5: ("", "2026-01")}
+    grid, nodes = Deployed({5: 1}, known), Nodes(refused.append)
+    nodes.refresh(grid)
+    assert nodes.online == {1: 5}  # so far nobody's key is bound
+    known |= {9: ("partition-1", "2026-02"), 7: ("partition-0", "2026-02")}
+    grid.claims |= {9: 1, 7: 0}
+    grid.ids += [9, 7]
+    nodes.refresh(grid)
+    assert nodes.online == {0: 7, 1: 9}
+    assert refused == [1]
+    grid.ids.remove(9)
+    del known[9]  # Flower lists who is connected
+    nodes.refresh(grid)
+    assert nodes.online == {0: 7}
+
+
+def test_after_a_restart_the_server_knows_from_one_bound_key_that_keys_are_bound():
+    grid = Deployed({5: 1, 7: 0}, {5: ("", "2026-01"), 7: ("partition-0", "2026-02")})  # the device of 1 is away
+    nodes = Nodes()
+    nodes.refresh(grid)
+    assert nodes.online == {0: 7}
 
 
 def test_a_refused_claim_is_counted_in_the_rounds_report_and_logged(monkeypatch):
