@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from fedcross.core.causes import cause_of
 from fedcross.core.strict_json import dumps
 
 #: Event -> when it happens, and the fields that it has besides ``time`` and ``event``.
@@ -48,7 +49,7 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "run_interrupted": ("Ctrl-C", ("folder", "text")),
     "run_failed": (
         "an error ends the run; with engine=superlink or remote the ServerApp's comes before that of the command",
-        ("error", "text", "exit_code"),
+        ("error", "text", "exit_code", "cause"),
     ),
     "message": ("fedcross says something that has no event of its own", ("level", "text")),
     "flower": ("a line of Flower, Ray or another library", ("level", "text")),
@@ -95,7 +96,9 @@ def say(text: str, level: str = "INFO") -> None:
 
 def failed(error: BaseException) -> None:
     """Write that `error` ends the run."""
-    emit("run_failed", error=type(error).__name__, text=str(error), exit_code=getattr(error, "exit_code", 1))
+    known = cause_of(str(error))
+    facts = {"error": type(error).__name__, "text": str(error), "exit_code": getattr(error, "exit_code", 1)}
+    emit("run_failed", **facts, cause=None if known is None else known.name)
 
 
 def relay(line: str) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 from docs.api import MADE, api_page, module, nested, table
 from docs.docstrings import described, markdown, plain, sections
 from docs.options import Setting, Source, flow, read, settings
+from fedcross.core.causes import CAUSES
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -227,6 +229,26 @@ def variant(source: Source, base: Source) -> str:
     return f"| `method={source.path.stem}` | {says(source).replace('|', '/')} | {', '.join(sets)} |"
 
 
+# ---- faults -------------------------------------------------------------------------------------------------
+
+
+def faults_page() -> str:
+    """Return the page of causes."""
+    head = (
+        "# Faults and their causes\n\n"
+        "A command that fails names the cause below its message (`Cause: disk_full`), `fedcross doctor` below its "
+        "findings, and the structured log in `run_failed`. The message itself says what was seen and what to do. "
+        "A command that fails never exits with 0; a device's own fault is in its log, and the run goes on without it "
+        "(exit code -).\n\n"
+        "| cause | what is wrong | who says it | recognised by | exit code |\n|---|---|---|---|---|"
+    )
+    rows = []
+    for cause in CAUSES:
+        words = " or ".join(f"`{one}`" for one in re.split(r"\|(?![^()]*\))", cause.words)).replace("|", "/")
+        rows.append(f"| `{cause.name}` | {cause.what} | {cause.who} | {words} | {cause.exit_code or '-'} |")
+    return "\n".join([head, *rows]) + "\n"
+
+
 # ---- writing ------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +257,7 @@ def pages() -> dict[Path, str]:
     made = {
         "settings.md": settings_page,
         "methods.md": methods_page,
+        "faults.md": faults_page,
         "api.md": lambda: api_page([method_class(name).__name__ for name in methods()]),
     }
     return {PAGES / name: make() for name, make in made.items()}

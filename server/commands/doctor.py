@@ -21,6 +21,7 @@ from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 
+from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import StorageError
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
@@ -198,7 +199,10 @@ def main(arguments: Sequence[str]) -> int:
     if asked.superlink and not asked.device:
         parser.error("--superlink needs --device FOLDER, whose ca.crt the gateway's certificate must match")
     found = [finding for finding in examine(asked) if _print(finding)]
-    faults = sum(finding.kind == "FAULT" for finding in found)
+    wrong = [finding.text for finding in found if finding.kind == "FAULT"]
+    if names := sorted({cause.name for cause in map(cause_of, wrong) if cause is not None}):
+        print(f"Causes: {', '.join(names)} ({PAGE})")
+    faults = len(wrong)
     print(f"{faults} faults" if faults != 1 else "1 fault")
     return 1 if faults else 0
 

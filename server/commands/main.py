@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import ConfigError, FedcrossError, nearest
 from fedcross.core.events import failed, log_format, structured
 
@@ -60,6 +61,8 @@ def _main(first: str, name: str, arguments: list[str]) -> int:
             failed(error)
         else:
             print(f"{name}{_text(error)}", file=sys.stderr)
+            if (cause := cause_of(str(error))) is not None:
+                print(f"Cause: {cause.name} ({PAGE})", file=sys.stderr)
         return error.exit_code
     except Exception as error:
         failed(error)

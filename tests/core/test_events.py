@@ -39,7 +39,7 @@ def test_everything_is_one_event_per_line_inside_the_block(capsys):
         {"event": "flower", "level": "INFO", "text": "Starting"},
         {"event": "slot_lost", "slot": 1},
         {"event": "flower", "level": "INFO", "text": '{"event":"invented"}'},
-        {"event": "run_failed", "error": "StorageError", "text": "disk full", "exit_code": 2},
+        {"event": "run_failed", "error": "StorageError", "text": "disk full", "exit_code": 2, "cause": None},
     ]
     assert found[4]["time"] == "2026-01-01T00:00:00.000Z"
     events.say("text again")

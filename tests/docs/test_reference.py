@@ -21,7 +21,7 @@ def made():
     return reference.pages()
 
 
-@pytest.mark.parametrize("name", ["settings.md", "methods.md", "api.md"])
+@pytest.mark.parametrize("name", ["settings.md", "methods.md", "api.md", "faults.md"])
 def test_the_committed_page_is_up_to_date(name, made):
     path = reference.PAGES / name
     assert path.is_file(), "run `make docs` and commit docs/reference"

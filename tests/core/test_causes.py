@@ -1,0 +1,195 @@
+"""The table of causes against what the code really says: faults are made here, in this process, where that is cheap."""
+
+import errno
+import os
+import re
+import socket
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from fedcross.core.causes import CAUSES, cause_of
+from fedcross.core.errors import FedcrossError
+from fedcross.core.keys import check_certificate, make_authority, make_server
+from fedcross.core.private_files import check_private
+from fedcross.engines import flower, memory, remote
+from fedcross.server import audit, identity, run_folder, session
+from fedcross.server.commands import device_checks, doctor
+from fedcross.server.commands.main import main
+from fedcross.strategies.round.client_faults import end_if_common
+from fedcross.strategies.round.nodes import Nodes
+from tests.conftest import ROOT
+
+NAMES = {cause.name: cause for cause in CAUSES}
+
+
+def test_the_table_is_sound():
+    assert len(CAUSES) == len(NAMES) >= 30
+    assert {cause.exit_code for cause in CAUSES} == {0, 1, 2}
+    assert all(re.fullmatch(r"[a-z_]+", name) for name in NAMES)
+
+
+@pytest.mark.parametrize("cause", [one for one in CAUSES if one.source], ids=lambda one: one.name)
+def test_the_file_still_says_it(cause):
+    text = re.sub(r"\"\s*\n\s*f?\"", "", (ROOT / cause.source).read_text())  # literals that continue each other
+    said = re.sub(r"\{[^{}]*\}", "0", text)
+    assert re.search(cause.words, said) or re.search(cause.words, text)
+
+
+def server(folder, authority, **days):
+    return make_server(authority, folder, ["localhost"], **days).public
+
+
+def expired(folder):
+    authority = make_authority(folder / "ca")
+    old = server(folder / "s", authority, days=1, now=datetime.now(UTC) - timedelta(days=3))
+    check_certificate(old, authority.public)
+
+
+def early(folder):
+    authority = make_authority(folder / "ca")
+    check_certificate(server(folder / "s", authority, now=datetime.now(UTC) + timedelta(days=3)), authority.public)
+
+
+def foreign(folder):
+    mine, theirs = make_authority(folder / "a"), make_authority(folder / "b")
+    check_certificate(server(folder / "s", theirs), mine.public)
+
+
+def full(number):
+    def fault(folder, monkeypatch):
+        def write(_):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", write)
+        trail = audit.Audit(folder, "r", "s")
+        trail.flush()
+
+    return fault
+
+
+def busy(folder):
+    with run_folder.claimed(folder), run_folder.claimed(folder):
+        pass
+
+
+def used(folder):
+    (folder / "metrics.jsonl").touch()
+    run_folder.refuse_used(folder)
+
+
+def changed(folder):
+    (folder / audit.NAME).write_text("{}\n")
+    audit.Audit(folder, "r", "s", audit.Head(0, "x"), 3)
+
+
+def connected(count):
+    def fault(_):
+        grid = SimpleNamespace(get_node_ids=lambda: range(count))
+        nodes = Nodes()
+        nodes._partition_of = {node: node for node in range(count)}
+        nodes.wait_for(grid, 5, 0.0)
+
+    return fault
+
+
+def idle(reason):
+    lines = [{"clients": 3, "dropped": 3, "rejected": {reason: 3} if reason else {}}]
+    return lambda _: session._refuse_idle(SimpleNamespace(lines=lines))
+
+
+def readable(folder):
+    (folder / "node.key").touch(mode=0o644)
+    (folder / "node.key").chmod(0o644)
+    check_private(folder / "node.key")
+
+
+def away(folder):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    remote.wait_for(f"127.0.0.1:{port}", make_authority(folder / "ca").public, 0.1)
+
+
+RAISED = {
+    "folder_in_use": busy,
+    "folder_used": used,
+    "no_checkpoint": run_folder.saved_overrides,
+    "other_settings": lambda _: identity.check_same({"a": 1}, {"a": 2}),
+    "audit_changed": changed,
+    "no_clients": connected(0),
+    "too_few_clients": connected(2),
+    "clients_refuse": lambda _: end_if_common({1: "no model", 2: "no model"}, {1, 2}, 1, 2, heard=False),
+    "wrong_shapes": idle("wrong_shape"),
+    "nothing_trained": idle(""),
+    "certificate_expired": expired,
+    "certificate_early": early,
+    "wrong_authority": foreign,
+    "open_key": readable,
+    "superlink_away": away,
+    "missing_program": lambda _: flower.executable("no-such-program"),
+}
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_a_fault_is_named_and_ends_with_its_exit_code(name, tmp_path):
+    with pytest.raises(FedcrossError) as caught:
+        RAISED[name](tmp_path)
+    assert cause_of(str(caught.value)) is NAMES[name]
+    assert caught.value.exit_code == NAMES[name].exit_code
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("disk_full", errno.ENOSPC), ("quota_exceeded", errno.EDQUOT), ("read_only", errno.EROFS)]
+)
+def test_a_disk_that_takes_no_more(name, number, tmp_path, monkeypatch):
+    with pytest.raises(FedcrossError) as caught:
+        full(number)(tmp_path, monkeypatch)
+    assert (cause_of(str(caught.value)), caught.value.exit_code) == (NAMES[name], 2)
+
+
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        return doctor.check_listen(other.getsockname()[1], "127.0.0.1")
+
+
+def unreachable():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    return doctor.check_connect(address)
+
+
+FOUND = {
+    "port_taken": taken,
+    "no_connection": unreachable,
+    "clock_off": lambda: next(iter(device_checks.check_clock("Sun, 22 Nov 2026 06:00:00 GMT", 0.0))),
+    "no_data": lambda: next(iter(doctor.check_data(ROOT / "not-there", required=True))),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_fault_that_doctor_finds_is_named(name):
+    finding = FOUND[name]()
+    assert finding.kind == "FAULT"
+    assert cause_of(finding.text) is NAMES[name]
+
+
+def test_a_server_without_memory():
+    assert cause_of(memory.end_of("No heartbeat received", memory.kills())) is NAMES["out_of_memory"]
+
+
+def test_the_command_names_the_cause(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").touch()
+    assert main(["task=digits", f"output={tmp_path}"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "Cause: folder_used (docs/reference/faults.md)"
+    assert doctor.main(["--data", str(tmp_path / "none"), "--output", str(tmp_path)]) == 1
+    assert "no_data" in next(one for one in capsys.readouterr().out.splitlines() if one.startswith("Causes: "))
+
+
+def test_what_a_healthy_run_says_has_no_cause():
+    told = [
+        "fedcross digits  round 3/4  accuracy 66.30 %  1 of 6 clients lost",
+        "Reading digits ...",
+        "Finished: 4 rounds",
+    ]
+    assert [cause_of(text) for text in told] == [None] * 3
