@@ -1,15 +1,17 @@
-"""``fedcross deploy runs``, ``stop``, ``resume``, ``logs``: the runs of a SuperLink, managed over its Control API."""
+"""``fedcross deploy runs``, ``status``, ``stop``, ``resume``, ``logs``: the runs of a SuperLink (its Control API)."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.overrides import join, quote, split, unquote
+from fedcross.deploy import nodes
 from fedcross.deploy.nodes import connect
 from fedcross.engines import remote
 from fedcross.engines import runs as control
@@ -30,6 +32,35 @@ def show(arguments: Arguments) -> None:
         for run in control.listing(client):
             reason = f"  {' '.join(run.details.split())[:120]}" if run.details else ""
             print(f"{run.run_id:>20}  {run.status:<18}  {run.since[:19]}  {folder(run) or '-'}{reason}")
+
+
+def status(arguments: Arguments) -> None:
+    """Print in a few lines how a federation is: its devices, the runs under way and how many have ended."""
+    address, authority = _where(arguments)
+    with connect(address, authority) as client:
+        known, found = nodes.alive(nodes.listing(client)), control.listing(client)
+    print("\n".join(summary(address, known, found)))
+
+
+def summary(address: str, known: Sequence[nodes.Node], found: Sequence[Listed]) -> list[str]:
+    """Return the lines of :func:`status`."""
+    away = [node for node in known if node.status != "online"]
+    lines = [
+        f"SuperLink {address} answers",
+        f"devices: {len(known)} registered, {len(known) - len(away)} online",
+        *(f"  {node.status:<12}  {node.fingerprint}  {_partition(node)}" for node in away),
+    ]
+    open_ones = [run for run in found if not run.over]
+    ended = Counter(run.status.partition(":")[2] or run.status for run in found if run.over)
+    counts = [f"{len(open_ones)} under way", *(f"{count} {how}" for how, count in sorted(ended.items()))]
+    lines.append(f"runs: {', '.join(counts)}")
+    return lines + [
+        f"  {run.status:<12}  {run.run_id}  {folder(run) or '-'}  since {run.since[:19]}" for run in open_ones
+    ]
+
+
+def _partition(node: nodes.Node) -> str:
+    return "any partition" if node.partition is None else f"partition {node.partition}"
 
 
 def stop(arguments: Arguments) -> None:

@@ -194,5 +194,6 @@ def serve(board: Board, folder: Path, host: str, port: int) -> Live | None:
         log(WARNING, "fedcross: no live page at %s:%s (%s); the run goes on without.", host, port, error)
         return None
     live.start()
-    say(f"Live page: {live.url}")
+    where = live.url.partition("?")[0]  # the log may have other readers than the page
+    say(f"Live page: {where}" + (f" (with its token in {folder / ADDRESS})" if live.token else ""))
     return live

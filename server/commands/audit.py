@@ -105,8 +105,8 @@ def report(found: Checked) -> str:
     text = f"{NAME}: {found.lines} lines, every one as it was written"
     if not found.anchor:
         return f"{text}. No checkpoint and no result says where it ends: lines missing there cannot be noticed."
-    end = f", {found.loose} of them behind the place that is named there" if found.loose else ""
-    return f"{text}; its end is the one that {found.anchor} names{end}."
+    end = f"; the last {found.loose} lines are newer than that and have the chain alone" if found.loose else ""
+    return f"{text}; the end agrees with {found.anchor}{end}."
 
 
 def parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@
     fedcross deploy revoke     porch-node.pub
     fedcross deploy nodes
     fedcross deploy runs
+    fedcross deploy status
     fedcross deploy stop       last
     fedcross deploy resume     last
     fedcross deploy logs       last --follow
@@ -204,6 +205,7 @@ def _program_parts(add: Add) -> None:
 def _run_parts(add: Add) -> None:
     which = f"Flower's id of the run, or {runs.LAST} for the newest"
     _superlink_options(add("runs", runs.show, "list the runs (at the server)"))
+    _superlink_options(add("status", runs.status, "devices and runs in a few lines (at the server)"))
 
     part = add("stop", runs.stop, "stop runs; their checkpoints stay (at the server)")
     part.add_argument("runs", nargs="+", metavar="RUN", help=which)

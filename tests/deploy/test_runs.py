@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError
 from fedcross.core.overrides import join, quote
 from fedcross.deploy import runs
+from fedcross.deploy.nodes import Node
 from fedcross.engines.runs import Listed
 
 
@@ -83,3 +85,17 @@ def test_a_run_that_is_over_is_not_awaited_and_another_new_one_is_not_taken_for_
         "last",
     )
     assert clock[0] == 10
+
+
+def test_the_status_names_devices_that_are_away_and_runs_that_are_under_way():
+    known = [Node(1, "online", b"a", 0), Node(2, "offline", b"b", 1), Node(3, "registered", b"c")]
+    found = [GOING, OVER, listed(1, "finished:failed"), listed(4, "pending", "output=/o/d")]
+    assert runs.summary("fl:8000", known, found) == [
+        "SuperLink fl:8000 answers",
+        "devices: 3 registered, 1 online",
+        f"  offline       {fingerprint(b'b')}  partition 1",
+        f"  registered    {fingerprint(b'c')}  any partition",
+        "runs: 2 under way, 1 failed, 1 stopped",
+        "  running       3  /o/b c  since 2026-11-23",
+        "  pending       4  /o/d  since 2026-11-24",
+    ]

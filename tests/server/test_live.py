@@ -85,6 +85,13 @@ def test_elsewhere_a_token_is_needed(tmp_path, monkeypatch):
         assert (status(page, "/state"), status(page, "/state", Authorization="Bearer chosen")) == (401, 200)
 
 
+def test_the_log_has_the_address_without_its_token(tmp_path, capsys):
+    page = live.serve(filled(), tmp_path, "0.0.0.0", 0)
+    page.close()
+    told = capsys.readouterr().out
+    assert told == f"Live page: http://0.0.0.0:{page.port}/ (with its token in {tmp_path / live.ADDRESS})\n"
+
+
 def test_a_taken_port_does_not_end_a_run(tmp_path, caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
