@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
 
@@ -104,7 +105,12 @@ def _work(task: str, message: Message, context: Context) -> Message:
 
 def _overrides(context: Context) -> str:
     nodes = context.node_config.get("num-partitions")
-    return overrides_of(context.run_config, None if nodes is None else int(nodes))
+    return _settled(tuple(context.run_config.items()), None if nodes is None else int(nodes))
+
+
+@lru_cache(maxsize=8)
+def _settled(run_config: tuple[tuple[str, object], ...], nodes: int | None) -> str:
+    return overrides_of(dict(run_config), nodes)
 
 
 def hands_over() -> bool:

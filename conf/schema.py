@@ -97,9 +97,13 @@ class CheckpointSettings(Settings):
 
 
 class LogSettings(Settings):
-    """How a run says what happens: sentences for people, or one JSON event per line (:mod:`core.events`)."""
+    """How a run says what happens: sentences for people, or one JSON event per line (:mod:`core.events`).
+
+    `audit` is whether it writes the audit trail (:mod:`server.audit`); auto: if its clients answer over a network.
+    """
 
     format: Literal["text", "json"] = "text"
+    audit: Literal["auto"] | bool = "auto"
 
 
 class ServeSettings(Settings):

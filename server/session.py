@@ -100,8 +100,10 @@ class Session:
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.reply_log
-        self.audit = Audit(self.folder, self.run, digest_of_settings(config), head, self.done)
-        self.method.on_ended = self._note
+        self.audit: Audit | None = None
+        if head is not None or audited(config, grid):  # a chain that was begun goes on
+            self.audit = Audit(self.folder, self.run, digest_of_settings(config), head, self.done)
+            self.method.on_ended = self._note
         self.board = Board(config.federation.deadline_s) if config.serve.page else None
         if structured() or self.board is not None:
             self.method.tell = self._tell
@@ -143,7 +145,8 @@ class Session:
             with watched() as interrupted:
                 for number in range(self.done + 1, last + 1):
                     entry = self._round(number)
-                    self.audit.flush()
+                    if self.audit is not None:
+                        self.audit.flush()
                     ledger.add(entry)
                     self._tell("round_finished", entry)
                     if number % config.checkpoint.every == 0 or number == last:
@@ -156,7 +159,8 @@ class Session:
             self.progress.stop()
             ledger.close()
             logger.close()
-            self.audit.close()
+            if self.audit is not None:
+                self.audit.close()
             if self.visits is not None:
                 self.visits.close()
             if self.reply_log is not None:
@@ -178,7 +182,8 @@ class Session:
             self._tell("run_stopped", {"run": self.run, "rounds": last})
             return
         scores = {name: result[name] for name in ("rounds", "final_accuracy", "best_accuracy")}
-        self._tell("run_finished", {"run": self.run, **scores, "audit_sha256": self.audit.head.sha256})
+        trail = {} if self.audit is None else {"audit_sha256": self.audit.head.sha256}
+        self._tell("run_finished", {"run": self.run, **scores, **trail})
 
     def _tell(self, event: str, fields: dict[str, Any]) -> None:
         """Pass an event on to the structured log and the live page."""
@@ -205,12 +210,14 @@ class Session:
 
     def _note(self, ended: dict[str, Any]) -> None:
         """Add a line on a request to the audit trail, with the key of its node where that is known."""
-        self.audit.add({**ended, "key": self.method.nodes.keys.get(ended["node"])})
+        if self.audit is not None:
+            self.audit.add({**ended, "key": self.method.nodes.keys.get(ended["node"])})
 
     def _checkpoint(self, number: int) -> None:
         """Save round `number`; let clients delete the states that no kept checkpoint needs any more."""
         started = time.perf_counter()
-        self.audit.flush()  # the checkpoint names its last line
+        if self.audit is not None:
+            self.audit.flush()  # the checkpoint names its last line
         self.checkpoints.save(number, self.method.checkpoint(), self._identity())
         self._tell("checkpoint_written", {"round": number, "seconds": round(time.perf_counter() - started, 4)})
         self._accepted.append(dict(self.method.accepted))
@@ -231,7 +238,7 @@ class Session:
                 "machine": f"{platform.machine()} {platform.system()}",
                 "defence": self.config.defence.model_dump() if self.config.defence.enabled else None,
                 **self._privacy(),
-                "audit": self.audit.head.plain(),
+                "audit": None if self.audit is None else self.audit.head.plain(),
             },
             self._last_score,
         )
@@ -254,7 +261,8 @@ class Session:
 
     def _identity(self) -> dict[str, Any]:
         identity = {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
-        identity["audit"] = self.audit.head.plain()
+        if self.audit is not None:
+            identity["audit"] = self.audit.head.plain()
         return identity | ({"base": self.base} if self.base else {})
 
 
@@ -316,6 +324,11 @@ def logs_replies(config: RunConfig, grid: Grid) -> bool:
     if config.checkpoint.log != "auto":
         return config.checkpoint.log
     return networked(config, grid)
+
+
+def audited(config: RunConfig, grid: Grid) -> bool:
+    """Return whether a new run writes the audit trail; ``auto`` where others than this machine may have trained."""
+    return networked(config, grid) if config.log.audit == "auto" else config.log.audit
 
 
 def networked(config: RunConfig, grid: Grid) -> bool:

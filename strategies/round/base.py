@@ -197,14 +197,17 @@ class Method(FlowerHooks[P]):
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
         self._ended_requests(exchange, self._overruled)
 
-    def _trail(self, **place: int) -> Trail:
-        """Return an empty trail for an exchange at `place`."""
+    def _trail(self, **place: int) -> Trail | None:
+        """Return an empty trail for an exchange at `place`; None if nobody wants to know."""
         self._overruled, self._digests = {}, {}
+        if self.on_ended is None and self.tell is None:
+            return None
         return Trail(place, self.tell, self.on_ended is not None)
 
     def _ended_requests(self, exchange: Exchange, overruled: Mapping[int, str] | None = None) -> None:
         """Hand over how each request of `exchange` ended."""
-        lines = exchange.inbox.trail.lines(exchange.payloads, exchange.inbox.won, overruled or {})
+        trail = exchange.inbox.trail
+        lines = [] if trail is None else trail.lines(exchange.payloads, exchange.inbox.won, overruled or {})
         if self.on_ended is not None:
             for one in lines:
                 self.on_ended(one)

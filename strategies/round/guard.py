@@ -57,7 +57,7 @@ class Inbox:
         decode: Callable[[Upload], Upload] | None = None,
         trail: Trail | None = None,
     ) -> None:
-        self.trail = trail if trail is not None else Trail({})
+        self.trail = trail
         self._nonce = nonce
         self._on_rejected = on_rejected
         self._on_accepted = on_accepted
@@ -76,7 +76,8 @@ class Inbox:
     def expect(self, tickets: Mapping[str, Ticket]) -> None:
         """Expect a reply to each of these requests: message id -> ticket."""
         self._tickets.update(tickets)
-        self.trail.asked(tickets)
+        if self.trail is not None:
+            self.trail.asked(tickets)
         self.waiting.update({message_id: ticket.expected.slot for message_id, ticket in tickets.items()})
 
     def knows(self, message_id: str) -> bool:
@@ -98,12 +99,13 @@ class Inbox:
             if slot in self.won:
                 raise UploadError("superseded", f"client {self.won[slot].client} was faster with slot {slot}")
             upload = check(reply, ticket.expected, nonce=self._nonce)
-            self.trail.trace(ticket, upload)
+            if self.trail is not None:
+                self.trail.trace(ticket, upload)
             if self._decode is not None:
                 upload = self._decode(upload)
         except UploadError as error:
-            final = self.single or error.reason not in FOREIGN
-            self.trail.rejected(asked, ticket, reply, error, final=final)
+            if self.trail is not None:
+                self.trail.rejected(asked, ticket, reply, error, final=self.single or error.reason not in FOREIGN)
             self._on_rejected(ticket.expected.client if ticket else None, error)
             if ticket is None:
                 return None
@@ -113,7 +115,8 @@ class Inbox:
             self.waiting.pop(asked, None)
             return self._orphan(ticket.expected.slot)
         self._answered.add(asked)
-        self.trail.accepted(asked, ticket, upload)
+        if self.trail is not None:
+            self.trail.accepted(asked, ticket, upload)
         self.take(upload)
         if self._on_accepted is not None:
             self._on_accepted(upload)

@@ -211,7 +211,8 @@ class AsyncMethod(Asking[P]):
     def _record(self, number: int, visit: OpenVisit) -> None:
         """Hand over how the requests of `visit` ended, in round `number`."""
         if visit.exchange is not None:
-            visit.exchange.inbox.trail.place = {"round": number, "visit": visit.index}
+            if (trail := visit.exchange.inbox.trail) is not None:
+                trail.place = {"round": number, "visit": visit.index}
             self._ended_requests(visit.exchange)
         elif self.on_ended is not None:
             self.on_ended({"round": number, "visit": visit.index, **never_asked(visit.slot, visit.client)})

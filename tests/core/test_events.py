@@ -50,7 +50,7 @@ SMALL = ["task=digits", "task.limit=300", "task.limit_test=100", "partition.clie
 
 
 def test_a_run_tells_its_whole_story_in_documented_events(tmp_path, capsys):
-    quick = ["rounds=2", "train.epochs=1", "logger=none", "engine.workers=1", "log.format=json"]
+    quick = ["rounds=2", "train.epochs=1", "logger=none", "engine.workers=1", "log.format=json", "log.audit=true"]
     assert main([*SMALL, *quick, f"output={tmp_path / 'run'}"]) == 0
     out, err = capsys.readouterr()
     found = written(err)

@@ -133,14 +133,14 @@ def test_a_run_cannot_go_on_behind_a_changed_line(tmp_path):
 
 
 def test_every_slot_of_a_run_has_its_line_and_a_resumed_run_has_each_once(tmp_path, capsys):
-    run(tmp_path / "whole", "checkpoint.log=true")
-    cut = session(tmp_path / "cut", "checkpoint.log=true")
+    run(tmp_path / "whole", "log.audit=true", "checkpoint.log=true")
+    cut = session(tmp_path / "cut", "log.audit=true", "checkpoint.log=true")
     cut.grid.__class__ = Stopping
     cut.grid.left = 5  # K = 3: in the second round, after two accepted replies
     with pytest.raises(KeyboardInterrupt):
         cut.execute()
     assert check(tmp_path / "cut").faults == []
-    run(tmp_path / "cut", "checkpoint.log=true", f"resume={tmp_path / 'cut'}")
+    run(tmp_path / "cut", "log.audit=true", "checkpoint.log=true", f"resume={tmp_path / 'cut'}")
     facts = [
         [
             tuple(one[name] for name in ("round", "slot", "client", "node", "sent", "received", "verdict"))
@@ -158,7 +158,7 @@ def test_every_slot_of_a_run_has_its_line_and_a_resumed_run_has_each_once(tmp_pa
 
 
 def test_a_finished_run_that_is_made_longer_keeps_its_chain(tmp_path):
-    run(tmp_path, "rounds=1")
+    run(tmp_path, "log.audit=true", "rounds=1")
     before = (tmp_path / audit.NAME).read_bytes()
     run(tmp_path, "rounds=2", f"resume={tmp_path}")
     assert (tmp_path / audit.NAME).read_bytes().startswith(before)
@@ -166,7 +166,14 @@ def test_a_finished_run_that_is_made_longer_keeps_its_chain(tmp_path):
 
 
 def test_every_visit_of_an_asynchronous_run_has_its_line(tmp_path):
-    run(tmp_path, "method=fedcross_async", "method.selection=in_order", "devices=uniform", "clock.deadline_s=12")
+    run(
+        tmp_path,
+        "log.audit=true",
+        "method=fedcross_async",
+        "method.selection=in_order",
+        "devices=uniform",
+        "clock.deadline_s=12",
+    )
     visits = [json.loads(text) for text in (tmp_path / "visits.jsonl").read_text().splitlines()]
     found = [(one["visit"], one["slot"], one["client"], one["verdict"] == "accepted") for one in lines_of(tmp_path)]
     assert found == [(one["visit"], one["slot"], one["client"], one["accepted"]) for one in visits]

@@ -8,7 +8,7 @@ from fedcross.conf.schema import load
 from fedcross.core.errors import StorageError
 from fedcross.engines.grid import LocalGrid
 from fedcross.server.reply_log import WriteAheadLog, records
-from fedcross.server.session import logs_replies
+from fedcross.server.session import audited, logs_replies
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -219,6 +219,10 @@ def test_auto_is_for_clients_on_a_network():
     assert not logs_replies(load([*SMALL, "engine=ray"]), remote)  # type: ignore[arg-type]
     assert logs_replies(load([*SMALL, "checkpoint.log=true"]), local)
     assert not logs_replies(load([*SMALL, "checkpoint.log=false"]), remote)  # type: ignore[arg-type]
+    assert not audited(load(SMALL), local)
+    assert audited(load([*SMALL, "log.audit=true"]), local)
+    assert audited(load(SMALL), remote)  # type: ignore[arg-type]
+    assert not audited(load([*SMALL, "log.audit=false"]), remote)  # type: ignore[arg-type]
 
 
 def test_a_draw_from_a_large_federation_is_a_short_record(tmp_path):

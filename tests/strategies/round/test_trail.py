@@ -40,7 +40,7 @@ def test_an_accepted_reply_has_node_digests_and_costs(play):
     assert {line["sent"] for line in lines} == {digest({"arrays": {"w": np.zeros(3, np.float32)}})}
     assert all(len(line["received"]) == 64 and line["received"] != line["sent"] for line in lines)
     assert [(line["bytes_down"], line["bytes_up"]) for line in lines] == [(12, 12)] * 3
-    assert [name for name, _ in events] == ["request_sent"] * 3 + ["reply_accepted"] * 3
+    assert [name for name, _ in events] == ["round_started", *["request_sent"] * 3, *["reply_accepted"] * 3]
 
 
 def test_a_failed_client_a_silent_one_and_one_that_is_not_connected(play):
