@@ -12,14 +12,17 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
+from flwr.common.config import parse_config_args
 
-from fedcross.conf.schema import load
+from fedcross.conf.schema import load, load_text
+from fedcross.core.run_config import overrides_of
 from fedcross.server.check import checked_plan
 from fedcross.server.commands.main import SUBCOMMANDS
 from fedcross.server.commands.run import SHOWING
@@ -123,8 +126,10 @@ def test_runs_and_sweeps_are_accepted(command, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", of("flwr"), ids=name)
 def test_what_flower_hands_over_is_accepted(command):
-    config = next(word for word in command.words if word.startswith("overrides="))
-    assert load(shlex.split(config.removeprefix("overrides=").strip("'")))
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    given = parse_config_args([command.words[command.words.index("--run-config") + 1]])
+    assert set(given) <= set(declared)
+    assert load_text(overrides_of({**declared, **given}, nodes=2))
 
 
 @pytest.mark.parametrize("command", of("make"), ids=name)
