@@ -110,7 +110,8 @@ class Ours:
         self.number += 1
         entry: dict[str, Any] = self.session._round(self.number)
         session = self.session
-        session.audit.flush()
+        if session.audit is not None:
+            session.audit.flush()
         session.checkpoints.save(self.number, session.method.checkpoint(), session._identity())
         if entry["dropped"]:
             raise RuntimeError(f"A benchmark round lost {entry['dropped']} clients: {entry['rejected']}.")

@@ -115,13 +115,17 @@ def measure(settings: list[str], rounds: int) -> tuple[Times, Times]:
     return parts, {"round": typical(total), "not training": typical(lambda times: total(times, TRAINING))}
 
 
+#: With the audit trail, as a run over a network has it.
+AUDITED = ("method=fedcross", "log.audit=true")
+
+
 def settings_of(name: str, folder: Path) -> list[str]:
     """Return the configuration of a case."""
     if name == "lenet5":
         images(WORKLOADS["lenet5"], folder)
-        return overrides(WORKLOADS["lenet5"], folder, folder / "run", "method=fedcross", "evaluate_every=1000000")
+        return overrides(WORKLOADS["lenet5"], folder, folder / "run", *AUDITED, "evaluate_every=1000000")
     common = ["logger=none", "device=cpu", "rounds=100000", "evaluate_every=1000000", "defence.enabled=false"]
-    return ["task=digits", "method=fedcross", *common, f"output={folder / 'run'}"]
+    return ["task=digits", *AUDITED, *common, f"output={folder / 'run'}"]
 
 
 def case(name: str, rounds: int) -> str:

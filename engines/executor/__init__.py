@@ -2,7 +2,8 @@
 
 ::
 
-    supervisor   starts the SuperNode, asks it for work, starts and ends the worker, reports a worker that died
+    supervisor   starts the SuperNode and asks it for work
+    crew         starts and ends the worker, hands it tasks, reports a worker that died
     worker       one process for one app bundle; answers one message after another
     flower_runtime   the only file that uses classes of Flower's Runtime API
     program      the command line of both

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,15 @@ PARTS = ("supervisor", "worker")
 def command(part: str) -> list[str]:
     """Return how to start `part`; its arguments follow."""
     return [sys.executable, "-P", str(Path(__file__).resolve()), part]
+
+
+def beside(name: str) -> str:
+    """Return the path of one of Flower's commands; look beside this Python first, then on PATH."""
+    found = Path(sys.executable).parent / name
+    path = str(found) if found.is_file() else shutil.which(name)
+    if path is None:
+        raise SystemExit(f"{name}: not found beside {sys.executable} nor on PATH. Install flwr.")
+    return path
 
 
 def main(arguments: list[str]) -> int:

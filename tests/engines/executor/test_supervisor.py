@@ -10,8 +10,8 @@ import pytest
 
 from fedcross.engines import guarded
 from fedcross.engines.executor import flower_runtime, supervisor
+from fedcross.engines.executor.crew import Actions, Crew
 from fedcross.engines.executor.flower_runtime import CLAIM_LOST, AwayError, RefusedError, Task
-from fedcross.engines.executor.supervisor import Actions, Crew
 
 
 class FakeWorker:

@@ -412,7 +412,8 @@ def test_the_true_reply_wins_after_any_number_of_false_ones(clock):
     grid.scripts = {victim: lambda message: [*[(0.5, spoofed(message))] * 25, (0.9, trained(message))]}
     report = method.run_round(1, grid)
     assert report.dropped == 0
-    assert set(report.rejected) == {"client_error", "superseded"}
+    assert report.rejected["client_error"] >= 25
+    assert set(report.rejected) <= {"client_error", "superseded"}  # the reply to the repeated request may come too late
 
 
 def test_a_client_that_fails_twice_is_lost_and_asked_no_third_time(clock):
