@@ -66,7 +66,8 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     numbered : bool
         Whether to add a number to the name of `output` if it already holds a run; for names that no user chose.
     """
-    from fedcross.conf.schema import load, remarks
+    from fedcross.conf.cross_checks import remarks
+    from fedcross.conf.schema import load
     from fedcross.engines.job import engine_of
     from fedcross.server.run_folder import claimed, free, refuse_used
 

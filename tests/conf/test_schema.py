@@ -9,7 +9,8 @@ import pytest
 
 from fedcross.client.visit import learning_rate
 from fedcross.conf import compose as composing
-from fedcross.conf.schema import PACKAGES, Train, load, remarks
+from fedcross.conf.cross_checks import remarks
+from fedcross.conf.schema import PACKAGES, Train, load
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.round.federation import Federation, Meeting
 

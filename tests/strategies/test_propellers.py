@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcross.conf.schema import load, remarks
+from fedcross.conf.cross_checks import remarks
+from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedcross import FedCrossParams, chosen
 from fedcross.strategies.pool.mixing import cross, offsets, propeller_share, propellers

@@ -185,7 +185,8 @@ def test_clients_batch():
 
 
 def test_the_configuration_hands_over_the_momentum():
-    from fedcross.conf.schema import load, remarks
+    from fedcross.conf.cross_checks import remarks
+    from fedcross.conf.schema import load
 
     config = load(["method=scaffold", "train.momentum=0.9"])
     assert config.method.momentum == 0.9

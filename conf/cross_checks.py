@@ -1,0 +1,128 @@
+"""Faults and warnings that involve more than one setting, or what is installed here."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcross.core.site import device_name
+from fedcross.strategies.round.federation import Meeting
+
+if TYPE_CHECKING:
+    from fedcross.conf.schema import RunConfig
+
+#: What the live page needs.
+PAGE_LIBRARIES = ("starlette", "uvicorn", "prometheus_client")
+
+#: Engines whose clients run on this machine.
+SIMULATING = frozenset({"local", "batched", "ray"})
+
+
+def cross_faults(config: RunConfig) -> list[str]:
+    """Return the faults that involve more than one setting."""
+    faults = []
+    clients = getattr(config.partition, "clients", None)
+    if isinstance(clients, int) and config.clients_per_round > clients:
+        faults.append(
+            f"clients_per_round={config.clients_per_round}: the federation has {clients} clients (partition.clients). "
+            "Lower one or raise the other."
+        )
+    needed = config.federation.min_clients
+    if needed is not None and isinstance(clients, int) and needed > clients:
+        faults.append(f"federation.min_clients={needed}: the federation has {clients} clients. Lower it.")
+    rules = config.federation
+    if rules.min_replies > config.clients_per_round:
+        faults.append(
+            f"federation.min_replies={rules.min_replies}: no more than clients_per_round={config.clients_per_round} "
+            "replies can come, every round would change nothing. Lower it."
+        )
+    if rules.enough_replies is not None and rules.enough_replies < rules.min_replies:
+        faults.append(
+            f"federation.enough_replies={rules.enough_replies}: fewer than min_replies={rules.min_replies}, every "
+            "round would change nothing. Raise it or lower min_replies."
+        )
+    if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
+        faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")
+    faults += _clock_faults(config)
+    if config.train.base is not None and not config.train.only:
+        faults.append(f"train.base={config.train.base!r}: without train.only there is no base. Set both or none.")
+    faults += _privacy_faults(config) if config.privacy.enabled else []
+    missing = [name for name in PAGE_LIBRARIES if config.serve.page and importlib.util.find_spec(name) is None]
+    if missing:
+        faults.append(f"serve.page=true: {', '.join(missing)} not installed. Install it: pip install 'fedcross[page]'")
+    own = getattr(config.method, "faults", None)
+    faults += own(config.clients_per_round) if callable(own) else []
+    place = getattr(config.engine, "faults", None)
+    faults += place(device_name(config.device)) if callable(place) else []
+    if config.resume is not None and not Path(config.resume).is_dir():
+        faults.append(f"resume={config.resume}: no such run folder. Name the folder of a run.")
+    elif config.resume and config.output and Path(config.resume).resolve() != Path(config.output).resolve():
+        faults.append(
+            f"output={config.output}: a continued run stays in its folder, resume={config.resume}. Leave out output=, "
+            "or copy the folder first and continue the copy."
+        )
+    return faults
+
+
+def _clock_faults(config: RunConfig) -> list[str]:
+    """Return errors where method, clock and engine do not fit each other."""
+    from fedcross.strategies.round.registry import method_class
+
+    name, clock = f"method={config.names['method']}", config.clock.name
+    if not method_class(config.modules["method"]).asynchronous:
+        if clock in ("none", "virtual"):
+            return []
+        return [
+            f"clock={clock}: {name} waits for whole rounds. Choose an asynchronous method (fedcross_async, gitfl, "
+            "fedasync, fedbuff), clock=virtual or clock=none."
+        ]
+    faults = []
+    if clock == "none":
+        faults.append(f"clock=none: {name} is asynchronous. Choose clock=virtual, or clock=real on a network.")
+    if clock == "real" and config.names["engine"] in SIMULATING:
+        faults.append(
+            f"clock=real: engine={config.names['engine']} simulates its clients. Choose clock=virtual, or "
+            "engine=superlink or remote."
+        )
+    if config.defence.enabled:
+        faults.append(f"defence.enabled=true: it compares the uploads of a round, {name} gets them one by one.")
+    if config.compression.down != "float32":
+        faults.append(f"compression.down={config.compression.down}: {name} sends full models. Compress uploads only.")
+    rules, usual = config.federation, Meeting()
+    return faults + [
+        f"federation.{setting}: it is about whole rounds, {name} has none. Leave it unset."
+        for setting in ("min_replies", "enough_replies", "reassign", "hedge")
+        if getattr(rules, setting) != getattr(usual, setting)
+    ]
+
+
+def _privacy_faults(config: RunConfig) -> list[str]:
+    """Return errors for settings that would make a client send unprotected values beside its noised model."""
+    from fedcross.strategies.round.base import Method
+    from fedcross.strategies.round.registry import method_class
+
+    faults = [
+        f"{name}=true: a client's accuracy leaves it without noise. Turn it or privacy.enabled off."
+        for name in ("evaluate_local", "evaluate_clients")
+        if getattr(config, name)
+    ]
+    if method_class(config.modules["method"]).upload_extras is not Method.upload_extras:
+        faults.append(
+            f"privacy.enabled=true: method={config.names['method']} sends more than its model, which nothing protects. "
+            "Choose fedavg, fedprox or fedcross."
+        )
+    if importlib.util.find_spec("opacus") is None:
+        faults.append("privacy.enabled=true: opacus, the accountant, is not installed. Install fedcross[privacy].")
+    return faults
+
+
+def remarks(config: RunConfig) -> list[str]:
+    """Return warnings about settings that are allowed but unusual."""
+    remark = getattr(config.method, "remarks", None)
+    found = list(remark()) if callable(remark) else []
+    place = getattr(config.engine, "remarks", None)
+    found += place(device_name(config.device)) if callable(place) else []
+    if config.privacy.enabled and config.privacy.randomness == "seed":
+        found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")
+    return found
