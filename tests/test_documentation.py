@@ -107,6 +107,7 @@ def test_no_page_prints_a_script_that_is_not_installed():
     assert [(c.page, c.text) for c in FOUND if c.text.split(" ")[0] in OLD] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", of("fedcross"), ids=name)
 def test_runs_and_sweeps_are_accepted(command, tmp_path, monkeypatch):
     # Of a printed sweep two jobs: tests/conf composes every job of every experiment.

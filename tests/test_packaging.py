@@ -65,6 +65,7 @@ def beside_decoys(folder: Path, *command: str, **variables: str) -> subprocess.C
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["wheel", "checkout"])
 def test_a_user_s_own_package_named_like_a_room_changes_nothing(
     place: str, archives: tuple[Path, Path], tmp_path: Path

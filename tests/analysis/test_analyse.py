@@ -47,6 +47,7 @@ def test_every_analysis_writes_its_picture(runs, tmp_path, capsys, kind):
     assert all(path.is_file() for path in written)
 
 
+@pytest.mark.slow
 def test_a_run_with_one_exchange_has_cka_and_tsne_but_no_forgetting(runs, tmp_path, capsys):
     for kind in ("cka", "tsne"):
         assert main([str(runs["fedavg"]), kind, "--out", str(tmp_path), "--examples", "20"]) == 0

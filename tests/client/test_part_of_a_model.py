@@ -103,6 +103,7 @@ def test_a_round_sends_the_adapters_and_hardly_more(tmp_path: Path, method: str)
     assert line["bytes_down"] == line["bytes_up"] == 3 * adapters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcross method.k=4", "scaffold", "moon", "fedcross compression.up=int8"])
 def test_everything_stored_is_the_part_and_resume_continues_it(tmp_path: Path, method: str) -> None:
     settings = [*LORA, *f"method={method}".split()]

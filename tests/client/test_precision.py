@@ -10,6 +10,7 @@ from tests.support.federation import run
 METHODS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "method").glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_in_bfloat16(tmp_path, method):
     fusion = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []

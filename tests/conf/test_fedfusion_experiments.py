@@ -14,6 +14,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize(
     ("method", "operator"),

@@ -102,6 +102,7 @@ def combinations():
             yield {group: name for group, name in zip(groups, names) if name is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", list(combinations()), ids=lambda chosen: " ".join(chosen.values()))
 def test_every_yaml_file_composes_and_is_valid(chosen):
     needed = [o for choice in chosen.items() for o in NEEDED.get(choice, ())]
@@ -119,6 +120,7 @@ def test_every_yaml_file_is_among_them():
     assert sorted(chosen) == sorted((group, name) for group, names in CHOICES.items() for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((composing.CONF / "experiment").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_composes_and_is_valid(path: Path):
     name = path.relative_to(composing.CONF / "experiment").with_suffix("")
@@ -181,6 +183,7 @@ print(json.dumps([found, sorted(SERVER_ONLY), "/srv" in json.dumps(plain)]))
 """
 
 
+@pytest.mark.slow
 def test_no_setting_of_the_server_reaches_a_device(tmp_path):
     """A device has other folders, another home and none of the server's paths; it must not even read the settings."""
     environment = {

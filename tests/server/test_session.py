@@ -100,6 +100,7 @@ def test_the_result_has_each_classs_accuracy(tmp_path):
     assert all(0 <= share <= 1 for share in result["class_accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -236,6 +236,7 @@ def test_qfedavg_by_hand() -> None:
     assert one_round(method, upload(0, 1.0, loss=2.0), upload(1, -1.0, loss=0.5)) == pytest.approx(3 / 13, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_qfedavg_runs(tmp_path: Path) -> None:
     rate = "+method.arguments.client_learning_rate=${train.lr}"
     fair = run(tmp_path / "q", "method=flwr", "method.name=QFedAvg", rate, "+method.arguments.q=1")

@@ -139,6 +139,7 @@ def federation() -> Federation:
     return Federation()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "reference"),
     [

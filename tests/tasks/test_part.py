@@ -137,6 +137,7 @@ def test_the_base_is_not_copied() -> None:
     assert net._still.classifier.weight.data_ptr() != module.classifier.weight.data_ptr()
 
 
+@pytest.mark.slow
 def test_lora_trains_the_adapters_alone() -> None:
     net = with_lora(network(), {"r": 2, "target_modules": ["1"]})
     narrow(net, ["*lora_*"])

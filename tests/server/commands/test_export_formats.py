@@ -141,6 +141,7 @@ class Foreign(nn.Module):
         return torch.from_numpy(np.sort(x.numpy()))
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_written(tmp_path):
     with pytest.raises(ConfigError, match=r"--format onnx: the exporter of torch cannot write this network"):
         formats.write("onnx", Foreign(), lambda n: torch.ones(n, 3), tmp_path / "x.onnx", {})
