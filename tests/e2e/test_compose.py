@@ -65,7 +65,7 @@ def test_five_rounds_on_three_devices_give_the_local_model(
     assert [line["dropped"] for line in lines(folder)] == [0] * 5
     assert "round 5/5" in log
     monkeypatch.setenv("FEDCROSS_DATA", str(data / "together"))
-    local = launch([*RUN, "partition=natural"], tmp_path / "local")
+    local = launch([*RUN, "partition=natural", "defence.enabled=true"], tmp_path / "local")  # as engine=remote has it
     print(f"SHA-256 of the final model: three containers {sha(folder)}, local engine {sha(local)}")
     assert sha(folder) == sha(local)
 
