@@ -57,7 +57,9 @@ def register(arguments: Arguments) -> None:
     with _connected(arguments) as client:
         for (name, key), partition in zip(public_keys(arguments.keys), partitions):
             node, new = admit(client, key, partition)
-            bound = "" if node.partition is None else f", partition {node.partition}"
+            bound = ", no partition: the server gives it none where other keys have one"
+            if node.partition is not None:
+                bound = f", partition {node.partition}"
             if partition is not None and node.partition is None:
                 bound = f", not bound to partition {partition}: it needs a new key for that (see rotate-key)"
             print(f"{name}: node {node.node_id}{bound}{'' if new else ', already registered'}")

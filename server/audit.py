@@ -236,6 +236,8 @@ def _texts(path: Path) -> tuple[list[bytes], bool]:
     """Return the lines of `path`, and whether the last one is complete."""
     try:
         data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise StorageError(f"{path}: no audit trail. A run on this machine writes one with log.audit=true.") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror}). Name the folder of a run.") from error
     texts = data.split(b"\n")

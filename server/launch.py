@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fedcross.core.errors import ConfigError
 from fedcross.core.events import say
 from fedcross.core.overrides import quote as quote
+from fedcross.core.private_files import own_folder
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
@@ -188,7 +189,7 @@ def record(folder: Path, overrides: list[str]) -> None:
     from fedcross.core.errors import StorageError
 
     try:
-        (folder / ".hydra").mkdir(parents=True, exist_ok=True)
+        own_folder(folder / ".hydra")
         OmegaConf.save(OmegaConf.create(compose(overrides)), folder / ".hydra" / "config.yaml")
         OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
     except OSError as error:

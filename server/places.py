@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedcross.core.errors import DataError, StorageError
 from fedcross.core.overrides import quote
+from fedcross.core.private_files import open_own
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
@@ -45,7 +46,8 @@ def of(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
 
 def write(folder: Path, places: dict[str, str]) -> None:
     """Record `places` in the run's folder."""
-    (folder / FILE).write_text(json.dumps(places, indent=1), encoding="utf-8")
+    with open_own(folder / FILE, "w") as file:
+        json.dump(places, file, indent=1)
 
 
 def added(folder: Path, saved: Sequence[str], given: Sequence[str] = ()) -> list[str]:

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -36,6 +37,16 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _flowers_log() -> Generator[None, None, None]:
+    """Let Flower's logger speak: Hydra turns off every logger that it finds, also for the tests after this one."""
+    logger = logging.getLogger("flwr")
+    level, logger.disabled = logger.level, False
+    yield
+    logger.disabled = False
+    logger.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -167,7 +167,7 @@ def sweep(tmp_path_factory):
     """The README's sweep for real, with two rounds: the folder of its four runs and one of FedCross's."""
     folder = tmp_path_factory.mktemp("sweep")
     printed = next(c for c in of("fedcross") if c.page == "README.md" and "task=digits" in c.text and "-m" in c.words)
-    words = [*printed.words[1:], *TINY, "engine.workers=1", f"hydra.sweep.dir={folder}"]
+    words = [*printed.words[1:], *TINY, "engine.workers=1", "log.audit=true", f"hydra.sweep.dir={folder}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["fedcross", *words])
         assert fedcross(words) == 0

@@ -163,7 +163,7 @@ def test_a_browser_sorts_draws_and_reports_no_fault(written: Path, tmp_path: Pat
     assert seen["sorted"]["moved"]["up"][-1] == "180.0 MB"
     assert seen["sorted"]["method"]["up"][0] == "<b>moon</b> rounds=120"
     assert seen["titles"]["bytes"].startswith("bytes moved")
-    assert set(seen["titles"]) == {"rounds", "bytes", "epochs", "seconds", "exchanges"}
+    assert set(seen["titles"]) == {"rounds", "visits", "bytes", "epochs", "seconds", "exchanges"}
     assert seen["background"] == ["rgb(255, 255, 255)", "rgb(20, 24, 30)"]
     assert seen["hidden"] < seen["lines"][0]
 

@@ -269,7 +269,7 @@ def test_a_fourth_device_from_its_bundle_takes_part_and_says_what_is_wrong_with_
     public = (bundle / "keys" / "porch-node.pub").read_text()
     own = tmp_path / "own"
     shutil.copytree(data / "client-3", own)
-    assert "-: node " in federation.admin("register", "-", stdin=public)
+    assert "-: node " in federation.admin("register", "--partition", "3", "-", stdin=public)
     before = federation.admin("nodes").count("online")
     overrides = " ".join([*TASK, *METHOD, "partition=local", "rounds=2", "seed=6", f"clients_per_round={before + 1}"])
     with containers.Bundle(bundle, own) as device:

@@ -204,5 +204,5 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     path.write_bytes(path.read_bytes()[: -1 - np.random.default_rng(1).integers(200)])
     assert main([str(tmp_path / "run")]) == 1
     assert "audit.jsonl was changed:\n  line " in capsys.readouterr().err
-    with pytest.raises(StorageError, match="Name the folder of a run"):
+    with pytest.raises(StorageError, match="no audit trail"):
         main([str(tmp_path)])
