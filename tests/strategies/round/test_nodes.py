@@ -1,3 +1,4 @@
+from itertools import count
 from logging import ERROR
 from types import SimpleNamespace
 
@@ -68,10 +69,11 @@ def test_nodes_without_a_handler_cause_one_line_and_other_faults_are_told(monkey
 def test_a_wait_is_told_once(monkeypatch):
     told = []
     monkeypatch.setattr(module, "log", lambda level, text, *values: told.append(text % values))
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    clock = SimpleNamespace(monotonic=count().__next__, sleep=lambda seconds: None)  # a second passes at each look
+    monkeypatch.setattr(module, "time", clock)
     with pytest.raises(FederationError, match="2 clients are connected"):
-        Nodes().wait_for(Growing([0, 1]), 5, 0.05)
-    assert told[1:] == ["fedcross: 2 of 5 clients are connected, waiting 0 s"]
+        Nodes().wait_for(Growing([0, 1]), 5, 9)
+    assert told[1:] == ["fedcross: 2 of 5 clients are connected, waiting 9 s"]
 
 
 def test_a_simulation_with_too_few_nodes_is_told_at_once():
