@@ -100,6 +100,6 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
         assert len(lines(output)) == done + 2
         capsys.readouterr()
         assert main(["deploy", "logs", "last", *where]) == 0
-        assert f"Run folder: {output}" in capsys.readouterr().out
+        assert f"Finished: {done + 2} rounds" in capsys.readouterr().out
         found = digest(output)
     assert found == undisturbed(tmp_path / "whole", f"rounds={done + 2}")
