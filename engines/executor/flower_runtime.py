@@ -10,7 +10,8 @@ ends its process.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 CHECKED = ("1.41", "1.42")
 #: First pause before an object is asked for again; a task shows before its message's objects have arrived.
 PAUSE_S = 0.05
+#: Seconds without any new object after which a message is given up. When a run ends while its SuperNode receives a
+#: message, Flower leaves the task there without the objects; it would wait for them for hours.
+STALLED_S = 60.0
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 UNAUTHORIZED, FORBIDDEN = 401, 403
 #: Exit code of a worker whose task the SuperNode has taken away.
@@ -156,7 +160,7 @@ class Visit:
         node, run = Node(node_id=context.node_id), context.run_id
         message = pull_and_inflate_object_from_tree(
             tree,
-            calls.make_pull_object_fn_protobuf(self._client.PullObject, node, run),
+            unless_stalled(calls.make_pull_object_fn_protobuf(self._client.PullObject, node, run)),
             calls.make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, node, run),
             return_type=Message,
             initial_backoff=PAUSE_S,
@@ -186,6 +190,26 @@ class Visit:
     def finish(self, context: Context | None, fault: str = "") -> None:
         """End the task: completed, or failed with `fault`."""
         _finish(self._client, context, fault)
+
+
+def unless_stalled(pull: Callable[[str], bytes], clock: Callable[[], float] = time.monotonic) -> Callable[[str], bytes]:
+    """Return `pull`, which says that an object will never come after :data:`STALLED_S` seconds in which none came."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+
+    last = clock()
+
+    def pulled(name: str) -> bytes:
+        nonlocal last
+        try:
+            content = pull(name)
+        except ObjectUnavailableError as error:
+            if clock() - last < STALLED_S:
+                raise
+            raise ObjectPullError(name, f"the SuperNode has received nothing for {STALLED_S:.0f} s") from error
+        last = clock()
+        return content
+
+    return pulled
 
 
 def error_reply(message: Message, error: Exception) -> Message:
