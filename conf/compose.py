@@ -19,7 +19,7 @@ from fedcross.core.errors import ConfigError, nearest
 from fedcross.core.overrides import join as join
 from fedcross.core.overrides import split as split
 from fedcross.core.paths import room
-from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders
+from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders, named_folders
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -62,8 +62,7 @@ OmegaConf.register_new_resolver("last_name", last_name, replace=True)
 
 def plugin_folders() -> list[Path]:
     """Return the existing folders named in ``FEDCROSS_PATH``."""
-    named = os.environ.get(PLUGIN_VARIABLE, "").split(os.pathsep)
-    folders = [Path(name).expanduser().resolve() for name in named if name]
+    folders = named_folders()
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
         raise ConfigError(f"{PLUGIN_VARIABLE}: no such folder {', '.join(missing)}. Correct or unset the variable.")
     return folders

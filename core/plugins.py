@@ -18,11 +18,14 @@ PLUGIN_VARIABLE = "FEDCROSS_PATH"
 
 def extra_folders(package: str) -> list[str]:
     """Return the folders that the user's plug-ins add to `package` (``strategies``, ``tasks``, ``tasks.models``...)."""
-    roots = [
-        Path(name).expanduser().resolve() for name in os.environ.get(PLUGIN_VARIABLE, "").split(os.pathsep) if name
-    ]
-    folders = (root.joinpath(*package.split(".")) for root in roots)
+    folders = (root.joinpath(*package.split(".")) for root in named_folders())
     return [str(folder) for folder in folders if folder.is_dir()]
+
+
+def named_folders() -> list[Path]:
+    """Return the folders that :data:`PLUGIN_VARIABLE` names, there or not; one that is named twice counts once."""
+    names = os.environ.get(PLUGIN_VARIABLE, "").split(os.pathsep)
+    return list(dict.fromkeys(Path(name).expanduser().resolve() for name in names if name))
 
 
 def own_object(path: str, setting: str) -> Any:
@@ -78,8 +81,7 @@ def _own_module(name: str, given: str) -> ModuleType:
 
 
 def _user_folders() -> list[str]:
-    named = [Path(name).expanduser() for name in os.environ.get(PLUGIN_VARIABLE, "").split(os.pathsep) if name]
-    return [str(folder.resolve()) for folder in (*named, Path())]
+    return [str(folder) for folder in (*named_folders(), Path().resolve())]
 
 
 def _folder_of(top: str) -> str | None:

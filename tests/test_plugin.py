@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fedcross.conf.compose import compose
 from fedcross.core.errors import ConfigError
 from fedcross.core.paths import import_root
+from fedcross.core.plugins import named_folders
 from fedcross.server.commands.main import main
 from fedcross.strategies.round.registry import method_class
 from tests.support.federation import run
@@ -93,6 +95,12 @@ def test_a_file_with_a_name_of_ours_is_refused_with_both_paths(plugin, name, cap
     told = capsys.readouterr().err
     assert str(plugin / name) in told
     assert str(import_root() / name) in told
+
+
+def test_a_folder_named_twice_counts_once(plugin, monkeypatch):
+    monkeypatch.setenv("FEDCROSS_PATH", os.pathsep.join([str(plugin), f"{plugin}/../{plugin.name}"]))
+    assert named_folders() == [plugin]
+    assert compose(["method=toy"])["method"]["name"] == "toy"
 
 
 def test_an_unknown_method_lists_methods_only():

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import time
 
 from fedcross.core.errors import StorageError
-from fedcross.core.plugins import PLUGIN_VARIABLE
+from fedcross.core.plugins import PLUGIN_VARIABLE, named_folders
 from fedcross.deploy.federation import SECRET
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
@@ -108,8 +108,7 @@ def check_clock(date: str | None, now: float) -> Iterator[Finding]:
 
 def check_own_code() -> Iterator[Finding]:
     """Check the folders of own methods and models that the environment names."""
-    for name in filter(None, os.environ.get(PLUGIN_VARIABLE, "").split(os.pathsep)):
-        folder = Path(name).expanduser()
+    for folder in named_folders():
         if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
             yield fault(
                 f"{PLUGIN_VARIABLE}: {folder} is no folder that this user can read. Mount it, or change its mode."

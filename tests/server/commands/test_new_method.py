@@ -25,8 +25,10 @@ def test_the_files_run_and_pass_their_test(
     said = capsys.readouterr().out
     for path in files("my_way2"):
         assert str(tmp_path / "mine" / path) in said
+    # The variable is set already, as after the printed export line; the test adds the same folder.
     environment = {
-        **os.environ, "PYTHONPATH": str(import_root()), "FEDCROSS_CACHE": str(digits_cache), "FEDCROSS_PATH": ""
+        **os.environ, "PYTHONPATH": str(import_root()), "FEDCROSS_CACHE": str(digits_cache),
+        "FEDCROSS_PATH": str(tmp_path / "mine"),
     }  # fmt: skip
     test = tmp_path / "mine" / "tests" / "test_my_way2.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
@@ -35,7 +37,6 @@ def test_the_files_run_and_pass_their_test(
     assert "5 passed" in done.stdout
     run = [sys.executable, "-m", "fedcross", "method=my_way2", "task=digits", "task.limit=100", "rounds=1",
            "partition=iid", "engine.workers=1", "logger=none", "output=out"]  # fmt: skip
-    environment["FEDCROSS_PATH"] = str(tmp_path / "mine")
     done = subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert '"velocity"' in (tmp_path / "out" / "metrics.jsonl").read_text()
