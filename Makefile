@@ -50,12 +50,12 @@ unit: $(COMPILED)
 
 # Runs every fault test at its full size (docs/reliability.md).
 reliability: $(READY)
-	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --durations=0 tests/faults tests/server/test_checkpoint.py \
+	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --timeout 0 --durations=0 tests/faults tests/server/test_checkpoint.py \
 	  tests/server/test_reply_log.py tests/strategies/round/test_exchange.py tests/strategies/round/test_rounds.py tests/strategies/round/test_defence.py
 
 # Tests the compose federation; needs a container engine, and BASE_IMAGE where the Dockerfile's cannot be fetched.
 compose: $(READY)
-	$(BIN)/python -m pytest -s -m compose tests/e2e/test_compose.py
+	$(BIN)/python -m pytest -s --timeout 2400 -m compose tests/e2e/test_compose.py
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ import gc
 import itertools
 import logging
 import os
+import secrets
 import signal
 import sys
 import sysconfig
@@ -11,6 +12,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.strays import left_behind
 
 ROOT = Path(__file__).resolve().parents[1]
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
@@ -37,6 +40,15 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left_behind() -> Iterator[None]:
+    """Fail the last test if a process of any test still runs: it could hold the output of CI open for ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCROSS_TESTS", value := secrets.token_hex(8))
+        yield
+    assert left_behind(f"FEDCROSS_TESTS={value}", patience_s=60) == []
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from fedcross.core.paths import import_root
 from fedcross.engines import flower, ray, superlink
 from fedcross.engines.processes import Family
 from tests.support import toy_app
+from tests.support.strays import left_behind
 
 ENGINES = [
     pytest.param(superlink, marks=[pytest.mark.superlink, pytest.mark.slow], id="superlink"),
@@ -40,20 +41,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
     """A variable that all processes of this test inherit."""
     value = secrets.token_hex(8)
     monkeypatch.setenv("FEDCROSS_TEST", value)
-    return value
-
-
-def left_behind(token: str) -> list[str]:
-    """Return the command lines of the living processes, other than this one, that inherited `token`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if f"FEDCROSS_TEST={token}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-    return found
+    return f"FEDCROSS_TEST={value}"
 
 
 def kept(work: Path) -> set[str]:

@@ -23,9 +23,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcross.engines import flower, superlink
 from fedcross.engines.executor import supervisor
-from tests.e2e.test_engines import left_behind
 from tests.support.inner_server import grid
 from tests.support.network import Network
+from tests.support.strays import left_behind
 
 pytestmark = [
     pytest.mark.superlink,
@@ -140,6 +140,7 @@ def test_a_device_answers_in_one_process_whatever_happens_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDCROSS_TEST", token := os.urandom(8).hex())
+    inherited = f"FEDCROSS_TEST={token}"
     with Network(tmp_path / "work", clients=1, superexec=False) as network, contextlib.ExitStack() as runs:
         device = Device(network)
         device.start(network.secret)
@@ -179,7 +180,7 @@ def test_a_device_answers_in_one_process_whatever_happens_to_it(
 
         device.end(signal.SIGKILL)  # nothing survives the supervisor
         deadline = time.monotonic() + 60
-        while left := [one for one in left_behind(token) if "flower-supernode" in one or "program.py" in one]:
+        while left := [one for one in left_behind(inherited) if "flower-supernode" in one or "program.py" in one]:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
 

@@ -24,7 +24,7 @@ from fedcross.core.errors import FederationError
 
 
 @contextlib.contextmanager
-def grid(port: int, root: Path, secret: Path, seconds: float = 120) -> Iterator[HttpGrid]:
+def grid(port: int, root: Path, secret: Path, seconds: float = 600) -> Iterator[HttpGrid]:
     """Acquire the next ServerApp task of the SuperLink on `port` and yield the grid of its run."""
     address, certificate = f"127.0.0.1:{port}", root.read_bytes()
     client = RuntimeHttpClient.from_server_address(

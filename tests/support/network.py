@@ -14,9 +14,7 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +25,6 @@ from fedcross.conf.compose import join
 from fedcross.core.errors import FederationError
 from fedcross.core.keys import make_authority, make_node_key, make_server
 from fedcross.engines import flower, guarded
-from fedcross.engines.judged import judged
 from fedcross.engines.processes import Family
 from fedcross.engines.superlink import register
 
@@ -183,27 +180,16 @@ class Network:
             raise self.family.failure(f"run-{self._started['run']}", "flwr run failed.")
 
     def serve(self, output: Path, *overrides: str, kills: Sequence[tuple[str, int]] = ()) -> None:
-        """Submit a run and do the server's part in a thread of this process, until the federation is gone."""
-        from fedcross.conf.schema import load
-        from fedcross.server.session import Session
-        from tests.support import killer
-        from tests.support.federation import Quiet
-        from tests.support.inner_server import grid
-        from tests.support.network_server import install
-
-        self.submit(output, *overrides)
-
-        def work() -> None:
-            try:
-                with grid(self.port, self.authority.public, self.secret) as found:
-                    install(list(kills), self.work, type(judged(found)))
-                    Session(load([*SETTINGS, *overrides, f"output={output}"]), found, Quiet()).execute()
-            except Exception:  # noqa: BLE001 - at the end of a test the SuperLink goes, and with it the run
-                (self.work / "server.log").write_text(traceback.format_exc())
-            finally:
-                killer.restore()
-
-        threading.Thread(target=work, daemon=True).start()
+        """Submit a run whose server is a process that is ready before: ``tests.support.network_server``."""
+        text = join([*SETTINGS, *overrides, f"output={output}"])
+        self.start(
+            "server",
+            [
+                *(sys.executable, "-m", "tests.support.network_server", str(self.port)),
+                *(str(self.authority.public), str(self.secret), text),
+            ],
+        )
+        self.submit(output, *overrides, kills=kills)
 
     def wait(self, output: Path, seconds: float, *, restart: bool = False) -> int:
         """Wait for the end of the run; with `restart` start a killed SuperLink again. Return how often that was."""
@@ -212,6 +198,8 @@ class Network:
             if restart and self.processes["superlink"].poll() is not None:
                 restarts += 1
                 self.start_superlink()
+            if "server" in self.processes and self.processes["server"].poll():
+                raise self.family.failure(f"server-{self._started['server']}", "The server ended.")
             if (self.work / "server.log").exists():
                 raise FederationError(f"the server ended: {(self.work / 'server.log').read_text()[-2000:]}")
             if time.monotonic() > deadline:
