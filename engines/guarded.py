@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 #: The versions with which everything of fedcross that uses private parts of Flower was compared (this file, and
-#: ``judged.py``, ``flower.py``, ``grid.py``); ``executor/flower_runtime.py`` names their minor numbers once more.
+#: ``judged.py``, ``object_client.py``, ``flower.py``, ``grid.py``); ``executor/flower_runtime.py`` names their minor
+#: numbers once more.
 CHECKED = ("1.41.0", "1.42.0")
 #: Message, table of records, record, array, chunk: Flower's messages have no more levels.
 DEPTH = 5

@@ -3,23 +3,20 @@
 Flower 1.41 has no hook between the announcement of a reply and its arrays in memory: ``HttpGrid.pull_messages`` pulls
 and inflates whatever a registered device has sent, and one reply of a few MiB can inflate to any size. So
 :class:`JudgedGrid` pulls replies itself, with Flower's own client, and hands them over one by one; everything else is
-Flower's grid. This is the only file that depends on how ``HttpGrid`` pulls; :data:`CHECKED` is the version it was
-compared with.
+Flower's grid. Only this file and ``object_client.py`` depend on how ``HttpGrid`` pulls; :data:`CHECKED` names the
+versions that they were compared with.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.common.constant import ErrorCode
@@ -31,6 +28,7 @@ from fedcross.core.allowance import NO_ARRAYS, Allowance, Refusal
 from fedcross.core.errors import UploadError
 from fedcross.engines.guarded import CHECKED
 from fedcross.engines.lost_nodes import LostNodes
+from fedcross.engines.object_client import LONGEST_PAUSE_S, PAUSE_S, LostError, NotYetError, ObjectClient, patiently
 from fedcross.engines.object_tree import Judge, names_of
 
 if TYPE_CHECKING:
@@ -38,29 +36,14 @@ if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree
     from flwr.superlink.grid import HttpGrid
 
-T = TypeVar("T")
-#: Objects pulled at once, and bytes beside an object's content in an answer.
-AT_ONCE, ENVELOPE = 4, 256
 #: Most bytes of replies that one call hands over, unless a single reply is larger.
 QUOTA = 1 << 26
-#: Pause between two looks at a reply that is not complete yet: the first one and the longest one.
-PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 #: Seconds that a reply whose first object has come may take for the others. Flower's clients send that object last.
 COMPLETE_S = 600.0
-
-
 #: How often a batch of requests is sent before the run ends, if the SuperLink cannot store it.
 PUSHES = 5
-#: Seconds for which the SuperLink may answer with an error of its own, because it is busy, until the run ends with it.
-BUSY_S = 300.0
-
-
-class NotYetError(Exception):
-    """An object of a reply was announced, but has not been sent so far."""
-
-
-class LostError(Exception):
-    """An object of a reply does not exist any more."""
+#: Metadata of a reply that the SuperLink compares with the request. Those inside the reply are the device's own words.
+CHECKED_BY_SUPERLINK = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id", "message_type")
 
 
 @dataclass
@@ -77,26 +60,6 @@ class _Arrival:
     @property
     def asked(self) -> str:
         return str(self.proto.metadata.reply_to_message_id)
-
-
-def patiently(call: Callable[[], T], seconds: float = BUSY_S) -> T:
-    """Return ``call()``; repeat it for up to `seconds` while the SuperLink answers with an error of its own.
-
-    A device that announces a reply of many thousand objects keeps the SuperLink's database busy for seconds. Other
-    calls then end with status 500, which Flower's client does not repeat.
-    """
-    import httpx
-
-    deadline, pause = time.monotonic() + seconds, PAUSE_S
-    while True:
-        try:
-            return call()
-        except httpx.HTTPStatusError as error:
-            if not error.response.is_server_error or time.monotonic() > deadline:
-                raise
-            log(WARNING, "fedcross: the SuperLink is busy (status %s); asked again", error.response.status_code)
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 def judged(grid: Grid) -> Grid:
@@ -126,8 +89,7 @@ class JudgedGrid(Grid):
         self.inner = inner
         self._allowances: dict[str, Allowance] = {}
         self._arrived: list[_Arrival] = []
-        self._limit = threading.local()
-        self._watched: Any = None
+        self._objects = ObjectClient(inner)
         self._singly = False  # whether replies are asked for one by one
         self._unreadable: list[str] = []  # messages whose reply's announcement cannot be read
         self._lost = LostNodes(self.get_node_ids)
@@ -243,7 +205,7 @@ class JudgedGrid(Grid):
         for ids in [[one] for one in sorted(asked)] if self._singly else [sorted(asked)]:
             request = PullAppMessagesRequest(message_ids=ids)
             try:
-                found = patiently(partial(self._client.PullMessages, request))
+                found = patiently(partial(self._objects.client.PullMessages, request))
             except ValueError as error:  # a device can nest a tree so deep that nobody reads the answer
                 log(WARNING, "fedcross: the announcement of %s replies is not readable: %s", len(ids), error)
                 if len(ids) == 1:
@@ -258,7 +220,7 @@ class JudgedGrid(Grid):
         """Return the reply, an error in its place, or None if it is not complete yet."""
         meta = arrival.proto.metadata
         try:
-            judge = Judge(arrival.allowance, names_of(arrival.tree, arrival.allowance), self._pull)
+            judge = Judge(arrival.allowance, names_of(arrival.tree, arrival.allowance), self._objects.pull)
             try:
                 if arrival.tree.object_id != meta.message_id:
                     raise UploadError("malformed_message", "the reply's tree is that of another message")
@@ -334,64 +296,4 @@ class JudgedGrid(Grid):
         request = ConfirmMessageReceivedRequest(
             node=self.inner.node, run_id=self.run.run_id, message_object_id=arrival.proto.metadata.message_id
         )
-        patiently(lambda: self._client.ConfirmMessageReceived(request))
-
-    # ---- objects ------------------------------------------------------------------------------------------------
-
-    @property
-    def _client(self) -> Any:
-        """Flower's client; answers that are longer than expected are refused before they are read."""
-        client = self.inner._runtime_client
-        if client is not self._watched:
-            client._client.event_hooks["response"].append(self._not_longer)
-            self._watched = client
-        return client
-
-    def _not_longer(self, response: Any) -> None:
-        most = getattr(self._limit, "most", None)
-        length = response.headers.get("content-length")
-        if most is not None and length is not None and int(length) > most + ENVELOPE:
-            raise UploadError("too_large", f"an object of {length} bytes, {most} at most")
-
-    def _pull(self, names: list[str], most: int) -> Iterator[tuple[str, bytes]]:
-        """Yield name and content of objects, a few of them at once; stop at the first one that is not there."""
-        if len(names) == 1:
-            yield names[0], self._object(names[0], most)
-            return
-        open_ones: deque[tuple[str, Future[bytes]]] = deque()
-        left = deque(names)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                while left or open_ones:
-                    while left and len(open_ones) < AT_ONCE:
-                        name = left.popleft()
-                        open_ones.append((name, pool.submit(self._object, name, most)))
-                    name, future = open_ones.popleft()
-                    yield name, future.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _object(self, name: str, most: int) -> bytes:
-        from flwr.proto.message_pb2 import PullObjectRequest
-
-        request = PullObjectRequest(node=self.inner.node, run_id=self.run.run_id, object_id=name)
-        self._limit.most = most
-        try:
-            found = patiently(lambda: self._client.PullObject(request))
-        finally:
-            self._limit.most = None
-        if not found.object_found:
-            raise LostError(name)
-        if not found.object_available:
-            raise NotYetError(name)
-        return bytes(found.object_content)
-
-
-#: Metadata of a reply that the SuperLink compares with the request. Those inside the reply are the device's own words.
-CHECKED_BY_SUPERLINK = (
-    "run_id",
-    "src_node_id",
-    "dst_node_id",
-    "reply_to_message_id",
-    "message_type",
-)
+        patiently(lambda: self._objects.client.ConfirmMessageReceived(request))

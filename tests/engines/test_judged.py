@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import flwr
-import httpx
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -18,13 +17,14 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.superlink.grid import HttpGrid
 
 from fedcross.core.allowance import Allowance, Arrays, Refusal
-from fedcross.core.errors import UploadError
 from fedcross.engines import judged as module
+from fedcross.engines import object_client
 from fedcross.engines.grid import LocalGrid, identify
 from fedcross.engines.guarded import CHECKED
-from fedcross.engines.judged import JudgedGrid, judged, patiently
+from fedcross.engines.judged import JudgedGrid, judged
 from fedcross.engines.lost_nodes import LOOK_S, LostNodes
 from fedcross.strategies.wire.records import encode
+from tests.support.clock import Clock
 
 MODEL = {"w": np.arange(1000, dtype=np.float32)}
 ALLOWED = Allowance({"arrays": Arrays(1, 5000)}, frozenset({"metrics", "config"}))
@@ -84,23 +84,11 @@ class SuperLink:
         return self.nodes
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-    time = monotonic
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(module, "time", found)
+    monkeypatch.setattr(object_client, "time", found)
     return found
 
 
@@ -221,7 +209,7 @@ def test_a_reply_that_is_never_finished_is_refused(grid, link, clock):
         replies, looks = list(grid.pull_messages(["asked-0"])), looks + 1
         clock.now += 1
     assert replies[0].error.kind == "incomplete"
-    assert module.COMPLETE_S <= clock.now < module.COMPLETE_S + 2 * module.LONGEST_PAUSE_S
+    assert module.COMPLETE_S <= clock.now < module.COMPLETE_S + 2 * object_client.LONGEST_PAUSE_S
     assert len(link.asked) < looks  # less and less often
 
 
@@ -280,41 +268,6 @@ def test_an_announcement_that_cannot_be_read_costs_its_own_slot_only(grid, link)
     first, second = grid.pull_messages(ids)
     assert (first.error.kind, first.metadata.reply_to_message_id) == ("malformed_message", "asked-0")
     assert second.metadata.reply_to_message_id == "asked-1"
-
-
-def test_an_answer_that_is_too_long_is_refused_before_it_is_read(grid, link):
-    assert grid._client is link
-    (hook,) = link._client.event_hooks["response"]
-    assert grid._client is link
-    assert len(link._client.event_hooks["response"]) == 1
-    hook(httpx.Response(200, headers={"content-length": "99999999"}))  # no object: a list of replies, say
-    grid._limit.most = 1000
-    hook(httpx.Response(200, headers={"content-length": "1000"}))
-    with pytest.raises(UploadError, match="too_large"):
-        hook(httpx.Response(200, headers={"content-length": "2000"}))
-
-
-def status(code):
-    return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://h"), response=httpx.Response(code))
-
-
-def test_a_busy_superlink_is_asked_again_and_a_refusal_is_a_refusal(clock):
-    outcomes = [status(503), status(500), None]
-
-    def call():
-        outcome = outcomes.pop(0)
-        if outcome is not None:
-            raise outcome
-        return 5
-
-    assert patiently(call) == 5
-    outcomes = [status(403)]
-    with pytest.raises(httpx.HTTPStatusError):
-        patiently(call)
-    outcomes = [status(500)] * 1000
-    with pytest.raises(httpx.HTTPStatusError):
-        patiently(call)
-    assert clock.now > module.BUSY_S
 
 
 def test_requests_that_could_not_be_stored_are_sent_again_as_new_ones(grid, link, clock):
