@@ -1,5 +1,6 @@
 """Shared by all tests: nothing global leaks from one test into the next."""
 
+import faulthandler
 import gc
 import itertools
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import config_files
 from tests.support.strays import left_behind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,12 +36,21 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 
 
 def pytest_configure() -> None:
-    """Listen to Ctrl-C even where a shell started the tests in the background, which ignores it.
+    """Read configuration files once, and listen to Ctrl-C even where a shell started the tests in the background.
 
-    Processes inherit what is ignored, and several tests interrupt one.
+    Such a shell ignores it, processes inherit what is ignored, and several tests interrupt one.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config_files.read_once()
+
+
+def pytest_unconfigure() -> None:
+    """End this process two minutes after the last test at the latest, and say which thread kept it from ending.
+
+    Python waits for the threads of executors; one that asks a server that is gone never ends.
+    """
+    faulthandler.dump_traceback_later(120, exit=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
