@@ -3,6 +3,7 @@
 ::
 
     supervisor   starts the SuperNode and asks it for work
+    node         Flower's SuperNode with shorter pauses
     crew         starts and ends the worker, hands it tasks, reports a worker that died
     worker       one process for one app bundle; answers one message after another
     flower_runtime   the only file that uses classes of Flower's Runtime API

@@ -1,4 +1,4 @@
-"""Starts the supervisor or the worker; a script that imports this folder under a private name.
+"""Starts the supervisor, the SuperNode or the worker; a script that imports this folder under a private name.
 
 ::
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 #: Name of this folder in the processes that it starts. There, no part of fedcross is imported before its bundle is.
 PRIVATE = "_fedcross_executor"
-PARTS = ("supervisor", "worker")
+PARTS = ("supervisor", "node", "worker")
 
 
 def command(part: str) -> list[str]:

@@ -34,7 +34,9 @@ from flwr.common.logger import log
 
 from . import flower_runtime as runtime
 from .crew import GRACE_S, IDLE_S, Actions, Crew
+from .node import PROGRAM
 from .program import beside
+from .program import command as own
 
 IDLE = "FEDCROSS_EXECUTOR_IDLE"
 #: Seconds until the next question for a task: after the SuperNode has written a line to its log, which it does when a
@@ -57,7 +59,7 @@ class Node:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [beside(command[0]), *command[1:]],
+            command,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             preexec_fn=_end_with_parent,
@@ -137,7 +139,7 @@ def main(arguments: list[str]) -> int:
         secret = asked.secret.read_bytes()
     except OSError as error:
         raise SystemExit(f"{asked.secret}: this secret cannot be read ({error.strerror}).") from error
-    node = Node(asked.command)
+    node = Node(node_command(asked.command))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, node.signal)
     if runtime.known():
@@ -150,6 +152,14 @@ def main(arguments: list[str]) -> int:
         time.sleep(1.0)
     executor.terminate()
     return node.end()
+
+
+def node_command(asked: Sequence[str]) -> list[str]:
+    """Return what starts the SuperNode: the command that was `asked` for, with :mod:`node`'s pauses where they fit."""
+    program, *options = asked
+    if Path(program).name == PROGRAM and runtime.known():
+        return [*own("node"), *options]
+    return [beside(program), *options]
 
 
 def _parser() -> argparse.ArgumentParser:

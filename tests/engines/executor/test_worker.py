@@ -147,5 +147,5 @@ def test_no_part_of_fedcross_is_imported_before_the_bundle_is(tmp_path: Path) ->
 
 
 def test_only_the_parts_of_the_executor_can_be_started() -> None:
-    with pytest.raises(SystemExit, match="nothing: start one of supervisor, worker"):
+    with pytest.raises(SystemExit, match="nothing: start one of supervisor, node, worker"):
         program.main([])

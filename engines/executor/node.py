@@ -1,0 +1,79 @@
+"""Flower's SuperNode, which asks for messages more often while a run is on.
+
+::
+
+    python -P engines/executor/program.py node --superlink HOST:PORT ...
+
+Flower 1.41 and 1.42 have two pauses in the SuperNode's loop that no option changes: 3 s after a look that found no
+message, and .5 s between two looks for the reply of its ClientApp. A round waits for the slowest device, so with three
+of them the first pause alone costs 2.3 s in the mean. Here a pause is a tenth of the time since the device's last
+message, within bounds: it costs a round a tenth of its length at most, and an idle device asks no more often than
+Flower's does. Nothing else of the SuperNode is different.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+PROGRAM, LOOP = "flower-supernode", "flwr.supernode.start_client_internal"
+#: Share of the time since the last message, and the least pause in seconds; the most is what Flower asks for.
+SHARE, LEAST_S = 0.1, 0.2
+#: Seconds between two looks for a reply.
+LOOK_S = 0.05
+#: From this length on, in seconds, a pause of Flower's is one between two questions for a message.
+QUESTION_S = 1.0
+
+
+class Pauses:
+    """Stands for the module ``time`` in the SuperNode's loop; only the pauses are other ones.
+
+    Parameters
+    ----------
+    clock, sleep : callable
+        Tell the time in seconds, and wait.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._last = -float("inf")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait at most `seconds`."""
+        if seconds >= QUESTION_S:
+            self._sleep(min(seconds, max(LEAST_S, SHARE * (self._clock() - self._last))))
+        else:  # a message is being answered
+            self._last = self._clock()
+            self._sleep(min(seconds, LOOK_S))
+
+
+def shorten() -> None:
+    """Give the SuperNode's loop its :class:`Pauses`.
+
+    Raises
+    ------
+    SystemExit
+        If this version of Flower has no such loop.
+    """
+    loop = import_module(LOOP)
+    if getattr(loop, "time", None) is not time:
+        raise SystemExit(f"{LOOP} has no pauses: this version of Flower is not supported.")
+    loop.time = Pauses()  # type: ignore[attr-defined]
+
+
+def main(arguments: list[str]) -> int:
+    """Become the SuperNode with these arguments."""
+    sys.argv = [PROGRAM, *arguments]
+    [entry] = entry_points(group="console_scripts", name=PROGRAM)
+    start: Callable[[], int | None] = entry.load()
+    shorten()
+    return start() or 0
