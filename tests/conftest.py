@@ -62,6 +62,13 @@ def _no_process_is_left_behind() -> Iterator[None]:
     assert left_behind(f"FEDCROSS_TESTS={value}", patience_s=60) == []
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _kept_from_the_collector() -> None:
+    """Keep the garbage collector away from what the files before this one imported and cached, too."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _flowers_log() -> Generator[None, None, None]:
     """Let Flower's logger speak: Hydra turns off every logger that it finds, also for the tests after this one."""

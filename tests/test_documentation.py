@@ -21,6 +21,7 @@ import pytest
 import yaml
 from flwr.common.config import parse_config_args
 
+from fedcross.conf.compose import CONF
 from fedcross.conf.schema import load, load_text
 from fedcross.core.run_config import overrides_of
 from fedcross.server.check import checked_plan
@@ -117,6 +118,9 @@ def test_runs_and_sweeps_are_accepted(command, tmp_path, monkeypatch):
         return
     if any(own in command.text for own in ("method=fedmine", "model=mynet")):
         return  # of the reader: tests/server/commands/test_new_method.py and tests/tasks/test_own_model.py run them
+    if words[0].startswith("experiment=") and all(word.startswith("data_root=") for word in words[1:]):
+        assert (CONF / "experiment" / f"{words[0].partition('=')[2]}.yaml").is_file()  # tests/conf composes its jobs
+        return
     if any(word.startswith("resume=") for word in words):  # needs a run: tests/server/commands/test_run.py resumes one
         assert load([word for word in words if not word.startswith("resume=")])
         return
