@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import os
 import signal
 import time
@@ -23,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcross.engines import flower, superlink
 from fedcross.engines.executor import supervisor
+from tests.support import flower_app
 from tests.support.inner_server import grid
 from tests.support.network import Network
 from tests.support.strays import left_behind
@@ -34,19 +34,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),
 ]
 PATIENCE_S = 300
-PYPROJECT = """[project]
-name = "toy"
-version = "0.1.0"
-description = "Tells which process answers"
-license = "Apache-2.0"
-
-[tool.flwr.app]
-publisher = "test"
-
-[tool.flwr.app.components]
-serverapp = "toy.client:app"
-clientapp = "toy.client:app"
-"""
 CLIENT = """
 import os
 import signal
@@ -125,10 +112,7 @@ class Run:
 @contextlib.contextmanager
 def run(network: Network, folder: Path, version: str, *, stays: bool = True) -> Iterator[Run]:
     """Start a run of the toy app, and be its server."""
-    (folder / "toy").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    (folder / "toy" / "__init__.py").touch()
-    (folder / "toy" / "client.py").write_text(inspect.cleandoc(CLIENT.format(version=version, stays=stays)) + "\n")
+    flower_app.write(folder, "toy", client=CLIENT.format(version=version, stays=stays))
     fab = build_fab_from_disk(folder)
     with contextlib.closing(flower.control_client(network.port, network.authority.public)) as client:
         client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))))

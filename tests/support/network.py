@@ -27,26 +27,11 @@ from fedcross.core.keys import make_authority, make_node_key, make_server
 from fedcross.engines import flower, guarded
 from fedcross.engines.processes import Family
 from fedcross.engines.superlink import register
+from tests.support import flower_app
 
 ROOT = Path(__file__).parents[2]
 #: Seconds that a start may take: only a hanging program takes so long, and one that ends is noticed at once.
 START_S = 600
-PYPROJECT = """[project]
-name = "faults"
-version = "0.1.0"
-description = "Fault tests"
-license = "Apache-2.0"
-
-[tool.flwr.app]
-publisher = "test"
-
-[tool.flwr.app.components]
-serverapp = "faultapp.server:app"
-clientapp = "faultapp.client:app"
-
-[tool.flwr.app.config]
-overrides = ""
-"""
 #: Three clients, all drawn. What the light clients do is known, and so is every digit of the result.
 SETTINGS = (
     *("task=digits", "task.limit=200", "task.limit_test=100", "partition=iid", "partition.clients=3"),
@@ -108,7 +93,10 @@ class Network:
         secret = state / "secret"
         secret.write_bytes(secrets.token_bytes(32))
         secret.chmod(0o600)
-        self.app = write_app(state / "app")
+        made = 'from tests.support.{} import app\n\n__all__ = ["app"]'
+        self.app = flower_app.write(
+            state / "app", "faultapp", client=made.format("light_node"), server=made.format("network_server")
+        )
         self.environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "FEDCROSS_NETWORK": str(self.work)}
         self.family = stack.enter_context(Family(self.work, flower.environment(home, self.environment), [state]))
         # A test that fails must not take the machine's memory.
@@ -222,17 +210,6 @@ def wait_for_rounds(output: Path, count: int, seconds: float) -> None:
         if time.monotonic() > deadline:
             raise FederationError(f"{len(lines(output))} rounds after {seconds:.0f} s, {count} expected")
         time.sleep(0.1)
-
-
-def write_app(folder: Path) -> Path:
-    """Write the Flower app; its code is this checkout's."""
-    package = folder / "faultapp"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "client.py").write_text("from tests.support.light_node import app as made\n\napp = made\n")
-    (package / "server.py").write_text("from tests.support.network_server import app as made\n\napp = made\n")
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    return folder
 
 
 def undisturbed(output: Path, *overrides: str, silent: Callable[[dict[str, Any]], bool] = lambda asked: False) -> str:

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
-PYPROJECT = """[project]
-name = "toy"
-version = "0.1.0"
-description = "Asks every client who it is"
-license = "Apache-2.0"
-
-[tool.flwr.app]
-publisher = "test"
-
-[tool.flwr.app.components]
-serverapp = "toy.server:app"
-clientapp = "toy.client:app"
-
-[tool.flwr.app.config]
-overrides = ""
-"""
+from tests.support import flower_app
 
 CLIENT = """
 import os
@@ -75,8 +59,4 @@ def main(grid: Grid, context: Context) -> None:
 
 def write(folder: Path) -> Path:
     """Write the app into `folder` and return it."""
-    (folder / "toy").mkdir(parents=True)
-    for name, text in {"__init__": "", "client": CLIENT, "server": SERVER}.items():
-        (folder / "toy" / f"{name}.py").write_text(inspect.cleandoc(text) + "\n")
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    return folder
+    return flower_app.write(folder, "toy", client=CLIENT, server=SERVER)
