@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedcross.client.batched.cuda_graphs import record_cuda
 from fedcross.client.batched.state import Work
 from fedcross.client.batched.trainer import train_batched
+from fedcross.client.cuda_graphs import record_cuda
 from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import step, train

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcross.client.batched.cuda_graphs import Record, Replay
 from fedcross.client.batched.state import StackedPrepared, StackedState, Work, alike, fitting
+from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import Augment, augmentation_stream, host_orders
 from fedcross.client.trainer import step as sgd_step
@@ -61,7 +61,7 @@ def train_batched(
     graph : bool
         Whether steps are replayed as CUDA graphs (only on a GPU, only without batch normalisation).
     record : callable, optional
-        Takes the place of recording a CUDA graph (:class:`client.batched.cuda_graphs.Replay`), on any device.
+        Takes the place of recording a CUDA graph (:class:`client.cuda_graphs.Replay`), on any device.
     """
     results: dict[int, Trained] = {}
     for kind in alike(works):
