@@ -9,24 +9,19 @@ recorded, the reason is logged and the plain loop of :mod:`client.trainer` goes 
 
 from __future__ import annotations
 
-from logging import WARNING
+from collections.abc import Hashable
 from typing import Any
 
 import torch
-from flwr.common.logger import log
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.recordings import Recordings
 from fedcross.client.trainer import Augment, Stepper, augmentation_stream, host_orders, train
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Trained, Visit
-
-#: Most recordings in a process. A run has one or two; more mean that every visit prepares something of another kind.
-MOST = 8
-#: What may be in the tree of prepared values: tensors are copied, other values compared.
-PLAIN = (Tensor, bool, int, float, str, type(None))
 
 
 class Captured:
@@ -42,73 +37,48 @@ class Captured:
         Examples of the largest client, so that one recording has room for all. For a larger client there is a new one.
     record : callable, optional
         Takes the place of recording a CUDA graph (:class:`client.cuda_graphs.Replay`), on any device.
-
-    Attributes
-    ----------
-    refused : str or None
-        Why visits are trained by the plain loop; None while steps are recorded.
     """
 
     def __init__(self, net: ModuleNet, objective: Objective, examples: int = 0, record: Record | None = None) -> None:
         self._net, self._objective, self._examples, self._record = net, objective, examples, record
-        self._stages: dict[Any, _Stage] = {}
-        self._recorded = 0
-        self.refused: str | None = None
+        self._recordings: Recordings[_Stage] = Recordings()
+
+    @property
+    def refused(self) -> str | None:
+        """Why visits are trained by the plain loop; None while steps are recorded."""
+        return self._recordings.refused
 
     def train(self, visit: Visit, prepared: Prepared, settings: Train, augment: Augment | None = None) -> Trained:
         """Train the model loaded in the net; parameters and result as for :func:`client.trainer.train`."""
-        stage = self._stage(visit, prepared, settings, augmented=augment is not None)
+        stage = None
+        if len(visit.y) >= settings.batch:  # without a full batch there is nothing to repeat
+            stage = self._stage(visit, prepared, settings, augmented=augment is not None)
         if stage is None:
             return train(self._net, self._objective, visit, prepared, settings, augment)
-        stage.visits += 1
-        if (
-            stage.visits & (stage.visits - 1) == 0
-        ):  # at visits 1, 2, 4, 8, ...: what a method hides in its own attributes
-            stage.replay.doubt()  # stays as it was recorded
         trained = stage.train(visit, prepared, settings.epochs, augment)
-        if stage.replay.refused is not None:
-            self._refuse(stage.replay.refused, told=True)
+        self._recordings.look_at(stage)
         return trained
 
     def _stage(self, visit: Visit, prepared: Prepared, settings: Train, *, augmented: bool) -> _Stage | None:
-        """Return the stage for this visit, a new one if there is none; None if the plain loop should train it."""
-        if self.refused is not None or len(visit.y) < settings.batch:  # without a full batch there is nothing to repeat
-            return None
-        odd = {type(leaf).__name__ for leaf in tree_flatten(prepared)[0] if not isinstance(leaf, PLAIN)}
-        if odd:
-            self._refuse(f"what the method prepares holds a {min(odd)}, whose contents cannot be compared")
-            return None
-        key = _kind(visit, prepared, settings, padded=self._objective.batchable), augmented
-        known = self._stages.get(key)
-        if known is not None and known.fits(visit, settings.epochs):
-            return known
-        if self._recorded >= MOST:
-            self._refuse(f"{MOST} recordings were not enough, what the method prepares differs from visit to visit")
-            return None
-        self._recorded += 1
-        try:
-            stage = _Stage(
+        """Return the stage for this visit; None if the plain loop should train it."""
+
+        def key() -> Hashable:
+            return _kind(visit, prepared, settings, padded=self._objective.batchable), augmented
+
+        def make() -> _Stage:
+            room = max(self._examples, len(visit.y))
+            return _Stage(
                 self._net,
                 self._objective,
                 visit,
                 prepared,
                 settings,
                 augmented=augmented,
-                room=max(self._examples, len(visit.y)),
+                room=room,
                 record=self._record,
             )
-        except torch.OutOfMemoryError:
-            self._refuse("the device's memory is too small for a copy of a client's data")
-            return None
-        self._stages[key] = stage
-        return stage
 
-    def _refuse(self, reason: str, *, told: bool = False) -> None:
-        """Leave all further visits to the plain loop; give the memory of the stages back."""
-        self.refused = reason
-        self._stages.clear()
-        if not told:
-            log(WARNING, "fedcross: CUDA graphs are not used: %s. Training goes on without them.", reason)
+        return self._recordings.take(key, prepared, lambda stage: stage.fits(visit, settings.epochs), make)
 
 
 class _Stage:
@@ -127,7 +97,7 @@ class _Stage:
         record: Record | None,
     ) -> None:
         self._net, self._size, self._room = net, settings.batch, room
-        self.visits = 0
+        self.uses = 0
         count = len(visit.y)
         self._x, self._y = _space(visit.x, room), _space(visit.y, room)
         #: Augmentation draws on the host, so augmented inputs come from outside.
