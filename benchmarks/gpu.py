@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedcross.client.batched.captured import Together
 from fedcross.client.batched.state import Work
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.cuda_graphs import record_cuda
@@ -209,8 +210,9 @@ def graphs(place: Place) -> Found:
     found: Found = {"seconds a recording": time.perf_counter() - started, "reserved, MB": []}
     net = network(place, "lenet5")
     works = [Work(visit(net, i, 130), {}, {}) for i in range(CLIENTS)]
+    together = Together(net, Objective(Settings()), 130)
     for _ in range(20):
-        train_batched(net, Objective(Settings()), works, settings(), graph=True)
+        train_batched(net, Objective(Settings()), works, settings(), together=together)
         found["reserved, MB"].append(torch.cuda.memory_reserved(place.device) / 1e6)
     return found
 
@@ -254,8 +256,10 @@ def _batched_times(place: Place, model: str) -> Found:
     net, examples = network(place, model), BATCH * (1 if place.tiny else 10)
     works = [Work(visit(net, i, examples), {}, {}) for i in range(2 if place.tiny else CLIENTS)]
     found: Found = {}
-    for name, graph in (("vmap", False), ("vmap + graph", True)):
-        whole = place.seconds(partial(train_batched, net, Objective(Settings()), works, settings(), graph=graph), 3)
+    recorded = Together(net, Objective(Settings()), examples) if place.gpu else None
+    for name, together in (("vmap", None), ("vmap + graph", recorded)):
+        call = partial(train_batched, net, Objective(Settings()), works, settings(), together=together)
+        whole = place.seconds(call, 3)
         found[name] = whole * 1e3 / len(works) / (examples / BATCH)
     return found
 

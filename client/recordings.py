@@ -53,19 +53,20 @@ class Recordings(Generic[S]):
             return None
         odd = {type(leaf).__name__ for leaf in tree_leaves(prepared) if not isinstance(leaf, PLAIN)}
         if odd:
-            return self._refuse(f"what the method prepares holds a {min(odd)}, whose contents cannot be compared")
+            self._refuse(f"what the method prepares holds a {min(odd)}, whose contents cannot be compared")
+            return None
         name = key()
         found = self._stages.get(name)
         if found is None or not fits(found):
             if self._made >= MOST:
-                return self._refuse(
-                    f"{MOST} recordings were not enough, what the method prepares differs from visit to visit"
-                )
+                self._refuse(f"{MOST} recordings were not enough, what the method prepares differs from visit to visit")
+                return None
             self._made += 1
             try:
                 found = self._stages[name] = make()
             except torch.OutOfMemoryError:
-                return self._refuse("the device's memory is too small for a copy of the clients' data")
+                self._refuse("the device's memory is too small for a copy of the clients' data")
+                return None
         found.uses += 1
         if found.uses & (found.uses - 1) == 0:  # at uses 1, 2, 4, 8, ...
             found.replay.doubt()  # what a method keeps in attributes of its own would stay as it was recorded

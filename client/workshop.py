@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from logging import WARNING
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import MetricRecord, RecordDict
@@ -29,6 +30,9 @@ from fedcross.strategies.wire.compression import ClientHalf
 from fedcross.strategies.wire.records import views
 from fedcross.tasks.data import FederatedData, forget
 from fedcross.tasks.scoring import score
+
+if TYPE_CHECKING:
+    from fedcross.client.batched.captured import Together
 
 
 class Workshop:
@@ -58,6 +62,7 @@ class Workshop:
         self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         #: Client -> its prepared inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
+        self._together: Together | None = None
         self._warned = False
         kept = {name: buffer for name, buffer in self.net.buffers.items() if name not in self.net.frozen}
         if config.privacy.enabled and any(buffer.is_floating_point() for buffer in kept.values()):
@@ -95,8 +100,11 @@ class Workshop:
                 kind = type(self.objective).__name__
                 log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
             return [self.train(content) for content in contents]
+        from fedcross.client.batched.captured import Together
         from fedcross.client.batched.trainer import train_batched
 
+        if self._together is None and graph and self.device.type == "cuda" and uses_graphs():
+            self._together = Together(self.net, self.objective, self._largest())
         with one_thread(self.device):
             arrived = [arrive(self, content) for content in contents]
             if any(a.settings != arrived[0].settings for a in arrived):
@@ -108,7 +116,7 @@ class Workshop:
                 arrived[0].settings,
                 self.data.task.augment,
                 memory=memory,
-                graph=graph,
+                together=self._together,
             )
             return [leave(self, a, trained) for a, trained in zip(arrived, results)]
 

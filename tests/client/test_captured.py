@@ -33,9 +33,9 @@ class Taught(Objective):
         return {"teacher": teacher, "weight": torch.tensor(0.1 * visit.client, dtype=visit.x.dtype)}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        assert batch.rows is not None
-        apart = net.logits(params, buffers, batch.x) - prepared["teacher"][batch.rows]
-        return prepared["weight"] * (apart**2).mean() + super().loss(net, params, buffers, batch, prepared)
+        rows = torch.arange(len(batch.y)) if batch.rows is None else batch.rows
+        apart = (net.logits(params, buffers, batch.x) - prepared["teacher"][rows]) ** 2
+        return prepared["weight"] * batch.mean(apart.sum(1)) + super().loss(net, params, buffers, batch, prepared)
 
 
 OBJECTIVES = {
