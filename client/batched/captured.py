@@ -173,11 +173,7 @@ class _Stage:
         x = self._inputs
         if x is None:
             x = self._x.flatten(0, 1).index_select(0, at).view(k, self._size, *self._x.shape[2:])
-        before = [tensor.clone() for tensor in state.tensors()]
-        self._stepper.advance(state, self._prepared, Step(self._number, x, y, mask, rows))
-        trains = counts > 0
-        for tensor, old in zip(state.tensors(), before):
-            tensor.copy_(torch.where(trains.view(k, *[1] * (tensor.dim() - 1)), tensor, old))
+        self._stepper.advance(state, self._prepared, Step(self._number, x, y, mask, rows), trains=counts > 0)
         self._number.add_(1)
 
 

@@ -22,8 +22,9 @@ _SUMMED = (-3, -1)
 def masked(module: nn.Module, mask: Tensor) -> Iterator[None]:
     """Let the batch normalisation of `module` see only the rows where `mask` (batch,) is 1, inside the block."""
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    rows = mask.sum()
     for layer in layers:
-        layer.forward = partial(_forward, layer, mask)  # type: ignore[method-assign]
+        layer.forward = partial(_forward, layer, mask, rows)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -31,7 +32,7 @@ def masked(module: nn.Module, mask: Tensor) -> Iterator[None]:
             del layer.forward
 
 
-def _forward(layer: _BatchNorm, mask: Tensor, x: Tensor) -> Tensor:
+def _forward(layer: _BatchNorm, mask: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     """Return what `layer` makes of the real rows of `x` (batch, channels, ...); the other rows hold no meaning."""
     if not layer.training or len(x) != len(mask):  # kept statistics, or examples that the method made itself
         return type(layer).forward(layer, x)
@@ -41,7 +42,7 @@ def _forward(layer: _BatchNorm, mask: Tensor, x: Tensor) -> Tensor:
     ones = like.new_ones(x.shape[1], 1)
     weight = ones if layer.weight is None else layer.weight.view(-1, 1)
     bias = 0 * ones if layer.bias is None else layer.bias.view(-1, 1)
-    count = kept.sum() * values.shape[-1]
+    count = rows.to(like.dtype) * values.shape[-1]
     found: Any = _Norm.apply(values.to(like.dtype), kept, weight, bias, count, layer.eps)
     out, mean, variance, *_ = found
     with torch.no_grad():
@@ -51,14 +52,15 @@ def _forward(layer: _BatchNorm, mask: Tensor, x: Tensor) -> Tensor:
 
 def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     """Update the running statistics of `layer` as torch does."""
-    share: float | Tensor = layer.momentum if layer.momentum is not None else 0.0
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
-        if layer.momentum is None:
-            share = 1.0 / layer.num_batches_tracked
     for kept, new in ((layer.running_mean, mean), (layer.running_var, variance)):
-        if kept is not None:
-            kept.copy_(kept * (1 - share) + new * share)
+        if kept is None:
+            continue
+        if layer.momentum is not None:
+            kept.mul_(1 - layer.momentum).add_(new, alpha=layer.momentum)
+        elif layer.num_batches_tracked is not None:  # the mean of all batches
+            kept.add_((new - kept) / layer.num_batches_tracked)
 
 
 class _Norm(torch.autograd.Function):
@@ -86,6 +88,7 @@ class _Norm(torch.autograd.Function):
         _, mask, weight, _, count, _ = inputs
         ctx.save_for_backward(mask, weight, count, output[3], output[4])
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Any:

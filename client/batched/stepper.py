@@ -68,8 +68,11 @@ class StackedStepper:
         self._has_term = objective.gradient(one, prepared) is not None
         self._ascends = objective.ascent(one, torch.zeros_like(one), prepared) is not None
 
-    def advance(self, state: StackedState, prepared: StackedPrepared, step: Step) -> None:
-        """Run one step in place on `state`, which holds exactly the clients of `step`."""
+    def advance(self, state: StackedState, prepared: StackedPrepared, step: Step, trains: Tensor | None = None) -> None:
+        """Run one step in place on `state`, which holds exactly the clients of `step`.
+
+        Clients for which `trains`, bool (k,), is false stay as they are.
+        """
         params = state.params(self._like)
         losses, slopes, fresh = self._slopes(params, state.buffers, prepared, step)
         gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
@@ -79,10 +82,17 @@ class StackedStepper:
             _, slopes, _ = self._slopes(there, state.buffers, prepared, step)
             gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
         term = vmap(self._term, (0, prepared.dims))(state.flat, prepared.leaves) if self._has_term else None
+        held = None if trains is None else (state.flat.clone(), state.momentum.clone())
         sgd_step(state.flat, gradient, state.momentum, state.lr, self._settings, term)
+        seen = losses * step.mask.sum(1)
+        if trains is not None and held is not None:
+            for now, old in zip((state.flat, state.momentum), held):
+                now.copy_(torch.where(trains[:, None], now, old))
+            fresh = {n: torch.where(_like(trains, new), new, state.buffers[n]) for n, new in fresh.items()}
+            seen = torch.where(trains, seen, 0)
         for name, buffer in state.buffers.items():
             buffer.copy_(fresh[name])
-        state.total.add_(losses * step.mask.sum(1))
+        state.total.add_(seen)
 
     def _slopes(
         self, params: Tensors, buffers: Tensors, prepared: StackedPrepared, step: Step
@@ -121,3 +131,8 @@ class StackedStepper:
     def _ascent(self, flat: Tensor, gradient: Tensor, leaves: list[Any]) -> Tensor:
         way = self._objective.ascent(flat, gradient, self._stacked.tree(leaves))
         return way if way is not None else torch.zeros_like(flat)
+
+
+def _like(trains: Tensor, values: Tensor) -> Tensor:
+    """Return `trains` (k,) with further axes of length 1, as many as `values` has."""
+    return trains.view(-1, *[1] * (values.dim() - 1))
