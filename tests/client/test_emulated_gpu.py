@@ -76,6 +76,17 @@ def test_every_method_trains_on_a_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+def test_a_site_without_recorded_steps_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
+    monkeypatch.setenv("FEDCROSS_GRAPHS", "off")
+    plain = run(tmp_path / "cpu", *TINY, "device=cpu").method.global_model()
+    with emulated_gpu(monkeypatch) as counted:
+        found = run(tmp_path / "gpu", *TINY, "device=cuda").method.global_model()
+    assert counted.recorder.recordings == 0
+    assert same(plain, found)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedgen", "scaffold"])
 def test_a_whole_round_trains_together_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Without recorded steps equal to the CPU to the bit; recorded ones pad all batches, so sums differ in rounding."""
@@ -273,3 +284,17 @@ def _record_a_step(net: ModuleNet, objective: Objective, x: torch.Tensor, y: tor
     counted.recorder(lambda: stepper.advance(batch))
     assert counted.waits[before:] == []
     assert bool((momentum != 0).any())
+
+
+def test_a_model_crosses_in_one_piece_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters, statistics of batch normalisation, and the counter of its batches; two types on the way back."""
+    plain = visits.small_net(norm=True)
+    arrays = {name: np.array(array) + np.array(1, array.dtype) for name, array in plain.read().items()}
+    with emulated_gpu(monkeypatch) as counted:
+        net = ModuleNet(plain.module, torch.device("cuda:0"))
+        counted.waits.clear()
+        net.load(arrays)
+        assert counted.waits == ["copy_ to cuda", "_to_copy to cuda", "_to_copy to cuda"]
+        found = net.read()
+        assert counted.waits[3:] == ["_to_copy to cpu", "_to_copy to cpu"]
+    assert same(arrays, found)
