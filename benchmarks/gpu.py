@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,15 +30,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedcross.client.batched.cuda_graphs import record_cuda
+from fedcross.client.batched.captured import Together
 from fedcross.client.batched.state import Work
 from fedcross.client.batched.trainer import train_batched
+from fedcross.client.captured import Captured
+from fedcross.client.cuda_graphs import record_cuda
 from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import step, train
 from fedcross.conf.schema import Train, settings_class
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.strategies.parts.objective import Objective, Trained, Visit
 from fedcross.tasks.augment import Augment, build
 from fedcross.tasks.models import create
 from fedcross.tasks.models.dropout import dropout_states
@@ -147,21 +149,49 @@ def _one_round(place: Place, method: str, engine: str) -> str:
 
 
 def _both_trainers(place: Place, model: str) -> Found:
-    """Train two clients in both trainers; return the largest difference of a weight. `load` checks the views."""
+    """Train two clients in both trainers, with and without recorded steps; return the largest difference of a weight.
+
+    `load` checks the views of an LSTM. Without a GPU a recorded step is a called one.
+    """
     net = network(place, model)
     start = {name: array.copy() for name, array in net.read().items()}
-    text, objective = model.startswith("lstm"), Objective(Settings())
-    clients = [visit(net, i, 70, text=text) for i in range(2)]
+    text, objective, record = model.startswith("lstm"), Objective(Settings()), None if place.gpu else _called
+    clients = [visit(net, i, 2 * BATCH + 20, text=text) for i in range(2)]
     works = [
         Work(one, {}, {n: s.to(place.device) for n, s in dropout_states(net.module, 1).items()}) for one in clients
     ]
-    together = train_batched(net, objective, works, settings())
-    apart = []
-    for one in clients:
+    captured, together = Captured(net, objective, record=record), Together(net, objective, record=record)
+    plain = _one_by_one(net, start, works, partial(train, net, objective))
+    # Twice: what is recorded and compared in the first pass is only repeated in the second.
+    found = {
+        "batched": train_batched(net, objective, works, settings()),
+        "captured": [_one_by_one(net, start, works, captured.train) for _ in range(2)][1],
+        "batched, captured": [train_batched(net, objective, works, settings(), together=together) for _ in range(2)][1],
+    }
+    apart = {
+        name: max(float((a.flat - b.flat).abs().max()) for a, b in zip(plain, other, strict=True))
+        for name, other in found.items()
+    }
+    return {"apart": apart, "refused": {"captured": captured.refused, "batched, captured": together.refused}}
+
+
+def _called(call: Callable[[], None]) -> Callable[[], None]:
+    """Take the place of recording a step."""
+    return call
+
+
+def _one_by_one(
+    net: ModuleNet, start: dict[str, Any], works: Sequence[Work], trainer: Callable[..., Trained]
+) -> list[Trained]:
+    found = []
+    for work in works:
         net.load(start)
-        apart.append(train(net, objective, one, {}, settings()).flat.clone())
-        net.logits(net.params, net.buffers, one.x, train=False)
-    return {"apart": max(float((a - b.flat).abs().max()) for a, b in zip(apart, together, strict=True))}
+        for name, state in work.dropout.items():
+            net.module.get_buffer(name).copy_(state)
+        trained = trainer(work.visit, work.prepared, settings())
+        found.append(replace(trained, flat=trained.flat.clone()))
+        net.logits(net.params, net.buffers, work.visit.x, train=False)
+    return found
 
 
 def accuracy(place: Place) -> Found:
@@ -200,7 +230,7 @@ def stepper(place: Place, model: str, precision: str = "float32", *, last: bool 
 
 
 def graphs(place: Place) -> Found:
-    """Seconds to record a step, and the memory after each of 20 rounds with graphs."""
+    """Seconds to record a step, the memory after each of 20 rounds of both trainers with graphs, and why if refused."""
     if not place.gpu:
         return {"skipped": "graphs need a GPU"}
     one, started = stepper(place, "lenet5"), time.perf_counter()
@@ -208,11 +238,14 @@ def graphs(place: Place) -> Found:
     place.wait()
     found: Found = {"seconds a recording": time.perf_counter() - started, "reserved, MB": []}
     net = network(place, "lenet5")
+    start, captured = {n: a.copy() for n, a in net.read().items()}, Captured(net, Objective(Settings()), 130)
     works = [Work(visit(net, i, 130), {}, {}) for i in range(CLIENTS)]
+    together = Together(net, Objective(Settings()), 130)
     for _ in range(20):
-        train_batched(net, Objective(Settings()), works, settings(), graph=True)
+        train_batched(net, Objective(Settings()), works, settings(), together=together)
+        _one_by_one(net, start, works, captured.train)
         found["reserved, MB"].append(torch.cuda.memory_reserved(place.device) / 1e6)
-    return found
+    return found | {"refused": {"captured": captured.refused, "batched": together.refused}}
 
 
 def steps(place: Place) -> Found:
@@ -254,8 +287,10 @@ def _batched_times(place: Place, model: str) -> Found:
     net, examples = network(place, model), BATCH * (1 if place.tiny else 10)
     works = [Work(visit(net, i, examples), {}, {}) for i in range(2 if place.tiny else CLIENTS)]
     found: Found = {}
-    for name, graph in (("vmap", False), ("vmap + graph", True)):
-        whole = place.seconds(partial(train_batched, net, Objective(Settings()), works, settings(), graph=graph), 3)
+    recorded = Together(net, Objective(Settings()), examples) if place.gpu else None
+    for name, together in (("vmap", None), ("vmap + graph", recorded)):
+        call = partial(train_batched, net, Objective(Settings()), works, settings(), together=together)
+        whole = place.seconds(call, 3)
         found[name] = whole * 1e3 / len(works) / (examples / BATCH)
     return found
 

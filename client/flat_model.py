@@ -69,6 +69,7 @@ class ModuleNet:
         self._narrow = precision == "bfloat16"
         self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._again = tied(self.module)
+        self._rows: dict[tuple[torch.dtype, int], Tensor] = {}
         self.names = [name for name in module.state_dict() if name not in self._again]
         self.dropout = dropout_names(self.module)
         self.params: Tensors = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -98,13 +99,37 @@ class ModuleNet:
         """Copy `arrays` (every name of the state_dict) into the live model."""
         self._check_views()
         with torch.no_grad():
-            for name, target in {**self.params, **self.buffers}.items():
-                if target.device.type == "cpu":
+            if self.device.type == "cpu":
+                for name, target in {**self.params, **self.buffers}.items():
                     target.detach().numpy()[...] = arrays[name]  # torch cannot read a read-only view, numpy can
-                else:
-                    target.copy_(torch.from_numpy(arrays[name].copy()))
+            else:
+                self._upload(arrays)
             for name, value in self.base_buffers.items():
                 self.module.get_buffer(name).copy_(value)
+
+    def _upload(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copy `arrays` to the device in one piece for all parameters, and one for the buffers of each type.
+
+        The host waits until each piece is there, so that the next model can take its place in the pinned memory.
+        """
+        self.flat.copy_(self._pinned(arrays, self.params))
+        for same in _by_type(self.buffers).values():
+            row = self._pinned(arrays, same).to(self.device)
+            for target, piece in zip(same.values(), torch.split(row, [target.numel() for target in same.values()])):
+                target.copy_(piece.view(target.shape))
+
+    def _pinned(self, arrays: Mapping[str, np.ndarray], like: Tensors) -> Tensor:
+        """Return the `arrays` of the names in `like`, of one type, as one row in memory that a GPU reads fast."""
+        kind, total = next(iter(like.values())).dtype, sum(tensor.numel() for tensor in like.values())
+        key = kind, total
+        if key not in self._rows:
+            row = torch.empty(total, dtype=kind)
+            self._rows[key] = row.pin_memory() if self.device.type == "cuda" else row
+        host, start = self._rows[key].numpy(), 0
+        for name, tensor in like.items():
+            host[start : start + tensor.numel()] = arrays[name].reshape(-1)
+            start += tensor.numel()
+        return self._rows[key]
 
     def _check_views(self) -> None:
         """Raise a RuntimeError if a parameter is no view of ``flat`` any more: the optimiser would not reach it."""
@@ -122,7 +147,15 @@ class ModuleNet:
     def arrays(self, params: Tensors, buffers: Tensors) -> Arrays:
         """Return a model with these values in state_dict order; on the CPU as views."""
         values = {**params, **buffers}
-        return {name: values[name].detach().cpu().numpy() for name in self.names}
+        if self.device.type == "cpu":
+            return {name: values[name].detach().numpy() for name in self.names}
+        found: Arrays = {}
+        for same in _by_type({name: values[name].detach() for name in self.names}).values():
+            row, start = torch.cat([tensor.reshape(-1) for tensor in same.values()]).cpu().numpy(), 0
+            for name, tensor in same.items():
+                found[name] = row[start : start + tensor.numel()].reshape(tuple(tensor.shape))
+                start += tensor.numel()
+        return {name: found[name] for name in self.names}
 
     def arrange(self, x: Tensor) -> Tensor:
         """Return inputs in the network's fastest memory layout: channels last for images of a convolutional network.
@@ -160,6 +193,14 @@ class ModuleNet:
         given |= {name: given[first] for name, first in self._again.items() if first in given}
         values = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
         return functional_call(module, values, inputs)  # type: ignore[no-any-return]
+
+
+def _by_type(tensors: Tensors) -> dict[torch.dtype, Tensors]:
+    """Return `tensors` grouped by their dtype, in order."""
+    groups: dict[torch.dtype, Tensors] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(tensor.dtype, {})[name] = tensor
+    return groups
 
 
 def _keep_in_place(module: nn.Module) -> None:

@@ -53,26 +53,62 @@ def train(
     momentum = visit.momentum.clone() if visit.momentum is not None else torch.zeros_like(net.flat)
     generator = augmentation_stream(visit) if augment is not None else None
     total = torch.zeros((), dtype=net.flat.dtype, device=net.device)
+    stepper = Stepper(net, objective, prepared, settings, momentum, total, visit.lr)
     steps = seen = 0
-    adds_term = type(objective).gradient is not Objective.gradient
-    ascends = type(objective).ascent is not Objective.ascent
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
         inputs = net.arrange(augment(x, generator)) if augment and generator else x
-        batch = Batch(inputs, y, rows=rows, step=steps)
-        before = [buffer.clone() for buffer in net.module.buffers()] if ascends else []
-        net.gradient.zero_()
-        loss = objective.loss(net, net.params, net.buffers, batch, prepared)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if ascends:
-            _ascend(net, objective, batch, prepared, before)
-        with torch.no_grad():
-            term = objective.gradient(net.flat, prepared) if adds_term else None
-            step(net.flat, net.gradient, momentum, visit.lr, settings, term)
-            total += loss.detach() * len(y)
+        stepper.advance(Batch(inputs, y, rows=rows, step=steps))
         steps += 1
         seen += len(y)
     mean = float(total) / max(seen, 1)
     return Trained(net.params, net.buffers, net.flat, momentum, steps, mean)
+
+
+class Stepper:
+    """One step on the model loaded in a net, in place; called here, recorded and replayed in :mod:`client.captured`.
+
+    Parameters
+    ----------
+    net : ModuleNet
+        Holds the model.
+    objective, prepared, settings
+        As for :func:`train`.
+    momentum : Tensor, shape (p,)
+        Momentum buffer.
+    total : Tensor, shape ()
+        Sum of losses over examples; every step adds to it.
+    lr : float or Tensor, shape ()
+        Learning rate.
+    """
+
+    def __init__(
+        self,
+        net: ModuleNet,
+        objective: Objective,
+        prepared: Prepared,
+        settings: Train,
+        momentum: Tensor,
+        total: Tensor,
+        lr: float | Tensor,
+    ) -> None:
+        self._net, self._objective, self._prepared, self._settings = net, objective, prepared, settings
+        self._momentum, self._total, self._lr = momentum, total, lr
+        self._adds_term = type(objective).gradient is not Objective.gradient
+        self._ascends = type(objective).ascent is not Objective.ascent
+
+    def advance(self, batch: Batch) -> None:
+        """Take the step of `batch`."""
+        net, objective, prepared = self._net, self._objective, self._prepared
+        before = [buffer.clone() for buffer in net.module.buffers()] if self._ascends else []
+        net.gradient.zero_()
+        loss = objective.loss(net, net.params, net.buffers, batch, prepared)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._ascends:
+            _ascend(net, objective, batch, prepared, before)
+        with torch.no_grad():
+            term = objective.gradient(net.flat, prepared) if self._adds_term else None
+            step(net.flat, net.gradient, self._momentum, self._lr, self._settings, term)
+            self._total += loss.detach() * len(batch.y)
 
 
 def _ascend(net: ModuleNet, objective: Objective, batch: Batch, prepared: Prepared, before: list[Tensor]) -> None:
@@ -109,7 +145,7 @@ def step(
     flat, gradient, momentum : Tensor, shape (..., p)
         Parameters, the gradient of the loss, momentum buffers.
     lr : float or Tensor
-        Learning rate; a tensor (..., 1) for one rate per model.
+        Learning rate; a tensor () for one model, (..., 1) for one rate per model.
     settings : Train
         Momentum, weight decay, clipping.
     term : Tensor, shape (..., p), optional
@@ -123,10 +159,12 @@ def step(
         gradient.add_(flat, alpha=settings.weight_decay)
     if settings.momentum:
         gradient = momentum.mul_(settings.momentum).add_(gradient)
-    if isinstance(lr, Tensor):  # a CUDA graph would freeze a Python number
-        flat.sub_(gradient * lr)
-    else:
+    if not isinstance(lr, Tensor):
         flat.add_(gradient, alpha=-lr)
+    elif lr.dim() == 0:  # the same to the bit; a CUDA graph would keep the number of its recording
+        flat.addcmul_(gradient, lr, value=-1)
+    else:
+        flat.sub_(gradient * lr)
 
 
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -33,8 +33,9 @@ from fedcross.tasks.scoring import accuracy
 if TYPE_CHECKING:
     from fedcross.client.workshop import Workshop
 
-#: Most bytes of prepared examples that a process keeps in memory between visits.
+#: Most bytes of prepared examples that a process keeps in memory between visits, and their share of a GPU's memory.
 KEPT_BYTES = 2**26
+KEPT_SHARE = 0.03
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,17 @@ def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
     x, y = shop.data.client(client, shop.device)
     own = shop.net.arrange(x), y
     kept = sum(part.nbytes for pair in (*shop.prepared.values(), own) for part in pair)
-    if kept <= KEPT_BYTES:
+    if kept <= kept_bytes(shop.device):
         shop.prepared[client] = own
     return own
+
+
+def kept_bytes(device: torch.device) -> float:
+    """Return how many bytes of prepared examples stay on `device` between visits."""
+    if device.type != "cuda":
+        return KEPT_BYTES
+    _, total = torch.cuda.mem_get_info(device)
+    return max(KEPT_BYTES, total * KEPT_SHARE)
 
 
 def learning_rate(settings: Train, number: int) -> float:

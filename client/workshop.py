@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from logging import WARNING
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import MetricRecord, RecordDict
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from fedcross.client.attack import malicious
 from fedcross.client.batched.state import Work
+from fedcross.client.captured import Captured
 from fedcross.client.device import device_errors, evaluation_batch, set_arithmetic
 from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
@@ -20,12 +23,16 @@ from fedcross.client.trainer import train
 from fedcross.client.visit import arrive, leave
 from fedcross.conf.schema import RunConfig, load_for_client
 from fedcross.core.errors import ConfigError, DataError, ProtocolError
-from fedcross.strategies.parts.objective import Objective
+from fedcross.core.site import uses_graphs
+from fedcross.strategies.parts.objective import Objective, Trained
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.compression import ClientHalf
 from fedcross.strategies.wire.records import views
 from fedcross.tasks.data import FederatedData, forget
 from fedcross.tasks.scoring import score
+
+if TYPE_CHECKING:
+    from fedcross.client.batched.captured import Together
 
 
 class Workshop:
@@ -49,9 +56,13 @@ class Workshop:
         network, self.base = config.network(self.data.task)
         self.net = ModuleNet(network, self.device, config.train.precision)
         self.objective: Objective = self.method.Objective(config.method)
+        self._train: Callable[..., Trained] = partial(train, self.net, self.objective)
+        if self.device.type == "cuda" and uses_graphs():
+            self._train = Captured(self.net, self.objective, self._largest()).train
         self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         #: Client -> its prepared inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
+        self._together: Together | None = None
         self._warned = False
         kept = {name: buffer for name, buffer in self.net.buffers.items() if name not in self.net.frozen}
         if config.privacy.enabled and any(buffer.is_floating_point() for buffer in kept.values()):
@@ -65,12 +76,17 @@ class Workshop:
             )
         self.malicious = malicious(config.attack, len(self.data.partition), config.seed)
 
+    def _largest(self) -> int:
+        """Return how many examples the largest client has in a round."""
+        most = max(map(len, self.data.partition.train), default=0)
+        return min(most, self.config.train.examples or most)
+
     def train(self, content: RecordDict) -> RecordDict:
         """Train as a train message with this content asks, and return the content of the reply."""
         with one_thread(self.device):
             arrived = arrive(self, content)
             augment = self.data.task.augment
-            trained = train(self.net, self.objective, arrived.visit, arrived.prepared, arrived.settings, augment)
+            trained = self._train(arrived.visit, arrived.prepared, arrived.settings, augment)
             return leave(self, arrived, trained)
 
     def train_together(self, contents: Sequence[RecordDict], *, memory: int | None, graph: bool) -> list[RecordDict]:
@@ -84,8 +100,11 @@ class Workshop:
                 kind = type(self.objective).__name__
                 log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
             return [self.train(content) for content in contents]
+        from fedcross.client.batched.captured import Together
         from fedcross.client.batched.trainer import train_batched
 
+        if self._together is None and graph and self.device.type == "cuda" and uses_graphs():
+            self._together = Together(self.net, self.objective, self._largest())
         with one_thread(self.device):
             arrived = [arrive(self, content) for content in contents]
             if any(a.settings != arrived[0].settings for a in arrived):
@@ -97,7 +116,7 @@ class Workshop:
                 arrived[0].settings,
                 self.data.task.augment,
                 memory=memory,
-                graph=graph,
+                together=self._together,
             )
             return [leave(self, a, trained) for a, trained in zip(arrived, results)]
 

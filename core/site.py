@@ -1,4 +1,4 @@
-"""What a machine says about itself, whatever configuration a run brings: the device on which it trains."""
+"""What a machine says about itself, whatever configuration a run brings: the device on which it trains, and how."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fedcross.core.errors import ConfigError
 
 #: Environment variable: the device of this machine or container, in place of the run's ``device``.
 DEVICE = "FEDCROSS_DEVICE"
+#: Environment variable: ``off`` trains on this machine's GPU without recorded steps (CUDA graphs), ``on`` with them.
+GRAPHS = "FEDCROSS_GRAPHS"
 #: The names of devices.
 NAMES = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 
@@ -27,6 +29,20 @@ def device_name(configured: str) -> str:
     if own and not re.match(NAMES, own):
         raise ConfigError(f"{DEVICE}={own!r}: not a device. Choose auto, cpu, cuda, cuda:0 (or another GPU) or mps.")
     return own or configured
+
+
+def uses_graphs() -> bool:
+    """Return whether training on a GPU records its step and replays it, which ``FEDCROSS_GRAPHS=off`` forbids.
+
+    Raises
+    ------
+    ConfigError
+        If the variable holds something else.
+    """
+    own = os.environ.get(GRAPHS, "on")
+    if own not in {"on", "off"}:
+        raise ConfigError(f"{GRAPHS}={own!r}: choose on or off.")
+    return own == "on"
 
 
 def gpus_for(name: str) -> int:

@@ -20,7 +20,7 @@ CAPABILITIES = Capabilities()
 
 class Params(Settings):
     """``memory_gib``: memory limit of one computation, in GiB; clients that do not fit are trained after it. Unset:
-    80 % of the GPU's free memory, 4 GiB on a CPU. ``cuda_graph``: replay training steps as CUDA graphs where possible.
+    80 % of the GPU's free memory, 4 GiB on a CPU. ``cuda_graph``: record a training step and replay it where possible.
     """
 
     memory_gib: float | None = Field(None, gt=0)

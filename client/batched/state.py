@@ -14,7 +14,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from fedcross.client.device import memory_budget
 from fedcross.client.flat_model import ModuleNet
-from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Tensors, Visit, flatten
+from fedcross.client.trainer import host_orders
+from fedcross.conf.schema import Train
+from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Tensors, Trained, Visit, flatten
 
 #: Factor on the counted tensors, for the gradients of activations and for workspaces.
 SLACK = 2.0
@@ -88,6 +90,17 @@ class StackedState:
         for whole, piece in zip(self.tensors(), part.tensors()):
             whole[at] = piece
 
+    def trained(self, i: int, visit: Visit, steps: int, epochs: int) -> Trained:
+        """Return the result of client `i`, as views."""
+        return Trained(
+            params={name: stack[i] for name, stack in self.params(visit.params).items()},
+            buffers={name: self.buffers[name][i] for name in visit.buffers},
+            flat=self.flat[i],
+            momentum=self.momentum[i],
+            steps=steps,
+            loss=float(self.total[i]) / max(epochs * len(visit.y), 1),
+        )
+
     def tensors(self) -> list[Tensor]:
         """Return all tensors that training changes."""
         return [self.flat, self.momentum, self.total, *self.buffers.values()]
@@ -144,6 +157,23 @@ def alike(works: Sequence[Work]) -> list[list[int]]:
         kinds = tuple((x.dim(), x.shape[1:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves)
         groups[str(spec), kinds].append(i)
     return list(groups.values())
+
+
+def plan(visits: Sequence[Visit], settings: Train) -> tuple[Tensor, Tensor]:
+    """Return the rows of each client in every step, int64 (steps, K, batch), and how many there are, int64 (steps, K).
+
+    Both are on the CPU; rows after a short batch's last one are 0, and so are the counts of a client that has finished.
+    """
+    orders = [host_orders(visit, settings.epochs) for visit in visits]
+    plans = [[rows for order in own for rows in torch.split(order, settings.batch)] for own in orders]
+    longest = max(map(len, plans))
+    rows = torch.zeros(longest, len(plans), settings.batch, dtype=torch.int64)
+    counts = torch.zeros(longest, len(plans), dtype=torch.int64)
+    for i, one in enumerate(plans):
+        for t, own in enumerate(one):
+            rows[t, i, : len(own)] = own
+            counts[t, i] = len(own)
+    return rows, counts
 
 
 def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory: int | None) -> int:

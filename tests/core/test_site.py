@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.site import DEVICE, device_name, gpus_for
+from fedcross.core.site import DEVICE, GRAPHS, device_name, gpus_for, uses_graphs
 from fedcross.engines.local import Params, cores
 
 
@@ -29,3 +29,13 @@ def test_one_worker_per_gpu_in_place_of_one_per_core() -> None:
     assert Params().count(2) == 2
     assert Params().count() == cores()
     assert Params(workers=7).count(2) == 7
+
+
+def test_a_site_may_train_without_recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(GRAPHS, raising=False)
+    assert uses_graphs()
+    monkeypatch.setenv(GRAPHS, "off")
+    assert not uses_graphs()
+    monkeypatch.setenv(GRAPHS, "0")
+    with pytest.raises(ConfigError, match="FEDCROSS_GRAPHS='0': choose on or off"):
+        uses_graphs()

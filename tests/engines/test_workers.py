@@ -23,7 +23,8 @@ from fedcross.conf.compose import join
 from fedcross.conf.schema import load
 from fedcross.engines.arena import Arena, pack, unpack
 from fedcross.engines.grid import FIRST_NODE, LocalGrid
-from fedcross.engines.local import Params
+from fedcross.engines.job import Job
+from fedcross.engines.local import Params, open_grid
 from fedcross.engines.workers import WorkersGrid
 from fedcross.server.session import Session
 from tests.support.federation import SMALL, Quiet
@@ -162,10 +163,16 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_workers_that_are_not_forked_find_the_app_by_its_name() -> None:
-    with workers(1, fork=False, app_path="tests.support.toy:app") as grid:
-        [reply] = grid.send_and_receive([message(2)])
-        assert config(reply)["who"] == 2
+def test_workers_that_are_not_forked_find_the_app_by_its_name_and_take_the_gpus_in_turn() -> None:
+    """A worker that died is replaced by one on the same GPU."""
+    gpus = ["cuda:0", "cuda:1"]
+    with workers(3, fork=False, app_path="tests.support.toy:app", devices=gpus) as grid:
+        replies = grid.send_and_receive([message(client) for client in (2, 3, 4)])
+        assert sorted(config(reply)["who"] for reply in replies) == [2, 3, 4]
+        assert sorted(str(config(reply)["device"]) for reply in replies) == ["cuda:0", "cuda:0", "cuda:1"]
+        grid.send_and_receive([message(client, "die" if client == 3 else "") for client in (2, 3, 4)])
+        replies = grid.send_and_receive([message(client) for client in (2, 3, 4)])
+        assert sorted(str(config(reply)["device"]) for reply in replies) == ["cuda:0", "cuda:0", "cuda:1"]
         assert {type(worker.process).__name__ for worker in grid._pool} == {"SpawnProcess"}
 
 
@@ -188,3 +195,15 @@ def test_an_arena_grows_on_both_sides_and_its_messages_own_their_arrays() -> Non
 def test_auto_is_one_worker_per_core() -> None:
     assert Params().count() == len(os.sched_getaffinity(0))
     assert Params(workers=3).count() == 3
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [(0, []), (1, []), (2, ["cuda:0", "cuda:1"])])
+def test_the_workers_of_a_run_are_spread_over_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, devices: list[str]
+) -> None:
+    """With one GPU, or the one that the run names, all workers use the run's own device."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("fedcross.engines.workers.WorkersGrid", lambda *_, **more: seen.update(more))
+    job = Job("", 4, Params(), None, toy, Path(), Path(), lambda: (False, ()), None, gpus)  # type: ignore[arg-type]
+    open_grid(job, 2)
+    assert (seen["devices"], seen["fork"]) == (devices, False)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-aten = torch.ops.aten
+from tests.support.tape import WAITS, Tape, name_of
 
 
 @dataclass
@@ -34,10 +34,39 @@ class Counted:
         Operations.
     waits : list of str
         Operations that make the host wait: a number that Python reads, a copy between CPU and GPU.
+    recorder : GpuRecorder
+        Stands in for recording CUDA graphs.
     """
 
     launches: int = 0
     waits: list[str] = field(default_factory=list)
+    recorder: GpuRecorder = field(default_factory=lambda: GpuRecorder())
+
+
+class GpuRecorder:
+    """Records what a call does on the emulated GPU, and refuses what makes the host wait."""
+
+    def __init__(self) -> None:
+        self.recordings = self.replays = 0
+
+    def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
+        self.recordings += 1
+        mode, tape = _Operations.current, Tape()
+        if mode is None:
+            raise RuntimeError("there is no emulated GPU")
+        call()  # as the warm-up on a side stream
+        mode.tape = tape
+        try:
+            call()
+        finally:
+            mode.tape = None
+
+        def replay() -> None:
+            self.replays += 1
+            with _disable_current_modes():
+                tape.replay()
+
+        return replay
 
 
 class Recorder:
@@ -101,6 +130,7 @@ class _Operations(TorchDispatchMode):
     def __init__(self, counted: Counted) -> None:
         super().__init__()
         self.counted = counted
+        self.tape: Tape | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
@@ -116,6 +146,8 @@ class _Operations(TorchDispatchMode):
         with _disable_current_modes():
             inside = tree_map_only(GpuTensor, lambda tensor: tensor.inner, (args, kwargs))
             out = func(*inside[0], **inside[1])
+            if self.tape is not None:
+                self.tape.add(func, *inside, out)
         if str(func).startswith("aten._to_copy") and id(out) in known:
             out = out.clone()
 
@@ -128,18 +160,18 @@ class _Operations(TorchDispatchMode):
 
     def _device(self, func: Any, leaves: list[Tensor], kwargs: Any) -> torch.device | None:
         """Return the device of the result, None for the CPU; count, and refuse what a GPU refuses."""
-        name = str(func).removeprefix("aten.").split(".")[0]
+        name = name_of(func)
         on = {leaf.device for leaf in leaves if isinstance(leaf, GpuTensor)}
         off = [leaf for leaf in leaves if not isinstance(leaf, GpuTensor)]
         to = kwargs.get("device")
         if on or (to is not None and torch.device(to).type == "cuda"):
             self.counted.launches += 1
-        if on and name in {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero"}:
-            self.counted.waits.append(name)
+        if on and name in WAITS:
+            self._wait(name)
         if name in {"_to_copy", "copy_"}:
             there = torch.device(to) if to is not None else leaves[0].device
             if (there.type == "cuda") != (leaves[-1].device.type == "cuda"):
-                self.counted.waits.append(f"{name} to {there.type}")
+                self._wait(f"{name} to {there.type}")
             return there if there.type == "cuda" else None
         if to is not None and not leaves:
             return torch.device(to) if torch.device(to).type == "cuda" else None
@@ -148,6 +180,11 @@ class _Operations(TorchDispatchMode):
         if to is not None:
             return torch.device(to) if torch.device(to).type == "cuda" else None
         return next(iter(on), None)
+
+    def _wait(self, what: str) -> None:
+        if self.tape is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
+        self.counted.waits.append(what)
 
 
 class _Functions(TorchFunctionMode):
@@ -160,6 +197,8 @@ class _Functions(TorchFunctionMode):
         if func is torch.tensor and kwargs and kwargs.get("device") is not None:
             device = kwargs.pop("device")
             return torch.tensor(*args, **kwargs).to(device)
+        if func is Tensor.pin_memory:
+            return args[0]
         return func(*args, **(kwargs or {}))
 
 
@@ -196,6 +235,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> Iterator[Cou
         # How a GPU computes is no matter here, and other tests of this process must not see it.
         monkeypatch.setattr("fedcross.client.workshop.set_arithmetic", lambda *_: None)
         monkeypatch.setattr("fedcross.server.session.set_arithmetic", lambda *_: None)
+        monkeypatch.setattr("fedcross.client.cuda_graphs.record_cuda", counted.recorder)
         mode = stack.enter_context(_Operations(counted))
         stack.enter_context(_Functions())
         _Operations.current = mode

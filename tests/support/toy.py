@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedcross.core.site import DEVICE
 from fedcross.engines.grid import FIRST_NODE
 
 app = ClientApp()
@@ -32,7 +33,14 @@ def train(message: Message, context: Context) -> Message:
     content = RecordDict(
         {
             "arrays": ArrayRecord({"w": Array(array)}),
-            "config": ConfigRecord({"times": times, "pid": os.getpid(), "who": context.node_config["partition-id"]}),
+            "config": ConfigRecord(
+                {
+                    "times": times,
+                    "pid": os.getpid(),
+                    "who": context.node_config["partition-id"],
+                    "device": os.environ.get(DEVICE, ""),
+                }
+            ),
         }
     )
     return Message(content, reply_to=message)

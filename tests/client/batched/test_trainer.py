@@ -17,7 +17,6 @@ from fedcross.core.settings import Settings
 from fedcross.strategies.parts.loss_random import normal
 from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit, flatten
 from tests.support import visits as v
-from tests.support.emulated_gpu import Recorder
 
 #: One round of these small models in float64; what is left is the order of sums.
 EXACT = 1e-10
@@ -139,18 +138,6 @@ def test_augments_with_the_draws_of_the_sequential_trainer(norm: bool) -> None:
     found = train_batched(net, objective, [v.work(net, objective, c) for c in clients], v.settings(), noisy)
     for a, b in zip(found, expected, strict=True):
         agree(a, b, EXACT)
-
-
-def test_a_replayed_step_draws_its_own_noise() -> None:
-    """FedGen's noise depends on the step's number, which a recorded Python number would freeze."""
-    net = v.small_net()
-    objective = Noisy(Settings())
-    works = [v.work(net, objective, v.visit(net, i, n)) for i, n in enumerate((12, 5, 7))]
-    recorder = Recorder()
-    found = train_batched(net, objective, works, v.settings(), graph=True, record=recorder)
-    for a, b in zip(found, train_batched(net, objective, works, v.settings()), strict=True):
-        agree(a, b, EXACT)
-    assert recorder.replays == 6 - 2  # the shapes of three clients and of one: the first step of each is called
 
 
 def test_starts_from_the_momentum_and_learning_rate_of_each_visit() -> None:

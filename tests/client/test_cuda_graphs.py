@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedcross.client.batched.cuda_graphs import Replay
+from fedcross.client.cuda_graphs import Replay
 from tests.support.emulated_gpu import Recorder
 
 

@@ -1,0 +1,191 @@
+"""Clients of a round on a GPU: one step of all of them recorded as a CUDA graph, replayed for every round.
+
+As :mod:`client.captured`, with the client as first axis. All steps have one shape: short batches are padded, batch
+normalisation leaves the padding out (:mod:`client.batched.masked_norm`), and a client that has finished takes part with
+made-up rows, whose result is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedcross.client.batched.state import StackedPrepared, StackedState, Work, plan
+from fedcross.client.batched.stepper import StackedStepper, Step
+from fedcross.client.cuda_graphs import Record, Replay
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.recordings import Recordings
+from fedcross.client.trainer import Augment, augmentation_stream
+from fedcross.conf.schema import Train
+from fedcross.strategies.parts.objective import Objective, Trained, Visit
+
+
+class Together:
+    """Trains groups of clients with recorded steps; lives as long as the net.
+
+    Parameters
+    ----------
+    net, objective, examples, record
+        As for :class:`client.captured.Captured`.
+    """
+
+    def __init__(self, net: ModuleNet, objective: Objective, examples: int = 0, record: Record | None = None) -> None:
+        self._net, self._objective, self._examples, self._record = net, objective, examples, record
+        self._recordings: Recordings[_Stage] = Recordings()
+
+    @property
+    def refused(self) -> str | None:
+        """Why steps are not recorded; None while they are."""
+        return self._recordings.refused
+
+    def train(self, works: Sequence[Work], settings: Train, augment: Augment | None) -> list[Trained] | None:
+        """Train the models of `works`, whose prepared values can be stacked; None if steps are not recorded."""
+        stacked = StackedPrepared.of([work.prepared for work in works])
+        visits = [work.visit for work in works]
+
+        def key() -> Hashable:
+            first = visits[0]
+            fixed = settings.batch, settings.momentum, settings.weight_decay, settings.clip, augment is not None
+            kinds = tuple((x.dim(), x.shape[2:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in stacked.leaves)
+            return len(works), fixed, first.x.shape[1:], first.x.dtype, str(stacked.spec), kinds
+
+        def make() -> _Stage:
+            room = max(self._examples, *(len(visit.y) for visit in visits))
+            return _Stage(
+                self._net,
+                self._objective,
+                works,
+                stacked,
+                settings,
+                augmented=augment is not None,
+                room=room,
+                record=self._record,
+            )
+
+        values = [work.prepared for work in works]
+        stage = self._recordings.take(key, {"all": values}, lambda s: s.fits(visits, stacked, settings.epochs), make)
+        if stage is None:
+            return None
+        trained = stage.train(works, stacked, settings, augment)
+        self._recordings.look_at(stage)
+        return trained
+
+
+class _Stage:
+    """Stacks of K clients in fixed places, and the recorded step that works on them."""
+
+    def __init__(
+        self,
+        net: ModuleNet,
+        objective: Objective,
+        works: Sequence[Work],
+        stacked: StackedPrepared,
+        settings: Train,
+        *,
+        augmented: bool,
+        room: int,
+        record: Record | None,
+    ) -> None:
+        self.uses = 0
+        self._net, self._size, self._room = net, settings.batch, room
+        like, k = works[0].visit, len(works)
+        self._x, self._y = like.x.new_zeros(k, room, *like.x.shape[1:]), like.y.new_zeros(k, room)
+        #: Augmentation draws on the host, so augmented inputs come from outside.
+        self._inputs = like.x.new_zeros(k, self._size, *like.x.shape[1:]) if augmented else None
+        self._orders = like.y.new_zeros(_steps(room, settings.batch, settings.epochs), k, self._size)
+        self._counts = like.y.new_zeros(self._orders.shape[:2])
+        self._number = like.y.new_zeros(())
+        self._first = torch.arange(k, device=net.device)[:, None] * room
+        self._places = torch.arange(self._size, device=net.device)
+        self._state = StackedState.of(works)
+        fixed = [x.to(net.device).clone() if isinstance(x, Tensor) else x for x in stacked.leaves]
+        self._prepared = StackedPrepared(fixed, stacked.dims, stacked.spec)
+        self._stepper = StackedStepper(
+            net, objective, settings, like.params, works[0].prepared, stacked, padded=True, recorded=True
+        )
+        self.replay = Replay(self._step, [*self._state.tensors(), self._number], record)
+
+    def fits(self, visits: Sequence[Visit], stacked: StackedPrepared, epochs: int) -> bool:
+        """Return whether there is room for the clients' examples, their steps, and what was prepared for them."""
+        largest = max(len(visit.y) for visit in visits)
+        pairs = [(old, new) for old, new in zip(self._prepared.leaves, stacked.leaves) if isinstance(new, Tensor)]
+        return (
+            largest <= self._room
+            and _steps(largest, self._size, epochs) <= len(self._orders)
+            and all(new.dim() < 2 or new.shape[1] <= old.shape[1] for old, new in pairs)
+        )
+
+    def train(
+        self, works: Sequence[Work], stacked: StackedPrepared, settings: Train, augment: Augment | None
+    ) -> list[Trained]:
+        """Train the models of `works`; the results are copies."""
+        visits = [work.visit for work in works]
+        counts = self._fill(works, stacked, settings)
+        generators = [augmentation_stream(visit) for visit in visits]
+        for t, own in enumerate(counts.tolist()):
+            if augment is not None and self._inputs is not None:
+                for i, count in enumerate(own):
+                    if count:
+                        rows = self._orders[t, i, :count]
+                        self._inputs[i, :count] = augment(self._net.arrange(self._x[i][rows]), generators[i])
+            self.replay()
+        state = self._state
+        copied = StackedState(
+            state.flat.clone(),
+            state.momentum.clone(),
+            state.total.clone(),
+            state.lr,
+            {name: buffer.clone() for name, buffer in state.buffers.items()},
+        )
+        steps = (counts > 0).sum(0).tolist()
+        return [copied.trained(i, visit, steps[i], settings.epochs) for i, visit in enumerate(visits)]
+
+    @torch.no_grad()
+    def _fill(self, works: Sequence[Work], stacked: StackedPrepared, settings: Train) -> Tensor:
+        """Copy the clients' values to their places; return the number of examples in each step (steps, K)."""
+        visits = [work.visit for work in works]
+        rows, counts = plan(visits, settings)
+        for place, values in ((self._orders, rows), (self._counts, counts)):
+            pinned = values.pin_memory() if self._net.device.type == "cuda" else values
+            place[: len(values)].copy_(pinned, non_blocking=True)
+        for i, visit in enumerate(visits):
+            self._x[i, : len(visit.y)].copy_(visit.x)
+            self._y[i, : len(visit.y)].copy_(visit.y)
+        fresh = StackedState.of(works)
+        for place, value in zip([*self._state.tensors(), self._state.lr], [*fresh.tensors(), fresh.lr], strict=True):
+            place.copy_(value)
+        for place, leaf in zip(self._prepared.leaves, stacked.leaves):
+            if isinstance(leaf, Tensor):
+                _copy(leaf, place)
+        self._number.zero_()
+        return counts
+
+    def _step(self) -> None:
+        """Take the step that the number says."""
+        state, k = self._state, len(self._state.flat)
+        counts = self._counts.index_select(0, self._number.view(1)).view(k)
+        rows = self._orders.index_select(0, self._number.view(1)).view(k, self._size)
+        mask = (self._places < counts.clamp(min=1)[:, None]).to(state.flat.dtype)  # not empty: 0 / 0 is no number
+        at = (rows + self._first).view(-1)
+        y = self._y.view(-1).index_select(0, at).view(k, self._size)
+        x = self._inputs
+        if x is None:
+            x = self._x.flatten(0, 1).index_select(0, at).view(k, self._size, *self._x.shape[2:])
+        self._stepper.advance(state, self._prepared, Step(self._number, x, y, mask, rows), trains=counts > 0)
+        self._number.add_(1)
+
+
+def _copy(leaf: Tensor, place: Tensor) -> None:
+    """Copy `leaf` (K, ...) into `place`, which may be longer in its second axis and is 0 there."""
+    if leaf.dim() < 2 or leaf.shape[1] == place.shape[1]:
+        place.copy_(leaf)
+    else:
+        place.zero_()
+        place[:, : leaf.shape[1]].copy_(leaf)
+
+
+def _steps(examples: int, size: int, epochs: int) -> int:
+    """Return the number of steps of a visit."""
+    return epochs * -(-examples // size)

@@ -1,0 +1,89 @@
+"""Recorded steps of many clients against the sequential trainer; a tape repeats operations as a CUDA graph does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedcross.client.batched.captured import Together
+from fedcross.client.batched.trainer import train_batched
+from fedcross.client.flat_model import ModuleNet
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Objective, Visit
+from tests.client.batched.test_trainer import EXACT, agree, one_by_one
+from tests.client.test_captured import OBJECTIVES, Counting, Reading
+from tests.support import visits as v
+from tests.support.tape import TapeRecorder
+
+
+def rounds(net: ModuleNet, *sizes: tuple[int, ...]) -> list[list[Visit]]:
+    """Return the visits of several rounds, whose clients have these numbers of examples."""
+    return [[v.visit(net, 10 * r + i, n, lr=0.1 / (i + 1)) for i, n in enumerate(own)] for r, own in enumerate(sizes)]
+
+
+def compared(
+    net: ModuleNet, objective: Objective, visits: list[list[Visit]], augment: Any = None, **changes: Any
+) -> tuple[Together, TapeRecorder]:
+    """Train every round with recorded steps and one client after the other; assert that the results agree."""
+    recorder = TapeRecorder()
+    together = Together(net, objective, record=recorder)
+    for clients in visits:
+        expected = one_by_one(net, objective, clients, augment, **changes)
+        works = [v.work(net, objective, client) for client in clients]
+        found = train_batched(net, objective, works, v.settings(**changes), augment, together=together)
+        for a, b in zip(found, expected, strict=True):
+            agree(a, b, EXACT)
+    return together, recorder
+
+
+@pytest.mark.parametrize("layers", ["", "norm dropout"])
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_one_recording_serves_all_rounds(objective: Objective, layers: str) -> None:
+    """Clients of unequal size: short batches at every step, and some finish before the others."""
+    net = v.small_net(norm="norm" in layers, dropout="dropout" in layers)
+    together, recorder = compared(net, objective, rounds(net, (12, 5, 7), (3, 8, 6), (9, 9, 2)))
+    assert together.refused is None
+    assert recorder.recordings == 1
+    assert recorder.replays >= 6 + 4 + 6 - 3  # all steps but the first of those rounds that compare
+
+
+def test_larger_clients_and_other_numbers_of_them_are_recorded_anew() -> None:
+    net = v.small_net()
+    together, recorder = compared(net, Objective(Settings()), rounds(net, (4, 5), (9, 5), (9, 5, 2)))
+    assert together.refused is None
+    assert recorder.recordings == 3
+
+
+def test_augments_with_the_draws_of_the_sequential_trainer() -> None:
+    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x + torch.rand(x.shape, generator=generator, dtype=x.dtype)
+
+    net = v.small_net(norm=True)
+    together, _ = compared(net, Objective(Settings()), rounds(net, (6, 9), (9, 3)), noisy)
+    assert together.refused is None
+
+
+def test_results_are_copies() -> None:
+    """Clients that do not fit into memory together use the same stage one after the other."""
+    net, objective = v.small_net(), Objective(Settings())
+    together = Together(net, objective, record=TapeRecorder())
+    works = [v.work(net, objective, v.visit(net, i, 6)) for i in range(3)]
+    found = train_batched(net, objective, works, v.settings(), memory=1, together=together)
+    for a, b in zip(found, train_batched(net, objective, works, v.settings()), strict=True):
+        agree(a, b, EXACT)
+
+
+def test_what_cannot_be_recorded_is_trained_without() -> None:
+    for kind, reason in ((Reading, "a step cannot be recorded"), (Counting, "differs from visit to visit")):
+        net = v.small_net()
+        objective = kind(Settings())
+        visits = rounds(net, *([(5, 7)] * 9)) if kind is Counting else rounds(net, (5, 7))
+        if kind is Reading:  # vmap refuses what reads a number, with and without a recording
+            with pytest.raises(RuntimeError, match=r"vmap|item"):
+                compared(net, objective, visits)
+            continue
+        together, _ = compared(net, objective, visits)
+        assert reason in str(together.refused)

@@ -1,0 +1,207 @@
+"""Recorded steps against the plain loop, to the bit. A tape repeats operations as a CUDA graph does, without Python."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcross.client import captured, recordings
+from fedcross.client.captured import Captured
+from fedcross.client.flat_model import ModuleNet
+from fedcross.core.settings import Settings
+from fedcross.strategies.fedsam import FedSAMParams, Sharpness
+from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit
+from fedcross.tasks.models._recurrent import LastStepLSTM
+from fedcross.tasks.models._split import Split
+from tests.client.batched.test_trainer import Noisy, Pulled, one_by_one
+from tests.support import visits as v
+from tests.support.tape import TapeRecorder
+
+#: Most of these clients have a short last batch, one has no full one, and some are larger than the first.
+SIZES = (9, 12, 5, 3, 14, 8)
+
+
+class Taught(Objective):
+    """Looks a tensor of one entry per example up, and has a weight that changes from visit to visit."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        teacher = visit.net.logits(visit.params, visit.buffers, visit.x, train=False).detach()
+        return {"teacher": teacher, "weight": torch.tensor(0.1 * visit.client, dtype=visit.x.dtype)}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        rows = torch.arange(len(batch.y)) if batch.rows is None else batch.rows
+        apart = (net.logits(params, buffers, batch.x) - prepared["teacher"][rows]) ** 2
+        return prepared["weight"] * batch.mean(apart.sum(1)) + super().loss(net, params, buffers, batch, prepared)
+
+
+OBJECTIVES = {
+    "plain": Objective(Settings()),
+    "pulled": Pulled(Settings()),
+    "noisy": Noisy(Settings()),
+    "taught": Taught(Settings()),
+    "ascending": Sharpness(FedSAMParams(rho=0.1)),
+}
+
+
+def compared(
+    net: ModuleNet, objective: Objective, clients: list[Visit], augment: Any = None, **changes: Any
+) -> tuple[Captured, TapeRecorder]:
+    """Train `clients` by the plain loop and with recorded steps; assert that everything is equal to the bit."""
+    recorder = TapeRecorder()
+    expected = one_by_one(net, objective, clients, augment, **changes)
+    one = Captured(net, objective, record=recorder)
+    for client, plain in zip(clients, expected, strict=True):
+        v.enter(net, client)
+        found = one.train(client, objective.prepare(client), v.settings(**changes), augment)
+        equal(found, plain)
+    return one, recorder
+
+
+def equal(found: Trained, plain: Trained) -> None:
+    assert (found.steps, found.loss) == (plain.steps, plain.loss)
+    assert found.momentum is not None
+    assert plain.momentum is not None
+    assert torch.equal(found.flat, plain.flat)
+    assert torch.equal(found.momentum, plain.momentum)
+    for name, buffer in plain.buffers.items():
+        assert torch.equal(found.buffers[name], buffer), name
+
+
+@pytest.mark.parametrize("layers", ["", "norm dropout"])
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_gives_what_the_plain_loop_gives(objective: Objective, layers: str) -> None:
+    net = v.small_net(norm="norm" in layers, dropout="dropout" in layers, dtype=torch.float32)
+    clients = [v.visit(net, i, n, lr=0.1 / (i + 1)) for i, n in enumerate(SIZES)]
+    one, recorder = compared(net, objective, clients)
+    assert one.refused is None
+    assert recorder.recordings == 3  # the first client's, and for the larger ones with 12 and 14 examples
+    assert recorder.replays > 10
+
+
+def test_one_recording_serves_all_clients_if_the_largest_is_known() -> None:
+    net, objective, recorder = v.small_net(), OBJECTIVES["taught"], TapeRecorder()
+    one = Captured(net, objective, examples=14, record=recorder)
+    clients = [v.visit(net, i, n) for i, n in enumerate(SIZES)]
+    for client, plain in zip(clients, one_by_one(net, objective, clients), strict=True):
+        v.enter(net, client)
+        equal(one.train(client, objective.prepare(client), v.settings()), plain)
+    assert recorder.recordings == 1
+
+
+def test_a_recurrent_network_is_recorded_too() -> None:
+    torch.manual_seed(3)
+    net = ModuleNet(Split(nn.Sequential(nn.Embedding(9, 4), LastStepLSTM(4, 5, 2)), nn.Linear(5, 3)), v.CPU)
+    generator = torch.Generator().manual_seed(1)
+    clients = [v.visit(net, i, 9, x=torch.randint(9, (9, 6), generator=generator)) for i in range(3)]
+    one, recorder = compared(net, Objective(Settings()), clients)
+    assert one.refused is None
+    assert recorder.recordings == 1
+
+
+@pytest.mark.parametrize("changes", [{"momentum": 0.0, "weight_decay": 0.0}, {"clip": 0.05}, {"epochs": 1, "batch": 3}])
+def test_gives_the_same_under_other_settings(changes: dict[str, Any]) -> None:
+    net = v.small_net()
+    clients = [v.visit(net, 0, 9, momentum=torch.full_like(net.flat, 0.2)), v.visit(net, 1, 7)]
+    one, _ = compared(net, Objective(Settings()), clients, **changes)
+    assert one.refused is None
+
+
+def test_augmented_inputs_come_from_outside() -> None:
+    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x + torch.rand(x.shape, generator=generator, dtype=x.dtype)
+
+    net = v.small_net()
+    clients = [v.visit(net, i, 9) for i in range(3)]
+    one, recorder = compared(net, Objective(Settings()), clients, noisy)
+    assert one.refused is None
+    assert recorder.replays > 0
+
+
+def test_other_epochs_and_another_exchange_need_no_other_settings() -> None:
+    """A method may ask for other epochs in an exchange; more steps than there is room for are recorded anew."""
+    net, objective, recorder = v.small_net(), Objective(Settings()), TapeRecorder()
+    one = Captured(net, objective, record=recorder)
+    for epochs, made in ((2, 1), (1, 1), (5, 2)):
+        client = v.visit(net, 0, 9, exchange=epochs)
+        plain = one_by_one(net, objective, [client], epochs=epochs)[0]
+        v.enter(net, client)
+        equal(one.train(client, {}, v.settings(epochs=epochs)), plain)
+        assert recorder.recordings == made
+
+
+class Reading(Objective):
+    """Reads a number of the GPU in every step, for which the host would have to wait."""
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        loss = super().loss(net, params, buffers, batch, prepared)
+        return loss * (2 if loss.item() > 1 else 1)
+
+
+class Hiding(Objective):
+    """Keeps a tensor of the visit in an attribute, where a recording keeps that of the first visit."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        self.shift = torch.full((3,), float(visit.client), dtype=visit.x.dtype).diag().sum(0)
+        return {}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        scores = net.logits(params, buffers, batch.x)
+        return ((scores - self.shift) ** 2).mean()
+
+
+class Counting(Objective):
+    """Prepares a Python number that no other visit has."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        return {"number": visit.client}
+
+
+class Wrapping(Objective):
+    """Prepares an object that hides its tensors."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        return {"object": object()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Reading, r"a step cannot be recorded \(operation not permitted when stream is capturing"),
+        (Hiding, "a replayed step differs from a called one"),
+        (Counting, "differs from visit to visit"),
+        (Wrapping, "holds a object, whose contents cannot be compared"),
+    ],
+)
+def test_what_cannot_be_recorded_is_trained_by_the_plain_loop_and_says_why(
+    kind: type[Objective], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, objective, recorder = v.small_net(), kind(Settings()), TapeRecorder()
+    one = Captured(net, objective, record=recorder)
+    for i in range(recordings.MOST + 2):
+        client = v.visit(net, i, 9)
+        v.enter(net, client)
+        prepared = objective.prepare(client)
+        plain = captured.train(net, objective, client, prepared, v.settings())
+        kept = plain.flat.clone()
+        v.enter(net, client)
+        found = one.train(client, prepared, v.settings())
+        assert torch.equal(found.flat, kept)
+        assert found.loss == plain.loss
+    assert one.refused is not None
+    assert re.search(reason, one.refused)
+    assert [record.message.count("CUDA graphs are not used") for record in caplog.records] == [1]
+
+
+def test_too_little_memory_for_the_copies_leaves_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    net, objective = v.small_net(), Objective(Settings())
+    monkeypatch.setattr(captured, "_space", full)
+    one, recorder = compared(net, objective, [v.visit(net, 0, 9)])
+    assert one.refused == "the device's memory is too small for a copy of the clients' data"
+    assert recorder.recordings == 0
