@@ -23,6 +23,7 @@ from fedcross.conf.schema import Train
 from fedcross.core.errors import ProtocolError
 from fedcross.core.randomness import key, stream
 from fedcross.strategies.parts.objective import Prepared, Tensors, Trained, Visit
+from fedcross.strategies.parts.widths import asked as size_asked
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.wire.compression import apart, marked
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, answer
@@ -31,7 +32,9 @@ from fedcross.tasks.models.dropout import seed_dropout
 from fedcross.tasks.scoring import accuracy
 
 if TYPE_CHECKING:
+    from fedcross.client.flat_model import ModuleNet
     from fedcross.client.workshop import Workshop
+    from fedcross.strategies.wire.compression import ClientHalf
 
 #: Most bytes of prepared examples that a process keeps in memory between visits.
 KEPT_BYTES = 2**26
@@ -45,6 +48,8 @@ class Arrived:
     ----------
     content : RecordDict
         The content of the message.
+    net, wire : ModuleNet, ClientHalf
+        The network of the size that the message asks for, and its compression.
     visit : Visit
         The objective's view of the message and of the client's data.
     prepared : Prepared
@@ -63,6 +68,8 @@ class Arrived:
     """
 
     content: RecordDict
+    net: ModuleNet
+    wire: ClientHalf
     visit: Visit
     prepared: Prepared
     scratch: Tensors
@@ -74,11 +81,12 @@ class Arrived:
 
 def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     """Load the model of a train message with this `content` into the network of `shop`, and prepare the visit."""
-    config, net, objective = shop.config, shop.net, shop.objective
+    config, objective = shop.config, shop.objective
     asked: dict[str, Any] = dict(content.config_records["config"])
+    net, wire = shop.at(size_asked(asked))
     client, number, exchange = int(asked["client"]), int(asked["round"]), int(asked["exchange"])
     _check_base(shop, str(asked.get("base", "")))
-    received, extras = _arrays(shop, content)
+    received, extras = _arrays(wire, content)
     store, kept, residual = None, Arrays(), Arrays()
     if objective.keeps or config.compression.up != "float32":
         store = StateStore(state_root(), str(asked["run"]), client)
@@ -86,9 +94,9 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     net.load(objective.start(received, kept))
     settings = _asked_training(config.train, asked)
     if objective.pooled:
-        x, y = pooled_examples(shop, client, number, float(asked["pooled-share"]))
+        x, y = pooled_examples(shop, net, client, number, float(asked["pooled-share"]))
     else:
-        x, y = examples(shop, client, number)
+        x, y = examples(shop, net, client, number)
     visit = Visit(
         net=net,
         params={name: p.detach().clone() for name, p in net.params.items()},
@@ -111,7 +119,7 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
         seed_dropout(net.module, key(config.seed, "dropout", number, client, exchange))
     prepared = objective.prepare(visit)
     scratch = {name: net.module.get_buffer(name).clone() for name in (*net.dropout, *net.base_buffers)}
-    return Arrived(content, visit, prepared, scratch, settings, received, residual, store)
+    return Arrived(content, net, wire, visit, prepared, scratch, settings, received, residual, store)
 
 
 def _check_base(shop: Workshop, expected: str) -> None:
@@ -136,12 +144,12 @@ def _asked_training(settings: Train, asked: Mapping[str, Any]) -> Train:
     return settings.model_copy(update=found) if found else settings
 
 
-def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arrays]]:
+def _arrays(wire: ClientHalf, content: RecordDict) -> tuple[Arrays, dict[str, Arrays]]:
     """Return the model and the groups of further arrays in a message."""
     records = content.array_records
     model = views(records["arrays"])
-    if shop.config.compression.down != "float32":
-        model = shop.wire.received(model, views(records[SCALES]) if SCALES in records else {})
+    if wire.settings.down != "float32":
+        model = wire.received(model, views(records[SCALES]) if SCALES in records else {})
     extras = {
         name.removeprefix(EXTRA): {key: array.copy() for key, array in views(record).items()}
         for name, record in records.items()
@@ -150,25 +158,25 @@ def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arra
     return model, extras
 
 
-def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> tuple[Tensor, Tensor]:
+def pooled_examples(shop: Workshop, net: ModuleNet, client: int, number: int, share: float) -> tuple[Tensor, Tensor]:
     """Return inputs and labels of a `share` of all clients' data, drawn for round `number` (reference methods only)."""
     draw = stream(shop.config.seed, "pooled", number, client)
     x, y = shop.data.union(share, draw, shop.device, shop.config.train.examples)
-    return shop.net.arrange(x), y
+    return net.arrange(x), y
 
 
-def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
+def examples(shop: Workshop, net: ModuleNet, client: int, number: int) -> tuple[Tensor, Tensor]:
     """Return the training data of `client` in round `number`: all its examples, or ``train.examples`` of them."""
-    x, y = _own(shop, client)
+    x, y = _own(shop, net, client)
     most = shop.config.train.examples
     if most is None or most >= len(y):
         return x, y
     drawn = stream(shop.config.seed, "examples", number, client).choice(len(y), most, replace=False)
     chosen = torch.from_numpy(drawn).to(y.device)
-    return shop.net.arrange(x[chosen]), y[chosen]
+    return net.arrange(x[chosen]), y[chosen]
 
 
-def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
+def _own(shop: Workshop, net: ModuleNet, client: int) -> tuple[Tensor, Tensor]:
     """Return all training examples of `client`, inputs in the network's memory layout.
 
     They stay in memory for later visits while ``KEPT_BYTES`` allow it.
@@ -176,7 +184,7 @@ def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
     if client in shop.prepared:
         return shop.prepared[client]
     x, y = shop.data.client(client, shop.device)
-    own = shop.net.arrange(x), y
+    own = net.arrange(x), y
     kept = sum(part.nbytes for pair in (*shop.prepared.values(), own) for part in pair)
     if kept <= KEPT_BYTES:
         shop.prepared[client] = own
@@ -206,16 +214,16 @@ def leave(shop: Workshop, arrived: Arrived, trained: Trained) -> RecordDict:
     if (outcome.state is not None) != objective.keeps:
         raise ProtocolError(f"{type(objective).__name__}: finish and `keeps` disagree about a state to keep.")
     metrics = {"train-loss": trained.loss, **_local_accuracy(shop, arrived, trained), **outcome.metrics}
-    arrays, examples = shop.net.arrays(trained.params, trained.buffers), len(visit.y)
+    arrays, examples = arrived.net.arrays(trained.params, trained.buffers), len(visit.y)
     if config.privacy.enabled:  # the upload holds no exact numbers: no loss, no number of examples
         source = noise_source(config.privacy, config.seed, visit.round, visit.client, visit.exchange)
-        arrays = protect(config.privacy, arrived.received, arrays, source, shop.net.frozen)
+        arrays = protect(config.privacy, arrived.received, arrays, source, arrived.net.frozen)
         examples, metrics = 1, {}
     if visit.client in shop.malicious:
         arrays = _poisoned(shop, visit, arrays)
     kept, scales = outcome.state, None
     if config.compression.up != "float32":
-        arrays, scales, residual = shop.wire.upload(arrays, arrived.received, arrived.residual)
+        arrays, scales, residual = arrived.wire.upload(arrays, arrived.received, arrived.residual)
         kept = {**(kept or {}), **marked(residual)}
     if kept is not None and arrived.store is not None:
         arrived.store.save(int(visit.config["visit"]), kept, int(visit.config["keep"]))
@@ -238,6 +246,6 @@ def _local_accuracy(shop: Workshop, arrived: Arrived, trained: Trained) -> dict[
         return {}
 
     def predict(x: Tensor) -> Tensor:
-        return shop.objective.predict(shop.net, trained.params, trained.buffers, x, arrived.prepared)
+        return shop.objective.predict(arrived.net, trained.params, trained.buffers, x, arrived.prepared)
 
     return {"local-accuracy": accuracy(predict, *own)}

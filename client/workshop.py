@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from logging import WARNING
 
 import torch
@@ -17,14 +19,16 @@ from fedcross.client.device import device_errors, evaluation_batch, set_arithmet
 from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
-from fedcross.client.visit import arrive, leave
+from fedcross.client.visit import Arrived, arrive, leave
 from fedcross.conf.schema import RunConfig, load_for_client
 from fedcross.core.errors import ConfigError, DataError, ProtocolError
-from fedcross.strategies.parts.objective import Objective
+from fedcross.strategies.parts.objective import Objective, Trained
+from fedcross.strategies.parts.widths import asked
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.compression import ClientHalf
 from fedcross.strategies.wire.records import views
 from fedcross.tasks.data import FederatedData, forget
+from fedcross.tasks.models.slicing.plan import FULL, Plan, Size
 from fedcross.tasks.scoring import score
 
 
@@ -45,16 +49,17 @@ class Workshop:
         set_arithmetic(self.device, config.train)
         self.data: FederatedData = config.load_data()
         self.method = method_class(config.modules["method"])
-        self._scored: nn.Module | None = None
-        network, self.base = config.network(self.data.task)
-        self.net = ModuleNet(network, self.device, config.train.precision)
+        self._scored: dict[Size, nn.Module] = {}
+        self._network, self.base = config.network(self.data.task)
+        self._slices = self.method.slices(config.method)
+        self._benches: dict[Size, tuple[ModuleNet, ClientHalf]] = {}
+        if not self._slices:
+            self.at(FULL)
         self.objective: Objective = self.method.Objective(config.method)
-        self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
         #: Client -> its prepared inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
         self._warned = False
-        kept = {name: buffer for name, buffer in self.net.buffers.items() if name not in self.net.frozen}
-        if config.privacy.enabled and any(buffer.is_floating_point() for buffer in kept.values()):
+        if config.privacy.enabled and any(b.is_floating_point() for b in persistent_buffers(self._network)):
             raise ConfigError(
                 f"privacy.enabled=true: model={config.names['model']} would send statistics of its data (batch norm). "
                 "Choose a model without batch norm."
@@ -65,12 +70,41 @@ class Workshop:
             )
         self.malicious = malicious(config.attack, len(self.data.partition), config.seed)
 
+    @property
+    def net(self) -> ModuleNet:
+        """The full network."""
+        return self.at(FULL)[0]
+
+    def at(self, size: Size) -> tuple[ModuleNet, ClientHalf]:
+        """Return the network of `size` and its compression; built once. A device never builds a larger one."""
+        if size not in self._benches:
+            network = self._network
+            if self._slices:  # the next slice needs the initial weights, which training overwrites
+                network = self._sliced(self._network, size)
+                network = copy.deepcopy(network) if network is self._network else network
+            net = ModuleNet(network, self.device, self.config.train.precision)
+            initial = {n: p.detach().cpu().numpy() for n, p in net.params.items()}
+            self._benches[size] = net, ClientHalf(self.config.compression, initial)
+        return self._benches[size]
+
+    def _sliced(self, network: nn.Module, size: Size) -> nn.Module:
+        from fedcross.tasks.models.slicing import cut
+
+        scaler = bool(getattr(self.config.method, "scaler", False))
+        return network if size.width >= 1 else cut(network, self._plan, size, self.data.task, scaler)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        from fedcross.tasks.models.slicing import plan_of
+
+        return plan_of(self._network, self.data.task)
+
     def train(self, content: RecordDict) -> RecordDict:
         """Train as a train message with this content asks, and return the content of the reply."""
         with one_thread(self.device):
             arrived = arrive(self, content)
             augment = self.data.task.augment
-            trained = train(self.net, self.objective, arrived.visit, arrived.prepared, arrived.settings, augment)
+            trained = train(arrived.net, self.objective, arrived.visit, arrived.prepared, arrived.settings, augment)
             return leave(self, arrived, trained)
 
     def train_together(self, contents: Sequence[RecordDict], *, memory: int | None, graph: bool) -> list[RecordDict]:
@@ -90,16 +124,13 @@ class Workshop:
             arrived = [arrive(self, content) for content in contents]
             if any(a.settings != arrived[0].settings for a in arrived):
                 raise ProtocolError("Clients of one exchange have different numbers of epochs. Use engine=local.")
-            results = train_batched(
-                self.net,
-                self.objective,
-                [Work(a.visit, a.prepared, a.scratch) for a in arrived],
-                arrived[0].settings,
-                self.data.task.augment,
-                memory=memory,
-                graph=graph,
-            )
-            return [leave(self, a, trained) for a, trained in zip(arrived, results)]
+            results: dict[int, Trained] = {}
+            for net, places in by_net(arrived).items():  # models of one size make a stack
+                works = [Work(arrived[i].visit, arrived[i].prepared, arrived[i].scratch) for i in places]
+                settings, augment = arrived[0].settings, self.data.task.augment
+                trained = train_batched(net, self.objective, works, settings, augment, memory=memory, graph=graph)
+                results |= zip(places, trained)
+            return [leave(self, one, results[i]) for i, one in enumerate(arrived)]
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Return the accuracy and loss of the received model on the client's own test part."""
@@ -107,15 +138,31 @@ class Workshop:
         own = self.data.client_test(client, self.device)
         if own is None:
             raise DataError(f"client {client} has no test examples of its own: this partition gives clients none.")
-        if self._scored is None:
+        size = asked(content.config_records["config"])
+        if size not in self._scored:
             network, _ = self.config.network(self.data.task)
-            self._scored = self.method.evaluation_network(network, self.config.method).to(self.device).eval()
+            fitting = self.method.evaluation_network(network, self.config.method)
+            self._scored[size] = self._sliced(fitting, size).to(self.device).eval()
         arrays = views(content.array_records["arrays"])
         with one_thread(self.device):
             batch = evaluation_batch(self.device, own[0][0].numel())
-            found = score(self._scored, arrays, *own, self.data.task.classes, batch)
+            found = score(self._scored[size], arrays, *own, self.data.task.classes, batch)
         metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
         return RecordDict({"metrics": metrics})
+
+
+def by_net(arrived: Sequence[Arrived]) -> dict[ModuleNet, list[int]]:
+    """Return the places of the visits that train on the same network."""
+    groups: dict[ModuleNet, list[int]] = {}
+    for i, one in enumerate(arrived):
+        groups.setdefault(one.net, []).append(i)
+    return groups
+
+
+def persistent_buffers(network: nn.Module) -> list[Tensor]:
+    """Return the buffers in the ``state_dict`` of `network`."""
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    return [tensor for name, tensor in network.state_dict().items() if name not in parameters]
 
 
 @contextmanager
