@@ -91,8 +91,8 @@ def width_table(groups: Sequence[Group]) -> Table | None:
         if any(run.sizes for run in group.runs)
     ]
     note = (
-        "Test accuracy of the global model of every width at the last evaluation; mean ± sample standard deviation over "
-        "seeds. 0.4@2 keeps the first two groups of channels whole (AdaptiveFL)."
+        "Test accuracy of the global model of every width at the last evaluation; mean ± sample standard deviation "
+        "over seeds. 0.4@2 keeps the first two groups of channels whole (AdaptiveFL)."
     )
     return Table("Accuracy by width", ("problem", "method", *sizes), rows, note)
 

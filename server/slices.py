@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedcross.conf.cross_checks import SIMULATING
 from fedcross.core.errors import ConfigError
-from fedcross.engines.job import engine_of
 from fedcross.strategies.round.clock import budgets_of
 from fedcross.strategies.round.federation import Federation
 
@@ -49,7 +49,7 @@ def check_run(config: RunConfig, network: nn.Module, task: Task, clients: int) -
 
     if (plan := plan_for(config, network, task)) is None:
         return
-    networked = not engine_of(config.module("engine")).CAPABILITIES.simulates
+    networked = config.names["engine"] not in SIMULATING
     rules = Federation(clients_per_round=config.clients_per_round, nonce=True, networked=networked)
     method = method_class(config.modules["method"])(config.method, rules)
     prepare_slices(method, config, plan, clients)
