@@ -94,9 +94,9 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     net.load(objective.start(received, kept))
     settings = _asked_training(config.train, asked)
     if objective.pooled:
-        x, y = pooled_examples(shop, net, client, number, float(asked["pooled-share"]))
+        x, y = pooled_examples(shop, client, number, float(asked["pooled-share"]))
     else:
-        x, y = examples(shop, net, client, number)
+        x, y = examples(shop, client, number)
     visit = Visit(
         net=net,
         params={name: p.detach().clone() for name, p in net.params.items()},
@@ -158,25 +158,25 @@ def _arrays(wire: ClientHalf, content: RecordDict) -> tuple[Arrays, dict[str, Ar
     return model, extras
 
 
-def pooled_examples(shop: Workshop, net: ModuleNet, client: int, number: int, share: float) -> tuple[Tensor, Tensor]:
+def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> tuple[Tensor, Tensor]:
     """Return inputs and labels of a `share` of all clients' data, drawn for round `number` (reference methods only)."""
     draw = stream(shop.config.seed, "pooled", number, client)
     x, y = shop.data.union(share, draw, shop.device, shop.config.train.examples)
-    return net.arrange(x), y
+    return shop.arrange(x), y
 
 
-def examples(shop: Workshop, net: ModuleNet, client: int, number: int) -> tuple[Tensor, Tensor]:
+def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
     """Return the training data of `client` in round `number`: all its examples, or ``train.examples`` of them."""
-    x, y = _own(shop, net, client)
+    x, y = _own(shop, client)
     most = shop.config.train.examples
     if most is None or most >= len(y):
         return x, y
     drawn = stream(shop.config.seed, "examples", number, client).choice(len(y), most, replace=False)
     chosen = torch.from_numpy(drawn).to(y.device)
-    return net.arrange(x[chosen]), y[chosen]
+    return shop.arrange(x[chosen]), y[chosen]
 
 
-def _own(shop: Workshop, net: ModuleNet, client: int) -> tuple[Tensor, Tensor]:
+def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
     """Return all training examples of `client`, inputs in the network's memory layout.
 
     They stay in memory for later visits while ``KEPT_BYTES`` allow it.
@@ -184,7 +184,7 @@ def _own(shop: Workshop, net: ModuleNet, client: int) -> tuple[Tensor, Tensor]:
     if client in shop.prepared:
         return shop.prepared[client]
     x, y = shop.data.client(client, shop.device)
-    own = net.arrange(x), y
+    own = shop.arrange(x), y
     kept = sum(part.nbytes for pair in (*shop.prepared.values(), own) for part in pair)
     if kept <= KEPT_BYTES:
         shop.prepared[client] = own

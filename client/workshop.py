@@ -87,6 +87,11 @@ class Workshop:
             self._benches[size] = net, ClientHalf(self.config.compression, initial)
         return self._benches[size]
 
+    def arrange(self, x: Tensor) -> Tensor:
+        """Return inputs in the memory layout of the networks, which is the same for every size."""
+        net, _ = next(iter(self._benches.values())) if self._benches else self.at(FULL)
+        return net.arrange(x)
+
     def _sliced(self, network: nn.Module, size: Size) -> nn.Module:
         from fedcross.tasks.models.slicing import cut
 

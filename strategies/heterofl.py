@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.widths import Width, check_widths
@@ -27,12 +27,14 @@ class HeteroFLParams(Settings):
         activations are as large as the full model's. Without effect in a network with batch normalisation.
     """
 
-    widths: Annotated[tuple[Width, ...], Field(min_length=1)] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    widths: tuple[Width, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
     scaler: bool = True
 
     @model_validator(mode="after")
     def _different(self) -> Self:
         check_widths(self.widths)
+        if not self.widths:
+            raise ValueError("widths []: give at least one")
         return self
 
 
