@@ -101,9 +101,8 @@ def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            rounds[int(record["round"])] = record | _by_width(
-                record
-            )  # a resumed run may repeat rounds: the later line counts
+            number_of_round = int(record["round"])  # a resumed run may repeat rounds: the later line counts
+            rounds[number_of_round] = record | _by_width(record)
         except (ValueError, TypeError, KeyError):
             if number < len(lines):
                 raise BadRunError(f"metrics.jsonl is damaged in line {number}") from None
