@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from logging import WARNING
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -335,7 +336,8 @@ class Method(Sizes[P]):
             return uploads
         sent = [self._sent[upload.slot] for upload in uploads]
         self._sent = {}
-        judgement = defend(self.federation.defence, uploads, sent, self.parameter_names)
+        values = None if self.plan is None else sum(prod(self.spec[name][0]) for name in self.parameter_names)
+        judgement = defend(self.federation.defence, uploads, sent, self.parameter_names, values)
         self._report.clipped += judgement.clipped
         self._report.lightened += judgement.lightened
         for upload, norm, limit in judgement.quarantined:
