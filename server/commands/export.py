@@ -254,8 +254,16 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     path = export(asked.run, asked.round, asked.model, asked.out, asked.format, asked.data_root, asked.width)
     print(path)
-    print(f"\n{_loading(asked.run, path, asked.format, asked.data_root, asked.width)}", file=sys.stderr)
+    width = asked.width if asked.model is None else _width_of(asked.run, asked.round, asked.model)
+    print(f"\n{_loading(asked.run, path, asked.format, asked.data_root, width)}", file=sys.stderr)
     return 0
+
+
+def _width_of(run: Path, number: int | None, model: int) -> float | None:
+    """Return the width of a middleware model; None if it is a full one."""
+    _, state, identity = _checkpoint(run, number)
+    _, size = _middleware(_rebuilt(state, identity), model, run)
+    return None if size.width >= 1 else size.width
 
 
 def _loading(run: Path, path: Path, kind: str, data_root: str | None, width: float | None) -> str:

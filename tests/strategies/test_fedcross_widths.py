@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from fedcross.client.app import app as client_app
 from fedcross.client.app import device_width
+from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.commands.export import export, network
@@ -260,6 +261,20 @@ def test_wrong_settings_are_refused(wrong, said):
     with pytest.raises(ConfigError) as caught:
         load([*SMALL, "method=fedcross", *wrong])
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (["method=heterofl"], "every simulated device can train the full model"),
+        (["method=fedavg", "devices=three_sizes"], "method=fedavg sends full models to every device"),
+        (["method=fedcross", "method.widths=[1.0]"], None),
+        (["method=adaptivefl", "devices=three_sizes"], None),
+    ],
+)
+def test_a_run_says_so_if_widths_have_no_effect(own, said):
+    found = remarks(load([*SMALL, *own]))
+    assert (said in found[0]) if said else found == []
 
 
 def test_an_app_of_ones_own_needs_a_plan():
