@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcross.analysis.runs import Curve, Run
+from fedcross.analysis.runs import WIDTHS, Curve, Run
 from fedcross.core.errors import DataError
 
 
@@ -84,7 +84,7 @@ def settled(settings: dict[str, Any]) -> dict[str, Any]:
     """
     settings = LATER | settings
     idle = [group for group, (name, off) in SWITCHES.items() if settings[name] == off]
-    idle += ["devices"] if settings["clock.name"] != "virtual" else []
+    idle += ["devices"] if settings["clock.name"] != "virtual" and not settings.get("method.widths") else []
     return {k: v for k, v in settings.items() if k in LATER or k.split(".")[0] not in idle}
 
 
@@ -101,7 +101,8 @@ def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            rounds[int(record["round"])] = record  # a resumed run may repeat rounds: the later line counts
+            number_of_round = int(record["round"])  # a resumed run may repeat rounds: the later line counts
+            rounds[number_of_round] = record | _by_width(record)
         except (ValueError, TypeError, KeyError):
             if number < len(lines):
                 raise BadRunError(f"metrics.jsonl is damaged in line {number}") from None
@@ -111,6 +112,12 @@ def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:
     ordered = [rounds[number] for number in sorted(rounds)]
     names = dict.fromkeys(key for record in ordered for key in record)
     return {name: np.array([_number(record.get(name)) for record in ordered]) for name in names}, note
+
+
+def _by_width(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a field for the accuracy of each size of the model, where a round has them."""
+    found = record.get("width_accuracy")
+    return {f"{WIDTHS}{size}": value for size, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _number(value: object) -> float:

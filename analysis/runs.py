@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from fedcross.tasks.scoring import WINDOW, Smoothed, smoothed
 
 Curve = NDArray[np.float64]
+#: Start of the names of the columns with the accuracy of each size of the model; the size follows: ``0.66``, ``0.4@2``.
+WIDTHS = "width_accuracy."
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,18 @@ class Run:
     def smoothed(self) -> Smoothed:
         """The papers' smoothed accuracy."""
         return smoothed(self.accuracy)
+
+    @property
+    def sizes(self) -> list[str]:
+        """Names of the sizes of the model whose accuracy was measured, the widest first."""
+        found = [name.removeprefix(WIDTHS) for name in self.columns if name.startswith(WIDTHS)]
+        return sorted(found, key=lambda size: tuple(-float(part) for part in f"{size}@0".split("@")[:2]))
+
+    def of_size(self, size: str) -> float:
+        """Return the last test accuracy of the model of a size; nan if it was not measured."""
+        known = self.column(f"{WIDTHS}{size}")
+        known = known[~np.isnan(known)]
+        return float(known[-1]) if known.size else math.nan
 
     @property
     def last_ten(self) -> float:

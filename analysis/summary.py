@@ -45,6 +45,7 @@ def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float
     found, visits = grids(groups), [one for one in map(read_visits, groups) if one is not None]
     parts = [
         tables.accuracy_table(groups),
+        tables.width_table(groups),
         tables.published_table(groups),
         tables.target_table(groups, wanted) if wanted else None,
         tables.significance_table(groups),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 
 from fedcross.analysis.ablation import Grid
 from fedcross.analysis.groups import Group
@@ -72,6 +73,28 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         "last ten evaluations: it takes no maximum, so it does not favour the method that varies most."
     )
     return Table("Accuracy", header, rows, note)
+
+
+def width_table(groups: Sequence[Group]) -> Table | None:
+    """Return the final accuracy of the models of every size, one column for each; None if all runs have one size."""
+    sizes = list(dict.fromkeys(size for group in groups for run in group.runs for size in run.sizes))
+    if not sizes:
+        return None
+    sizes.sort(key=lambda size: tuple(-float(part) for part in f"{size}@0".split("@")[:2]))
+    rows = [
+        (
+            group.problem,
+            group.method,
+            *(percent(group.over_seeds(methodcaller("of_size", size))) for size in sizes),
+        )
+        for group in groups
+        if any(run.sizes for run in group.runs)
+    ]
+    note = (
+        "Test accuracy of the global model of every width at the last evaluation; mean ± sample standard deviation "
+        "over seeds. 0.4@2 keeps the first two groups of channels whole (AdaptiveFL)."
+    )
+    return Table("Accuracy by width", ("problem", "method", *sizes), rows, note)
 
 
 def rounds_done(group: Group) -> str:

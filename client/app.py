@@ -19,6 +19,8 @@ from fedcross.strategies.wire.protocol import failure
 
 #: Where to train: ``inside`` this process, in the ``resident`` trainer beside the SuperNode, or ``auto``.
 CHOICE = "FEDCROSS_TRAINER"
+#: The name of a device's width in its node's configuration.
+WIDTH = "device.width"
 #: The program in which Flower runs one message of a SuperNode.
 PROGRAM = "flwr-clientapp"
 
@@ -65,7 +67,23 @@ def who(message: Message, context: Context) -> Message:
             Resident().prepare(_overrides(context))
         except (FedcrossError, OSError) as error:  # the first train message raises it again, in its reply
             log(WARNING, "fedcross: the trainer did not start: %s", error)
-    return Message(RecordDict({"config": ConfigRecord({"partition-id": int(partition)})}), reply_to=message)
+    told = ConfigRecord({"partition-id": int(partition)})
+    if WIDTH in context.node_config:
+        told["device-width"] = device_width(context.node_config[WIDTH])
+    return Message(RecordDict({"config": told}), reply_to=message)
+
+
+def device_width(value: object) -> float:
+    """Return the width of this device, the share of the model's channels that it can train, as its node has it.
+
+    Raises
+    ------
+    ConfigError
+        If it is no number above 0 and up to 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{WIDTH}={value!r} in the node's configuration: give a number above 0, up to 1.")
+    return float(value)
 
 
 @app.train()

@@ -23,6 +23,7 @@ from fedcross.conf.schema import Train
 from fedcross.core.errors import ProtocolError
 from fedcross.core.randomness import key, stream
 from fedcross.strategies.parts.objective import Prepared, Tensors, Trained, Visit
+from fedcross.strategies.parts.widths import asked as size_asked
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.wire.compression import apart, marked
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, answer
@@ -31,7 +32,9 @@ from fedcross.tasks.models.dropout import seed_dropout
 from fedcross.tasks.scoring import accuracy
 
 if TYPE_CHECKING:
+    from fedcross.client.flat_model import ModuleNet
     from fedcross.client.workshop import Workshop
+    from fedcross.strategies.wire.compression import ClientHalf
 
 #: Most bytes of prepared examples that a process keeps in memory between visits, and their share of a GPU's memory.
 KEPT_BYTES = 2**26
@@ -46,6 +49,8 @@ class Arrived:
     ----------
     content : RecordDict
         The content of the message.
+    net, wire : ModuleNet, ClientHalf
+        The network of the size that the message asks for, and its compression.
     visit : Visit
         The objective's view of the message and of the client's data.
     prepared : Prepared
@@ -64,6 +69,8 @@ class Arrived:
     """
 
     content: RecordDict
+    net: ModuleNet
+    wire: ClientHalf
     visit: Visit
     prepared: Prepared
     scratch: Tensors
@@ -75,11 +82,12 @@ class Arrived:
 
 def arrive(shop: Workshop, content: RecordDict) -> Arrived:
     """Load the model of a train message with this `content` into the network of `shop`, and prepare the visit."""
-    config, net, objective = shop.config, shop.net, shop.objective
+    config, objective = shop.config, shop.objective
     asked: dict[str, Any] = dict(content.config_records["config"])
+    net, wire = shop.at(size_asked(asked))
     client, number, exchange = int(asked["client"]), int(asked["round"]), int(asked["exchange"])
     _check_base(shop, str(asked.get("base", "")))
-    received, extras = _arrays(shop, content)
+    received, extras = _arrays(wire, content)
     store, kept, residual = None, Arrays(), Arrays()
     if objective.keeps or config.compression.up != "float32":
         store = StateStore(state_root(), str(asked["run"]), client)
@@ -112,7 +120,7 @@ def arrive(shop: Workshop, content: RecordDict) -> Arrived:
         seed_dropout(net.module, key(config.seed, "dropout", number, client, exchange))
     prepared = objective.prepare(visit)
     scratch = {name: net.module.get_buffer(name).clone() for name in (*net.dropout, *net.base_buffers)}
-    return Arrived(content, visit, prepared, scratch, settings, received, residual, store)
+    return Arrived(content, net, wire, visit, prepared, scratch, settings, received, residual, store)
 
 
 def _check_base(shop: Workshop, expected: str) -> None:
@@ -137,12 +145,12 @@ def _asked_training(settings: Train, asked: Mapping[str, Any]) -> Train:
     return settings.model_copy(update=found) if found else settings
 
 
-def _arrays(shop: Workshop, content: RecordDict) -> tuple[Arrays, dict[str, Arrays]]:
+def _arrays(wire: ClientHalf, content: RecordDict) -> tuple[Arrays, dict[str, Arrays]]:
     """Return the model and the groups of further arrays in a message."""
     records = content.array_records
     model = views(records["arrays"])
-    if shop.config.compression.down != "float32":
-        model = shop.wire.received(model, views(records[SCALES]) if SCALES in records else {})
+    if wire.settings.down != "float32":
+        model = wire.received(model, views(records[SCALES]) if SCALES in records else {})
     extras = {
         name.removeprefix(EXTRA): {key: array.copy() for key, array in views(record).items()}
         for name, record in records.items()
@@ -155,7 +163,7 @@ def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> t
     """Return inputs and labels of a `share` of all clients' data, drawn for round `number` (reference methods only)."""
     draw = stream(shop.config.seed, "pooled", number, client)
     x, y = shop.data.union(share, draw, shop.device, shop.config.train.examples)
-    return shop.net.arrange(x), y
+    return shop.arrange(x), y
 
 
 def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
@@ -166,7 +174,7 @@ def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
         return x, y
     drawn = stream(shop.config.seed, "examples", number, client).choice(len(y), most, replace=False)
     chosen = torch.from_numpy(drawn).to(y.device)
-    return shop.net.arrange(x[chosen]), y[chosen]
+    return shop.arrange(x[chosen]), y[chosen]
 
 
 def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
@@ -177,7 +185,7 @@ def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
     if client in shop.prepared:
         return shop.prepared[client]
     x, y = shop.data.client(client, shop.device)
-    own = shop.net.arrange(x), y
+    own = shop.arrange(x), y
     kept = sum(part.nbytes for pair in (*shop.prepared.values(), own) for part in pair)
     if kept <= kept_bytes(shop.device):
         shop.prepared[client] = own
@@ -215,16 +223,16 @@ def leave(shop: Workshop, arrived: Arrived, trained: Trained) -> RecordDict:
     if (outcome.state is not None) != objective.keeps:
         raise ProtocolError(f"{type(objective).__name__}: finish and `keeps` disagree about a state to keep.")
     metrics = {"train-loss": trained.loss, **_local_accuracy(shop, arrived, trained), **outcome.metrics}
-    arrays, examples = shop.net.arrays(trained.params, trained.buffers), len(visit.y)
+    arrays, examples = arrived.net.arrays(trained.params, trained.buffers), len(visit.y)
     if config.privacy.enabled:  # the upload holds no exact numbers: no loss, no number of examples
         source = noise_source(config.privacy, config.seed, visit.round, visit.client, visit.exchange)
-        arrays = protect(config.privacy, arrived.received, arrays, source, shop.net.frozen)
+        arrays = protect(config.privacy, arrived.received, arrays, source, arrived.net.frozen)
         examples, metrics = 1, {}
     if visit.client in shop.malicious:
         arrays = _poisoned(shop, visit, arrays)
     kept, scales = outcome.state, None
     if config.compression.up != "float32":
-        arrays, scales, residual = shop.wire.upload(arrays, arrived.received, arrived.residual)
+        arrays, scales, residual = arrived.wire.upload(arrays, arrived.received, arrived.residual)
         kept = {**(kept or {}), **marked(residual)}
     if kept is not None and arrived.store is not None:
         arrived.store.save(int(visit.config["visit"]), kept, int(visit.config["keep"]))
@@ -247,6 +255,6 @@ def _local_accuracy(shop: Workshop, arrived: Arrived, trained: Trained) -> dict[
         return {}
 
     def predict(x: Tensor) -> Tensor:
-        return shop.objective.predict(shop.net, trained.params, trained.buffers, x, arrived.prepared)
+        return shop.objective.predict(arrived.net, trained.params, trained.buffers, x, arrived.prepared)
 
     return {"local-accuracy": accuracy(predict, *own)}

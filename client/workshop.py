@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from logging import WARNING
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,17 @@ from fedcross.client.device import device_errors, evaluation_batch, set_arithmet
 from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
-from fedcross.client.visit import arrive, leave
+from fedcross.client.visit import Arrived, arrive, leave
 from fedcross.conf.schema import RunConfig, load_for_client
 from fedcross.core.errors import ConfigError, DataError, ProtocolError
 from fedcross.core.site import uses_graphs
 from fedcross.strategies.parts.objective import Objective, Trained
+from fedcross.strategies.parts.widths import asked
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.compression import ClientHalf
 from fedcross.strategies.wire.records import views
 from fedcross.tasks.data import FederatedData, forget
+from fedcross.tasks.models.slicing.plan import FULL, Plan, Size
 from fedcross.tasks.scoring import score
 
 if TYPE_CHECKING:
@@ -52,20 +55,19 @@ class Workshop:
         set_arithmetic(self.device, config.train)
         self.data: FederatedData = config.load_data()
         self.method = method_class(config.modules["method"])
-        self._scored: nn.Module | None = None
-        network, self.base = config.network(self.data.task)
-        self.net = ModuleNet(network, self.device, config.train.precision)
+        self._scored: dict[Size, nn.Module] = {}
+        self._network, self.base = config.network(self.data.task)
+        self._slices = self.method.slices(config.method)
+        self._benches: dict[Size, tuple[ModuleNet, ClientHalf]] = {}
+        if not self._slices:
+            self.at(FULL)
         self.objective: Objective = self.method.Objective(config.method)
-        self._train: Callable[..., Trained] = partial(train, self.net, self.objective)
-        if self.device.type == "cuda" and uses_graphs():
-            self._train = Captured(self.net, self.objective, self._largest()).train
-        self.wire = ClientHalf(config.compression, {n: p.detach().cpu().numpy() for n, p in self.net.params.items()})
+        self._trainers: dict[ModuleNet, Callable[..., Trained]] = {}
         #: Client -> its prepared inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
-        self._together: Together | None = None
+        self._together: dict[ModuleNet, Together] = {}
         self._warned = False
-        kept = {name: buffer for name, buffer in self.net.buffers.items() if name not in self.net.frozen}
-        if config.privacy.enabled and any(buffer.is_floating_point() for buffer in kept.values()):
+        if config.privacy.enabled and any(b.is_floating_point() for b in persistent_buffers(self._network)):
             raise ConfigError(
                 f"privacy.enabled=true: model={config.names['model']} would send statistics of its data (batch norm). "
                 "Choose a model without batch norm."
@@ -81,12 +83,67 @@ class Workshop:
         most = max(map(len, self.data.partition.train), default=0)
         return min(most, self.config.train.examples or most)
 
+    @property
+    def net(self) -> ModuleNet:
+        """The full network."""
+        return self.at(FULL)[0]
+
+    def at(self, size: Size) -> tuple[ModuleNet, ClientHalf]:
+        """Return the network of `size` and its compression; built once. A device never builds a larger one."""
+        if size not in self._benches:
+            network = self._network
+            if self._slices:  # the next slice needs the initial weights, which training overwrites
+                network = self._sliced(self._network, size)
+                network = copy.deepcopy(network) if network is self._network else network
+            net = ModuleNet(network, self.device, self.config.train.precision)
+            initial = {n: p.detach().cpu().numpy() for n, p in net.params.items()}
+            self._benches[size] = net, ClientHalf(self.config.compression, initial)
+        return self._benches[size]
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """Return inputs in the memory layout of the networks, which is the same for every size."""
+        net, _ = next(iter(self._benches.values())) if self._benches else self.at(FULL)
+        return net.arrange(x)
+
+    def _sliced(self, network: nn.Module, size: Size) -> nn.Module:
+        from fedcross.tasks.models.slicing import cut
+
+        scaler = bool(getattr(self.config.method, "scaler", False))
+        return network if size.width >= 1 else cut(network, self._plan, size, self.data.task, scaler)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        from fedcross.tasks.models.slicing import plan_of
+
+        return plan_of(self._network, self.data.task)
+
+    def _trainer(self, net: ModuleNet) -> Callable[..., Trained]:
+        """Return what trains a client on `net`: on a GPU a recorded step, else the plain loop."""
+        if net not in self._trainers:
+            recorded = self.device.type == "cuda" and uses_graphs()
+            self._trainers[net] = (
+                Captured(net, self.objective, self._largest()).train
+                if recorded
+                else partial(train, net, self.objective)
+            )
+        return self._trainers[net]
+
+    def _recorded(self, net: ModuleNet) -> Together | None:
+        """Return the recorded step of several clients on `net`; None where there is no GPU."""
+        if self.device.type != "cuda" or not uses_graphs():
+            return None
+        if net not in self._together:
+            from fedcross.client.batched.captured import Together
+
+            self._together[net] = Together(net, self.objective, self._largest())
+        return self._together[net]
+
     def train(self, content: RecordDict) -> RecordDict:
         """Train as a train message with this content asks, and return the content of the reply."""
         with one_thread(self.device):
             arrived = arrive(self, content)
             augment = self.data.task.augment
-            trained = self._train(arrived.visit, arrived.prepared, arrived.settings, augment)
+            trained = self._trainer(arrived.net)(arrived.visit, arrived.prepared, arrived.settings, augment)
             return leave(self, arrived, trained)
 
     def train_together(self, contents: Sequence[RecordDict], *, memory: int | None, graph: bool) -> list[RecordDict]:
@@ -100,25 +157,20 @@ class Workshop:
                 kind = type(self.objective).__name__
                 log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
             return [self.train(content) for content in contents]
-        from fedcross.client.batched.captured import Together
         from fedcross.client.batched.trainer import train_batched
 
-        if self._together is None and graph and self.device.type == "cuda" and uses_graphs():
-            self._together = Together(self.net, self.objective, self._largest())
         with one_thread(self.device):
             arrived = [arrive(self, content) for content in contents]
             if any(a.settings != arrived[0].settings for a in arrived):
                 raise ProtocolError("Clients of one exchange have different numbers of epochs. Use engine=local.")
-            results = train_batched(
-                self.net,
-                self.objective,
-                [Work(a.visit, a.prepared, a.scratch) for a in arrived],
-                arrived[0].settings,
-                self.data.task.augment,
-                memory=memory,
-                together=self._together,
-            )
-            return [leave(self, a, trained) for a, trained in zip(arrived, results)]
+            results: dict[int, Trained] = {}
+            settings, augment = arrived[0].settings, self.data.task.augment
+            for net, places in by_net(arrived).items():  # models of one size make a stack
+                works = [Work(arrived[i].visit, arrived[i].prepared, arrived[i].scratch) for i in places]
+                recorded = self._recorded(net) if graph else None
+                trained = train_batched(net, self.objective, works, settings, augment, memory=memory, together=recorded)
+                results |= zip(places, trained)
+            return [leave(self, one, results[i]) for i, one in enumerate(arrived)]
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Return the accuracy and loss of the received model on the client's own test part."""
@@ -126,15 +178,31 @@ class Workshop:
         own = self.data.client_test(client, self.device)
         if own is None:
             raise DataError(f"client {client} has no test examples of its own: this partition gives clients none.")
-        if self._scored is None:
+        size = asked(content.config_records["config"])
+        if size not in self._scored:
             network, _ = self.config.network(self.data.task)
-            self._scored = self.method.evaluation_network(network, self.config.method).to(self.device).eval()
+            fitting = self.method.evaluation_network(network, self.config.method)
+            self._scored[size] = self._sliced(fitting, size).to(self.device).eval()
         arrays = views(content.array_records["arrays"])
         with one_thread(self.device):
             batch = evaluation_batch(self.device, own[0][0].numel())
-            found = score(self._scored, arrays, *own, self.data.task.classes, batch)
+            found = score(self._scored[size], arrays, *own, self.data.task.classes, batch)
         metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
         return RecordDict({"metrics": metrics})
+
+
+def by_net(arrived: Sequence[Arrived]) -> dict[ModuleNet, list[int]]:
+    """Return the places of the visits that train on the same network."""
+    groups: dict[ModuleNet, list[int]] = {}
+    for i, one in enumerate(arrived):
+        groups.setdefault(one.net, []).append(i)
+    return groups
+
+
+def persistent_buffers(network: nn.Module) -> list[Tensor]:
+    """Return the buffers in the ``state_dict`` of `network`."""
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    return [tensor for name, tensor in network.state_dict().items() if name not in parameters]
 
 
 @contextmanager

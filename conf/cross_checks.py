@@ -123,6 +123,21 @@ def remarks(config: RunConfig) -> list[str]:
     found = list(remark()) if callable(remark) else []
     place = getattr(config.engine, "remarks", None)
     found += place(device_name(config.device)) if callable(place) else []
+    found += _width_remarks(config)
     if config.privacy.enabled and config.privacy.randomness == "seed":
         found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")
     return found
+
+
+def _width_remarks(config: RunConfig) -> list[str]:
+    """Return warnings where models have widths and devices have none, or the other way round."""
+    widths = getattr(config.method, "widths", ())
+    if config.devices.widths is not None and not widths:
+        name = f"method={config.names['method']}"
+        return [f"devices={config.devices.name}: {name} sends full models to every device, whatever its width."]
+    if len(widths) > 1 and config.devices.widths is None and config.names["engine"] in SIMULATING:
+        return [
+            f"method.widths={list(widths)}: every simulated device can train the full model, because devices="
+            f"{config.devices.name} has no widths. Choose devices=three_sizes, or set devices.widths."
+        ]
+    return []

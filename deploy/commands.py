@@ -194,7 +194,7 @@ def superexec(arguments: Arguments) -> None:
 
 def supernode(arguments: Arguments) -> None:
     """Become a device: a SuperNode and what answers its messages."""
-    own = (arguments.partition, arguments.partitions, arguments.port)
+    own = (arguments.partition, arguments.partitions, arguments.port, arguments.width)
     start.replace_process(start.supernode(arguments.keys, arguments.name, arguments.superlink, *own))
 
 

@@ -73,7 +73,9 @@ def superexec(folder: Path, address: str, health: str) -> list[str]:
     ]
 
 
-def supernode(folder: Path, name: str, address: str, partition: int, partitions: int, port: int) -> list[str]:
+def supernode(
+    folder: Path, name: str, address: str, partition: int, partitions: int, port: int, width: float | None = None
+) -> list[str]:
     """Return the command of a device: its SuperNode, and the executor that answers its messages.
 
     Parameters
@@ -88,7 +90,11 @@ def supernode(folder: Path, name: str, address: str, partition: int, partitions:
         The device's number in the federation, from 0, and how many there are.
     port : int
         Loopback port between the two.
+    width : float, optional
+        The share of a model's channels that the device can train (docs/heterogeneous.md); None says nothing of it.
     """
+    if width is not None and not 0 < width <= 1:
+        raise ConfigError(f"--width {width:g}: give a number above 0, up to 1.")
     check_folder(folder)
     authority = folder / "ca.crt"
     _dates(authority, authority)
@@ -102,8 +108,12 @@ def supernode(folder: Path, name: str, address: str, partition: int, partitions:
         # Without a secret, every local user could take the device's messages from this port.
         *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process"),
         *("--superexec-auth-secret-file", secret),
-        *("--node-config", f"partition-id={partition} num-partitions={partitions}"),
+        *("--node-config", f"partition-id={partition} num-partitions={partitions}" + _told(width)),
     ]
+
+
+def _told(width: float | None) -> str:
+    return "" if width is None else f" device.width={width:g}"
 
 
 def environment(before: Mapping[str, str]) -> dict[str, str]:

@@ -141,6 +141,18 @@ class Run:
 
         return network(self.folder, self.data_root)
 
+    def slice(self, width: float) -> nn.Module:
+        """Return the global model of `width`, for runs whose models have several, as :attr:`model` does.
+
+        Raises
+        ------
+        StorageError
+            If the run has no models of this width; the message lists those that it has.
+        """
+        from fedcross.server.commands.export import network
+
+        return network(self.folder, self.data_root, width)
+
     def __repr__(self) -> str:
         try:
             accuracy = self.result["final_accuracy"]

@@ -13,11 +13,13 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedcross.client.device import evaluation_batch
+from fedcross.strategies.parts.widths import described, holds
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.exchange import receive
 from fedcross.strategies.wire.records import encode
 from fedcross.tasks.data import FederatedData
+from fedcross.tasks.models.slicing import FULL, Plan, Size, cut
 from fedcross.tasks.scoring import Score, score
 
 
@@ -42,13 +44,24 @@ class Evaluator:
         self.device = device
         self.batch = batch or evaluation_batch(device, prod(data.task.shape))
         self._inputs: Tensor | None = None
+        #: How the model is sliced; None if all models are full ones.
+        self.plan: Plan | None = None
+        self._slices: dict[Size, nn.Module] = {}
 
-    def score(self, arrays: Arrays) -> Score:
-        """Return the score of the model with weights `arrays`."""
+    def network(self, size: Size) -> nn.Module:
+        """Return the network for models of `size`."""
+        if self.plan is None or size.width >= 1:
+            return self.model
+        if size not in self._slices:
+            self._slices[size] = cut(self.model, self.plan, size).eval()
+        return self._slices[size]
+
+    def score(self, arrays: Arrays, size: Size = FULL) -> Score:
+        """Return the score of the model of `size` with weights `arrays`."""
         if self._inputs is None:
             self._inputs = self._data.central.to(self.device)
         labels = torch.from_numpy(np.array(self._data.task.test.y))  # a copy: the cache is read-only
-        return score(self.model, arrays, self._inputs, labels, self._data.task.classes, self.batch)
+        return score(self.network(size), arrays, self._inputs, labels, self._data.task.classes, self.batch)
 
     def score_of(self, models: Sequence[Arrays]) -> Score | None:
         """Return the mean score of `models`, as :func:`mean_score` takes it."""
@@ -58,19 +71,25 @@ class Evaluator:
 def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:
     """Ask every connected client for the accuracy of the global model on its own test part (federated evaluation).
 
+    Where models have several sizes, a client gets the largest that its device can hold.
+
     Returns
     -------
     dict
         ``client_accuracy`` (partition id -> accuracy), its uniform mean ``client_accuracy_mean`` and standard deviation
         ``client_accuracy_std`` over the clients that answered; empty if none has test examples.
     """
-    arrays = encode(method.evaluation_arrays())
+    models = method.slice_models() or {FULL: method.evaluation_arrays()}
+    coded = {size: encode(arrays) for size, arrays in models.items()}
     asked: dict[int, int] = {}
     messages = []
     method.nodes.refresh(grid)
     for partition, node in method.nodes.online.items():
-        config = ConfigRecord({"client": partition, "round": number})
-        content = RecordDict({"arrays": arrays, "config": config})
+        size = next((size for size in models if method.plan is None or holds(method.budget(partition), size)), None)
+        if size is None:
+            continue
+        config = ConfigRecord({"client": partition, "round": number, **described(size)})
+        content = RecordDict({"arrays": coded[size], "config": config})
         messages.append(Message(content, dst_node_id=node, message_type=MessageType.EVALUATE))
         asked[len(asked)] = partition
     ids = list(grid.push_messages(messages))

@@ -56,7 +56,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
         idle.add("privacy")
     if config.attack.name == "none":
         idle.add("attack")
-    if config.clock.name != "virtual":
+    if config.clock.name != "virtual" and not getattr(config.method, "widths", ()):
         idle.add("devices")
     if config.clock.name == "none":
         idle.add("clock")
@@ -80,8 +80,11 @@ LATER: dict[str, dict[str, Any]] = {
         "arguments": {},
         "host_lr": None,
         "mixing": "batch",
+        "widths": [],
+        "shares": [],
     },
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
+    "devices": {"widths": None},
     "train": {"deterministic": False, "only": [], "base": None, "base_sha256": None},
 }
 

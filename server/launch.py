@@ -119,10 +119,13 @@ def _data(config: RunConfig) -> FederatedData:
 
 def _check_model(config: RunConfig, data: FederatedData) -> None:
     """Refuse a model or a number of clients that does not fit the data, before the run has a folder."""
+    from fedcross.server.slices import check_run
+
     count = 0 if data.partition.own else len(data.partition)
     if 0 < count < config.clients_per_round:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: these data have {count} clients. Lower it.")
-    config.network(data.task)
+    network, _ = config.network(data.task)
+    check_run(config, network, data.task, count)
 
 
 def _check_continued(config: RunConfig, folder: Path) -> None:

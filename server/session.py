@@ -33,6 +33,7 @@ from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.run_folder import by_time, prepare, refuse_used
+from fedcross.server.slices import plan_for, prepare_slices
 from fedcross.server.snapshots import Snapshots
 from fedcross.server.visit_ledger import VisitLedger
 from fedcross.strategies.pool.layout import Arrays
@@ -87,6 +88,9 @@ class Session:
         self.method.clock = clock_of(
             config.clock, config.devices, config.seed, examples_of(data), config.train.epochs, kind.asynchronous
         )
+        plan = plan_for(config, model, data.task)
+        prepare_slices(self.method, config, plan, 0 if data.partition.own else len(data.partition))
+        self.evaluator.plan = plan
         self.method.durable = {}
         self._accepted: deque[dict[int, int]] = deque(maxlen=config.checkpoint.keep)
         self.method.begin(arrays_of(model), trainable(model))
@@ -200,13 +204,23 @@ class Session:
         if number in self.snapshots.rounds:
             self.snapshots.model(number, self.method.global_model())
         score: Score | None = None
+        widths: dict[str, Any] = {}
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
-            score = self.evaluator.score_of(self.method.evaluation_models())
+            score, widths = self._evaluated()
             self._last_score = score
-        entry = line(report, score, time.perf_counter() - started)
+        entry = line(report, score, time.perf_counter() - started) | widths
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.method, self.grid, number)
         return entry
+
+    def _evaluated(self) -> tuple[Score | None, dict[str, Any]]:
+        """Return the score of the global model and, where models have several sizes, ``width_accuracy`` of each."""
+        models = self.method.slice_models()
+        if not models:
+            return self.evaluator.score_of(self.method.evaluation_models()), {}
+        scores = {size: self.evaluator.score(arrays, size) for size, arrays in models.items()}
+        widths = {size.text: score.accuracy for size, score in scores.items()}
+        return scores[self.method.global_size], {"width_accuracy": widths}
 
     def _note(self, ended: dict[str, Any]) -> None:
         """Add a line on a request to the audit trail, with the key of its node where that is known."""

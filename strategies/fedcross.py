@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.settings import Settings
 from fedcross.strategies.parts.schedule import Choice, Constant, Schedule, within
+from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool.layout import Arrays, Layout
 from fedcross.strategies.pool.mixing import Mixing, cross, identity, offsets, propeller_share, propellers, uniform
 from fedcross.strategies.pool.pool import Pool, Storage, diagnostics
 from fedcross.strategies.pool.selection import Question, find_selection
 from fedcross.strategies.pool.similarity import FROM_GRAM, Part, find_similarity
-from fedcross.strategies.round.base import Method
+from fedcross.strategies.pool.sliced import SlicedPool
 from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.sized_slots import SizedSlots
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 
 
@@ -39,7 +40,7 @@ Gram: TypeAlias = NDArray[np.float64]
 COUNTED = 20
 
 
-class FedCrossParams(Settings):
+class FedCrossParams(Widths):
     """Settings of FedCross; those marked *schedule* may change from round to round (:mod:`strategies.parts.schedule`).
 
     Parameters
@@ -74,6 +75,9 @@ class FedCrossParams(Settings):
         one. The paper writes w_0^1 ... w_0^K and does not say which it means; the public code copies one.
     storage : Storage
         When the pool is kept in a memory-mapped file, and where that file lies.
+    widths, shares : tuple of float
+        Widths of the pool's models, and the share of the slots that each gets (docs/heterogeneous.md); without widths
+        every model is the full one.
     """
 
     alpha: Alpha = Constant(value=0.99)
@@ -106,6 +110,24 @@ class FedCrossParams(Settings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _sliced(self) -> Self:
+        """Check that the other settings can be kept in a pool of several widths."""
+        if not self.widths:
+            return self
+        wrong = {
+            "similarity": self.similarity in ("chunked", "manhattan"),
+            "part": self.part != "parameters",
+            "global_model": self.global_model != "mixed",
+            "k": self.k is not None and len(set(self.k.values())) > 1,
+        }
+        if found := [name for name, bad in wrong.items() if bad]:
+            raise ValueError(
+                "widths need similarity cosine, paper or euclidean, part parameters, global_model mixed and a constant "
+                f"k; wrong: {', '.join(found)}"
+            )
+        return self
+
     def remarks(self) -> list[str]:
         """Return warnings about settings that are allowed but unusual."""
         found = []
@@ -118,6 +140,8 @@ class FedCrossParams(Settings):
     def faults(self, clients_per_round: int) -> list[str]:
         """Return errors where the settings do not fit the number of clients drawn each round."""
         fewest = min(self.k.values()) if self.k is not None else clients_per_round
+        if fewest < len(self.widths):
+            return [f"method.widths={list(self.widths)}: {fewest:g} models; each width needs one. Raise method.k."]
         if fewest >= clients_per_round:
             return []
         return [
@@ -126,7 +150,7 @@ class FedCrossParams(Settings):
         ]
 
 
-class FedCross(Method[FedCrossParams]):
+class FedCross(SizedSlots[FedCrossParams]):
     """Hu et al., FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation, ICDE 2024.
 
     The server sets ``w_i = alpha v_i + (1 - alpha) v_co(i)`` for all uploads v_i at once; the selection picks co(i).
@@ -153,6 +177,8 @@ class FedCross(Method[FedCrossParams]):
       of 10 independent models around their mean falls to .978 of what it was in plain FedCross with alpha .99, to .978
       with ``alpha``, .956 with ``each`` and .259 with ``equal`` (tests/strategies/test_propellers.py).
     - ``first_stage`` comes from the public code. All schedules still count rounds from the run's first round.
+    - Models of several widths (`widths`) are this project's: docs/heterogeneous.md. A model takes a share of a narrower
+      one on the corner that both have, and keeps the rest; similarity is measured on that corner.
     """
 
     interchangeable = True
@@ -162,7 +188,11 @@ class FedCross(Method[FedCrossParams]):
         """Fill the pool with copies of the initial model."""
         if faults := self.params.faults(self.federation.clients_per_round):
             raise ConfigError(faults)
-        self.pool = Pool(Layout.of(arrays, self.parameter_names), self._k(1), self.params.storage)
+        layout, k = Layout.of(arrays, self.parameter_names), self._k(1)
+        if self.params.widths:
+            self.pool: Pool = SlicedPool(layout, self.params.slots(k), self.sliced, self.params.storage)
+        else:
+            self.pool = Pool(layout, k, self.params.storage)
         self.pool.fill(arrays)
         self._selection = find_selection(self.params.selection)
         self._columns = self.pool.layout.columns(self.params.part)  # the columns that the similarity compares
@@ -186,7 +216,7 @@ class FedCross(Method[FedCrossParams]):
             If the number of models is not the number of slots.
         """
         for slot, arrays in zip(range(len(self.pool)), models, strict=True):
-            self.pool.write(slot, arrays)
+            self.pool.write(slot, self.corner_of(slot, arrays))
         self._started = True
 
     def _k(self, number: int) -> int:
@@ -218,6 +248,8 @@ class FedCross(Method[FedCrossParams]):
             raise ConfigError("method.independent_start=true needs the models: call start_from(...) after begin(...).")
         if (k := self._k(current.number)) != len(self.pool.rows):
             self._resize(k)
+        if self.params.widths:
+            return self.dispatch_sized(current)
         slots = sorted(self.queue[: len(current.clients)])
         return [Payload(client, slot, self.pool.model(slot)) for slot, client in zip(slots, current.clients)]
 
@@ -261,6 +293,8 @@ class FedCross(Method[FedCrossParams]):
     def _similarity(self, members: list[int]) -> tuple[Gram, Gram | None]:
         """Return the members' similarity matrix, and the whole pool's Gram matrix if the similarity came from it."""
         measure = FROM_GRAM.get(self.params.similarity)
+        if isinstance(self.pool, SlicedPool) and measure is not None:
+            return self.pool.similarity(measure)[np.ix_(members, members)], self.pool.gram()
         if measure is None:
             return find_similarity(self.params.similarity)(self.pool, members, self.params.part), None
         gram = self.pool.gram(columns=self._columns)

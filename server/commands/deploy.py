@@ -200,6 +200,7 @@ def _program_parts(add: Add) -> None:
     part.add_argument(
         "--port", type=int, default=9094, help="port for processes of this machine; a different one for each SuperNode"
     )
+    part.add_argument("--width", type=float, help="share of a model's channels that this device can train, such as 0.4")
 
 
 def _run_parts(add: Add) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedcross.strategies.pool.layout import Arrays
     from fedcross.strategies.round.base import Method
     from fedcross.strategies.round.federation import State
+    from fedcross.tasks.models.slicing import Size
 
 #: An active run deletes old checkpoints while they are read: how often to look again for the newest one.
 ATTEMPTS = 3
@@ -34,6 +35,7 @@ def export(
     out: Path | None = None,
     kind: str = "safetensors",
     data_root: str | None = None,
+    width: float | None = None,
 ) -> Path:
     """Write a model of `run`; return the file's path.
 
@@ -52,6 +54,8 @@ def export(
         network, from prepared inputs (batch, ...) to class scores (batch, classes), for any size of batch.
     data_root : str, optional
         Folder of the data sets; only for ONNX and TorchScript.
+    width : float, optional
+        The global model of this width, where the run has several; None for the widest.
 
     Raises
     ------
@@ -66,15 +70,17 @@ def export(
 
     number, state, identity = _checkpoint(run, number)
     method = _rebuilt(state, identity)
-    arrays = method.evaluation_arrays() if model is None else _middleware(method, model, run)
-    suffix = "" if model is None else f"-{model}"
+    if model is not None and width is not None:
+        raise StorageError("--model and --width: a middleware model has its own width. Give one of them.")
+    arrays, size = _global(method, width, run) if model is None else _middleware(method, model, run)
+    suffix = f"-{model}" if model is not None else f"-width-{size.text}" if width is not None else ""
     path = out or run / f"model-round-{number:06d}{suffix}{SUFFIX[kind]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if kind == "safetensors":
             write_model(path, arrays, method.tied)
         else:
-            rebuilt, config = _network(run, data_root, identity)
+            rebuilt, config = _network(run, data_root, identity, size)
             load_into(rebuilt, arrays, run)
             write(kind, rebuilt, partial(_inputs, config), path, notes(config.load_data().task))
     except OSError as error:
@@ -82,24 +88,25 @@ def export(
     return path
 
 
-def network(run: Path, data_root: str | None = None) -> nn.Module:
+def network(run: Path, data_root: str | None = None, width: float | None = None) -> nn.Module:
     """Return the network of `run` with the final global weights, or those of the newest checkpoint.
 
-    Needs the run's data set, which determines the network's inputs and outputs; `data_root` is its folder.
+    Needs the run's data set, which determines the network's inputs and outputs; `data_root` is its folder. `width` is
+    for a run whose models have several: it names one of them, from the newest checkpoint.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    final, identity = run / "model.safetensors", None
-    if final.exists():
+    final, identity, size = run / "model.safetensors", None, None
+    if width is None and final.exists():
         try:
             arrays = load_file(final)
         except (OSError, SafetensorError, ValueError) as error:
             raise StorageError(f"{final}: damaged ({error}). resume={run} writes it again.") from error
     else:
         _, state, identity = _checkpoint(run, None)
-        arrays = _rebuilt(state, identity).evaluation_arrays()
-    model, _ = _network(run, data_root, identity)
+        arrays, size = _global(_rebuilt(state, identity), width, run)
+    model, _ = _network(run, data_root, identity, size)
     load_into(model, arrays, run)
     return model.eval()
 
@@ -114,8 +121,13 @@ def load_into(model: nn.Module, arrays: Arrays, run: Path) -> None:
         raise StorageError(f"{run}: its weights do not fit its network ({error}). Was the model changed?") from error
 
 
-def _network(run: Path, data_root: str | None, identity: dict[str, Any] | None) -> tuple[nn.Module, RunConfig]:
-    """Return the network of `run` with its initial weights, for evaluation, and its configuration."""
+def _network(
+    run: Path, data_root: str | None, identity: dict[str, Any] | None, size: Size | None = None
+) -> tuple[nn.Module, RunConfig]:
+    """Return the network of `run` with its initial weights, for evaluation, and its configuration.
+
+    It is of `size`, or of that of the run's global model.
+    """
     from fedcross.conf.schema import load
     from fedcross.core.overrides import quote
     from fedcross.server.identity import check_base
@@ -128,7 +140,20 @@ def _network(run: Path, data_root: str | None, identity: dict[str, Any] | None) 
     trained, base = config.network(config.load_data().task)
     if identity is not None:
         check_base(identity, base)
-    return method_class(config.modules["method"]).evaluation_network(trained, config.method), config
+    fitting = method_class(config.modules["method"]).evaluation_network(trained, config.method)
+    return _sliced(fitting, config, size), config
+
+
+def _sliced(network: nn.Module, config: RunConfig, size: Size | None) -> nn.Module:
+    """Return the slice of `network`; without a size, that of the run's widest models."""
+    from fedcross.server.slices import plan_for
+    from fedcross.tasks.models.slicing import Size, cut
+
+    task = config.load_data().task
+    if (plan := plan_for(config, network, task)) is None:
+        return network
+    widths = getattr(config.method, "widths", ())
+    return cut(network, plan, size or Size(max(widths, default=1.0)), task)
 
 
 def _inputs(config: RunConfig, count: int) -> Tensor:
@@ -169,6 +194,7 @@ def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
     from fedcross.conf.compose import activate_plugins
     from fedcross.strategies.round.federation import Federation
     from fedcross.strategies.round.registry import method_class
+    from fedcross.tasks.models.slicing.plan import Plan
 
     activate_plugins()
     config = identity["config"]
@@ -181,19 +207,33 @@ def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
         ) from error
     federation = Federation(seed=config["seed"], clients_per_round=config["clients_per_round"])
     method = kind(kind.Params.model_validate(config["method"]), federation)
+    if "_slices" in state.values:
+        method.plan = Plan.of_plain(state.values["_slices"])
     method.begin({name: np.zeros(shape, dtype) for name, (shape, dtype) in spec.items()}, parameters)
     method.resume(state)
     return method
 
 
-def _middleware(method: Method, model: int, run: Path) -> Arrays:
+def _global(method: Method, width: float | None, run: Path) -> tuple[Arrays, Size]:
+    """Return the global model of `width`, and its size."""
+    models = method.slice_models()
+    if width is None:
+        return method.evaluation_arrays(), method.global_size
+    wanted = next((size for size in models if size.text == f"{width:g}"), None)
+    if wanted is None:
+        known = ", ".join(size.text for size in models if not size.start) or "1 (its models all have one size)"
+        raise StorageError(f"--width {width:g}: {run} has the widths {known}. Name one of them.")
+    return models[wanted], wanted
+
+
+def _middleware(method: Method, model: int, run: Path) -> tuple[Arrays, Size]:
     pool = getattr(method, "pool", None)
     if pool is None:
         raise StorageError(f"--model {model}: {run} has no middleware models, {type(method).__name__} keeps one model.")
     if not 0 <= model < len(pool):
         raise StorageError(f"--model {model}: {run} has the middleware models 0 to {len(pool) - 1}.")
     arrays: Arrays = pool.model(model)
-    return arrays
+    return arrays, pool.sizes[model] if method.plan is not None else method.global_size
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -202,6 +242,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--round", type=int, help="round of a checkpoint (default: the newest)")
     parser.add_argument("--model", type=int, help="index of a middleware model, from 0 (default: the global model)")
+    parser.add_argument("--width", type=float, help="the global model of this width, where the run has several")
     parser.add_argument("--out", type=Path, help="file to write (default: model-round-R.safetensors in RUN)")
     parser.add_argument(
         "--format",
@@ -211,17 +252,25 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--data-root", help="folder of the data sets, for onnx and torchscript (default: the run's)")
     asked = parser.parse_args(arguments)
-    path = export(asked.run, asked.round, asked.model, asked.out, asked.format, asked.data_root)
+    path = export(asked.run, asked.round, asked.model, asked.out, asked.format, asked.data_root, asked.width)
     print(path)
-    print(f"\n{_loading(asked.run, path, asked.format, asked.data_root)}", file=sys.stderr)
+    width = asked.width if asked.model is None else _width_of(asked.run, asked.round, asked.model)
+    print(f"\n{_loading(asked.run, path, asked.format, asked.data_root, width)}", file=sys.stderr)
     return 0
 
 
-def _loading(run: Path, path: Path, kind: str, data_root: str | None) -> str:
+def _width_of(run: Path, number: int | None, model: int) -> float | None:
+    """Return the width of a middleware model; None if it is a full one."""
+    _, state, identity = _checkpoint(run, number)
+    _, size = _middleware(_rebuilt(state, identity), model, run)
+    return None if size.width >= 1 else size.width
+
+
+def _loading(run: Path, path: Path, kind: str, data_root: str | None, width: float | None) -> str:
     """Return Python code that loads the file; on stderr, so that stdout is the path alone."""
     from fedcross.server.commands.formats import loading_network, loading_weights
 
     if kind == "safetensors":
-        return loading_weights(path, run, data_root)
+        return loading_weights(path, run, data_root, width)
     _, config = _network(run, data_root, None)
     return loading_network(kind, path, _inputs(config, 1))

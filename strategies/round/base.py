@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from logging import WARNING
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -28,10 +29,10 @@ from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
-from fedcross.strategies.round.flower_hooks import FlowerHooks
 from fedcross.strategies.round.flower_names import translate
 from fedcross.strategies.round.guard import Inbox
 from fedcross.strategies.round.nodes import Nodes
+from fedcross.strategies.round.sizes import Sizes
 from fedcross.strategies.round.trail import Tell, Trail
 from fedcross.strategies.wire.compression import Compressor
 from fedcross.strategies.wire.digest import digest_of
@@ -39,7 +40,7 @@ from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, re
 from fedcross.strategies.wire.records import Arrays, Spec, spec_of
 
 
-class Method(FlowerHooks[P]):
+class Method(Sizes[P]):
     """Base of all methods.
 
     Parameters
@@ -110,7 +111,7 @@ class Method(FlowerHooks[P]):
         self.parameter_names = tuple(n for n in floats if parameters is None or n in parameters)
         if not self.federation.compression.exact:
             initial = {name: arrays[name] for name in self.parameter_names}
-            self._compressor = Compressor(self.federation.compression, initial)
+            self._compressor = Compressor(self.federation.compression, initial, self.cut)
         self.setup(arrays)
 
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Any] | None = None) -> RoundReport:
@@ -175,7 +176,8 @@ class Method(FlowerHooks[P]):
             return self._request(current, payload, config, seconds)
 
         stalest = self.stalest([payload.slot for payload in payloads]) if rules.hedge else ()
-        return Exchange(current, grid, rules, payloads, inbox, ask, self._spares(current, payloads), stalest, over)
+        spares = self._spares(current, payloads)
+        return Exchange(current, grid, rules, payloads, inbox, ask, spares, stalest, over, self.fits)
 
     def _close(self, exchange: Exchange) -> None:
         """Record the costs of `exchange` and aggregate its uploads; used by both ways to drive a round."""
@@ -334,7 +336,8 @@ class Method(FlowerHooks[P]):
             return uploads
         sent = [self._sent[upload.slot] for upload in uploads]
         self._sent = {}
-        judgement = defend(self.federation.defence, uploads, sent, self.parameter_names)
+        values = None if self.plan is None else sum(prod(self.spec[name][0]) for name in self.parameter_names)
+        judgement = defend(self.federation.defence, uploads, sent, self.parameter_names, values)
         self._report.clipped += judgement.clipped
         self._report.lightened += judgement.lightened
         for upload, norm, limit in judgement.quarantined:
@@ -353,10 +356,6 @@ class Method(FlowerHooks[P]):
     def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
         """Return names, shapes and dtypes of the groups of arrays that the client must send beside its model."""
         return {}
-
-    def upload_model(self, payload: Payload) -> Spec:
-        """Return the names, shapes and dtypes that the client must send as its model."""
-        return self.spec
 
     def evaluation_models(self) -> list[Arrays]:
         """Return the models to evaluate; their mean score on the test set is the method's score of this round.
@@ -389,6 +388,8 @@ class Method(FlowerHooks[P]):
         own = {"_accepted": accepted, "_requests": requests, "_model": self.spec, "_parameters": self.parameter_names}
         if self.tied:
             own["_tied"] = dict(self.tied)
+        if self.plan is not None:
+            own["_slices"] = self.plan.plain()
         coded = {} if self._compressor is None else self._compressor.state()
         return State({**state.arrays, **coded}, {**state.values, **own})
 
@@ -398,7 +399,7 @@ class Method(FlowerHooks[P]):
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
         self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})
         self.tied = values.pop("_tied", self.tied)
-        for known in ("_model", "_parameters"):  # for tools without a network; `begin` has set both
+        for known in ("_model", "_parameters", "_slices"):  # for tools without a network; they are set already
             values.pop(known, None)
         arrays = state.arrays if self._compressor is None else self._compressor.restore(state.arrays)
         self.restore(State(arrays, values))

@@ -53,6 +53,7 @@ class Devices(Settings):
     Each client gets one class for computing and, independently, one for communication; `shares` says how many clients
     get which. Computing takes ``training`` seconds, or ``seconds_per_example`` times examples times epochs;
     communication takes ``communication`` seconds, or the bytes of both directions divided by ``bytes_per_second``.
+    `widths` are for methods that send slices of the model (``method.widths``); a client's class for computing decides.
     """
 
     name: str = "equal"
@@ -70,6 +71,9 @@ class Devices(Settings):
         None, description="instead of communication: rate of the link, for each class"
     )
     least: float = Field(1.0, gt=0, description="training and communication drawn shorter than this take this long")
+    widths: tuple[float, ...] | None = Field(
+        None, description="share of the model's channels that a device of each class can train; unset: all of them"
+    )
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -80,7 +84,7 @@ class Devices(Settings):
             raise ValueError("give training or seconds_per_example, not both")
         if self.communication is not None and self.bytes_per_second is not None:
             raise ValueError("give communication or bytes_per_second, not both")
-        for name in ("training", "communication", "seconds_per_example", "bytes_per_second"):
+        for name in ("training", "communication", "seconds_per_example", "bytes_per_second", "widths"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.shares):
                 raise ValueError(f"{name} has {len(values)} entries for {len(self.shares)} shares; give one for each")
@@ -88,6 +92,8 @@ class Devices(Settings):
             for mean, deviation in getattr(self, name) or ():
                 if mean <= 0 or deviation < 0:
                     raise ValueError(f"{name} [{mean:g}, {deviation:g}]: a duration is above 0, a deviation 0 or more")
+        if any(not 0 < width <= 1 for width in self.widths or ()):
+            raise ValueError(f"widths {list(self.widths or ())}: each must be above 0, and 1 at most")
         for name in ("seconds_per_example", "bytes_per_second"):
             if any(value <= 0 for value in getattr(self, name) or ()):
                 raise ValueError(f"{name} {list(getattr(self, name))}: each must be above 0")
@@ -230,6 +236,14 @@ class ReplayClock(RealClock):
 
 
 Clock = VirtualClock | RealClock
+
+
+def budgets_of(devices: Devices, seed: int, clients: int) -> dict[int, float]:
+    """Return the width of each client's device; empty if the mix says nothing of widths."""
+    if devices.widths is None:
+        return {}
+    classes = deal(devices.shares, clients, stream(seed, "devices", 0))
+    return {client: devices.widths[one] for client, one in enumerate(classes)}
 
 
 def deal(shares: Sequence[float], clients: int, generator: np.random.Generator) -> list[int]:

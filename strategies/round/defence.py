@@ -65,7 +65,11 @@ class Judgement:
 
 
 def defend(
-    settings: Defence, uploads: Sequence[Upload], sent: Sequence[Mapping[str, Array]], parameters: Collection[str]
+    settings: Defence,
+    uploads: Sequence[Upload],
+    sent: Sequence[Mapping[str, Array]],
+    parameters: Collection[str],
+    values: int | None = None,
 ) -> Judgement:
     """Quarantine and clip `uploads`; return those that may be aggregated, and counts.
 
@@ -79,6 +83,9 @@ def defend(
         The model that the server sent for each upload, in the same order.
     parameters : collection of str
         Names of the trained entries.
+    values : int, optional
+        Number of trained values of the full model. If given, the norm of a slice is compared as if it had as many, each
+        changed as much: a wide model's update is longer than a narrow one's, and no sign of an attack.
 
     Notes
     -----
@@ -88,7 +95,10 @@ def defend(
     """
     kept: list[Upload] = []
     quarantined: list[tuple[Upload, float, float]] = []
-    norms = [update_norm(upload.arrays, model, parameters) for upload, model in zip(uploads, sent)]
+    norms = [
+        update_norm(upload.arrays, model, parameters) * _stretch(model, parameters, values)
+        for upload, model in zip(uploads, sent)
+    ]
     if not norms:
         return Judgement([], [], 0)
     median = float(np.median(norms))
@@ -106,6 +116,12 @@ def defend(
             quarantined.append((upload, norm, settings.quarantine * median))
     kept, lightened = bounded(kept, settings.weight)
     return Judgement(kept, quarantined, clipped, lightened)
+
+
+def _stretch(model: Mapping[str, Array], parameters: Collection[str], values: int | None) -> float:
+    """Return the factor between the norm of a slice and that of `values` values; 1 for a full model."""
+    own = sum(model[name].size for name in parameters if name in model)
+    return 1.0 if values is None or own == values else math.sqrt(values / max(own, 1))
 
 
 def bounded(uploads: Sequence[Upload], most: float) -> tuple[list[Upload], int]:

@@ -104,6 +104,8 @@ class Exchange:
         All slots, the least recently trained first.
     over : bool
         Whether the exchange had ended before a restart of the server: then no request is sent.
+    fits : callable, optional
+        Whether a client can hold the model of a payload; spare clients that cannot are not asked.
 
     Attributes
     ----------
@@ -122,7 +124,9 @@ class Exchange:
         spares: list[int],
         stalest: Sequence[int],
         over: bool = False,
+        fits: Callable[[Payload, int], bool] = lambda _payload, _client: True,
     ) -> None:
+        self._fits = fits
         self.current, self.rules, self.payloads, self.inbox = current, rules, payloads, inbox
         self.spares, self.over = spares, over
         self.counts: Counter[str] = Counter()
@@ -165,8 +169,7 @@ class Exchange:
             return []
         missing = [payload for payload in self.payloads if payload.slot not in self.inbox.won]
         stale = [slot for slot in self._stalest if slot not in self.inbox.won][: self.rules.hedge]
-        twice = list(zip(stale, self.spares))
-        del self.spares[: len(twice)]
+        twice = [(slot, client) for slot in stale if (client := self._take_spare(slot)) is not None]
         self.counts["spares"] += len(twice)
         hedges = [replace(self._by_slot[slot], client=client) for slot, client in twice]
         made = self._make([*missing, *hedges])
@@ -241,11 +244,20 @@ class Exchange:
 
     def _next_spare(self, slot: int) -> Payload | None:
         """Return the payload of `slot` for the next spare client; None if no further one may be asked."""
-        if not self.spares or self._reassigned[slot] >= self.rules.reassign or time.monotonic() >= self._deadline:
+        if self._reassigned[slot] >= self.rules.reassign or time.monotonic() >= self._deadline:
+            return None
+        if (client := self._take_spare(slot)) is None:
             return None
         self._reassigned[slot] += 1
         self.counts["spares"] += 1
-        return replace(self._by_slot[slot], client=self.spares.pop(0))
+        return replace(self._by_slot[slot], client=client)
+
+    def _take_spare(self, slot: int) -> int | None:
+        """Return the first spare client that can hold the model of `slot`, which is then none any more."""
+        for place, client in enumerate(self.spares):
+            if self._fits(self._by_slot[slot], client):
+                return self.spares.pop(place)
+        return None
 
     def _replace(self, slots: Iterable[int]) -> None:
         """Send each lost slot to the next spare client that is connected."""

@@ -68,6 +68,8 @@ class Nodes:
     ) -> None:
         self._on_waiting = on_waiting
         self.online: dict[int, int] = {}
+        #: Partition id -> width of its device, where its node told one (``device.width`` in the node's configuration).
+        self.widths: dict[int, float] = {}
         #: Node id -> fingerprint of the key that was registered for it, where the SuperLink tells it.
         self.keys: dict[int, str] = {}
         self._on_refused = on_refused
@@ -203,11 +205,19 @@ class Nodes:
             partition = config.get("partition-id", -1)
             if isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0:
                 found[node] = partition
+                self._note_width(partition, config.get("device-width"))
         if foreign:
             self._tell_foreign(len(foreign), numbered=not found)
         if foreign and not found:
             return {node: first + index for index, node in enumerate(sorted(foreign))}
         return found
+
+    def _note_width(self, partition: int, width: object) -> None:
+        """Note the width of a device; a node that says nothing, or nonsense, has none."""
+        if isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= 1:
+            self.widths[partition] = float(width)
+        else:
+            self.widths.pop(partition, None)
 
     def _tell_foreign(self, count: int, *, numbered: bool) -> None:
         """Log, in one line and once, that nodes do not tell their partitions."""

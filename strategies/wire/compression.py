@@ -19,7 +19,7 @@ for each value of a large tensor. ``float16``: rounded to nearest; the part beyo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -184,6 +184,8 @@ class Compressor:
         Number formats in both directions.
     initial : mapping of str to array
         The initial model's parameters; those of other dtypes than float32 are never coded.
+    cut : callable, optional
+        Returns the part of a full model that the model in a payload has; None if payloads hold full models.
 
     Attributes
     ----------
@@ -192,9 +194,15 @@ class Compressor:
         model in size for each slot.
     """
 
-    def __init__(self, settings: Compression, initial: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        settings: Compression,
+        initial: Mapping[str, Array],
+        cut: Callable[[Arrays, Payload], Arrays] | None = None,
+    ) -> None:
         self.settings = settings
         self.initial = {name: np.array(a) for name, a in initial.items() if a.dtype == np.float32}
+        self._cut = cut
         self.residuals: dict[int, Arrays] = {}
         self._sent: dict[int, _Sent] = {}
 
@@ -213,11 +221,12 @@ class Compressor:
 
     def _coded(self, payload: Payload) -> _Sent:
         model = payload.arrays
-        names = codable(model, self.initial, spec_of(model))
-        wanted = difference(model, self.initial, self.residuals.get(payload.slot, {}), names)
+        initial = self.initial if self._cut is None else self._cut(self.initial, payload)
+        names = codable(model, initial, spec_of(model))
+        wanted = difference(model, initial, self.residuals.get(payload.slot, {}), names)
         coded, decoded = code(wanted, self.settings.down)
         self.residuals[payload.slot] = remainder(wanted, decoded)
-        received = {**model, **applied(self.initial, decoded)}
+        received = {**model, **applied(initial, decoded)}
         return _Sent(model, {**model, **coded.arrays}, coded.records(), received)
 
     def expected(self, model: Spec, received: Arrays) -> tuple[Spec, Spec]:

@@ -14,6 +14,34 @@ class Params(Settings):
     """The network has no settings."""
 
 
+class PadChannels(nn.Module):
+    """Puts as many zero channels before as behind those that arrive (the shortcut of option A), at a stride.
+
+    Parameters
+    ----------
+    channels_in, channels_out : int
+        Channels before and after.
+    stride : int
+        Of the pixels.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.channels_in, self.channels_out, self.stride = channels_in, channels_out, stride
+        self.front = (channels_out - channels_in) // 2
+
+    def resize(self, channels_in: int, channels_out: int) -> None:
+        """Return the first `channels_out` channels of what the whole layer makes of the first `channels_in`."""
+        self.channels_in, self.channels_out = channels_in, channels_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(batch, channels_out, height/stride, width/stride)``."""
+        front = min(self.front, self.channels_out)
+        kept = min(self.channels_in, self.channels_out - front)
+        behind = self.channels_out - front - kept
+        return F.pad(x[:, :kept, :: self.stride, :: self.stride], (0, 0, 0, 0, front, behind))
+
+
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut without weights (option A: every second pixel, zero channels added).
 
@@ -31,16 +59,15 @@ class Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(channels_out)
         self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels_out)
-        self.stride = stride
-        self.added = channels_out - channels_in
+        same = channels_in == channels_out
+        self.shortcut: nn.Module = nn.Identity() if same else PadChannels(channels_in, channels_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output, ``(batch, channels_out, height/stride, width/stride)``."""
         out = F.relu(self.norm1(self.conv1(x)))
         out = self.norm2(self.conv2(out))
-        if self.added:
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.added // 2, self.added // 2))
-        return F.relu(out + x)
+        shortcut: Tensor = self.shortcut(x)
+        return F.relu(out + shortcut)
 
 
 def build(params: Params, task: Task) -> Split:  # noqa: ARG001

@@ -1,6 +1,7 @@
 """Tables, and their Markdown, LaTeX and terminal forms."""
 
 import io
+import json
 import math
 from pathlib import Path
 
@@ -11,7 +12,15 @@ from fedcross.analysis.formats import latex, markdown
 from fedcross.analysis.groups import Spread, group_runs
 from fedcross.analysis.loading import load_runs
 from fedcross.analysis.table import console_table, duration, percent, size
-from fedcross.analysis.tables import Table, accuracy_table, compact, default_target, published_table, target_table
+from fedcross.analysis.tables import (
+    Table,
+    accuracy_table,
+    compact,
+    default_target,
+    published_table,
+    target_table,
+    width_table,
+)
 from tests.support.fake import config, write_run
 
 
@@ -98,3 +107,29 @@ def test_console_table_fits_the_terminal(tmp_path: Path, width: int):
     (cross,) = [line.split() for line in lines if "fedcross" in line]
     # Final .7 and .8: mean 75 with sample deviation 7.07; smoothed is the mean of both rounds, .55 and .60.
     assert " ".join(cross) == "fedcross 75.0 ± 7.1 75.0 ± 7.1 57.5 ± 3.5 2 3.0 MB 4.0 s"
+
+
+def test_a_column_for_every_width_over_seeds(tmp_path: Path) -> None:
+    """Two seeds of one method with three sizes, one run of a method with two, and one of a method with one size."""
+    for name, seed, found in (
+        ("fedcross", 1, {"1": 0.5, "0.4": 0.3}),
+        ("fedcross", 2, {"1": 0.6, "0.4": 0.5}),
+        ("adaptivefl", 1, {"1": 0.4, "0.4@2": 0.35, "0.4": 0.3}),
+        ("fedavg", 1, None),
+    ):
+        folder = tmp_path / f"{name}{seed}"
+        write_run(folder, [0.1, 0.2], config(name, seed, rounds=2))
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        if found is not None:
+            lines[0]["width_accuracy"] = dict.fromkeys(found, 0.01)  # only the last evaluation counts
+            lines[-1]["width_accuracy"] = found
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = width_table(group_runs(load_runs([tmp_path]).runs)[0])
+    assert table is not None
+    assert list(table.header[2:]) == ["1", "0.4@2", "0.4"]
+    assert {row[1]: list(row[2:]) for row in table.rows} == {
+        "fedcross": ["55.00 ± 7.07", "–", "40.00 ± 14.14"],
+        "adaptivefl": ["40.00", "35.00", "30.00"],
+    }
+    alone = load_runs([tmp_path / "fedavg1"]).runs
+    assert width_table(group_runs(alone)[0]) is None

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix(""))
     for path in (CONF / "experiment").glob("*/[!_]*.yaml")
-    if path.parent.name not in {"async", "family"}  # tables of our own, of no paper
+    if path.parent.name not in {"async", "family", "hetero"}  # tables of our own, of no paper
 )
 #: Stands for a figure where that is too dear; its values are its own.
 STANDS_IN = {"fedcross/acceleration_small", "fedct/order", "fedct/order_host_lr"}

@@ -106,6 +106,10 @@ def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> 
     assert len(contents) == 1 + len(DEVICES)
     with pytest.raises(StorageError, match="numbered 0 to 1"):
         start.supernode(device, "client-1", "gateway:8443", 2, 2, 9094)
+    narrow = start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094, 0.4)
+    assert narrow[-1] == "partition-id=1 num-partitions=2 device.width=0.4"
+    with pytest.raises(ConfigError, match="--width 1"):
+        start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094, 1.5)
     for folder, file, call in (
         (server, "server.key", lambda: start.superlink(server, secret, tmp_path / "s.db", "127.0.0.1")),
         (secret, "superexec.key", lambda: start.superexec(secret, "a:1", "b:2")),

@@ -64,6 +64,16 @@ def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: st
 
 @pytest.mark.slow
 @pytest.mark.superlink
+def test_models_of_three_widths_over_a_superlink(tmp_path: Path) -> None:
+    """Each device gets the slots that it can hold, and what it uploads is the local run's."""
+    sizes = ["method.widths=[1.0,0.66,0.4]", "devices=three_sizes", "devices.shares=[0.34,0.33,0.33]"]
+    alone = launch([*CONFIGURATION, *sizes], tmp_path / "local")
+    apart = launch([*CONFIGURATION, *sizes, "engine=superlink"], tmp_path / "superlink")
+    assert sha(alone) == sha(apart)
+
+
+@pytest.mark.slow
+@pytest.mark.superlink
 def test_adapters_of_an_own_network_over_a_superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of the federation find the network, and only its part travels."""
     (tmp_path / "mine" / "e2enets").mkdir(parents=True)

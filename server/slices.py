@@ -1,0 +1,58 @@
+"""Slices of the model on the server: the plan of a run's network, and whether every size of the run works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedcross.conf.cross_checks import SIMULATING
+from fedcross.core.errors import ConfigError
+from fedcross.strategies.round.clock import budgets_of
+from fedcross.strategies.round.federation import Federation
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedcross.conf.schema import RunConfig
+    from fedcross.strategies.round.base import Method
+    from fedcross.tasks.base import Task
+    from fedcross.tasks.models.slicing.plan import Plan
+
+
+def plan_for(config: RunConfig, network: nn.Module, task: Task) -> Plan | None:
+    """Return how the run's network is sliced; None if its method sends full models only.
+
+    Raises
+    ------
+    ConfigError
+        If the network cannot be sliced, or ``train.only`` leaves only a part of it.
+    """
+    from fedcross.strategies.round.registry import method_class
+    from fedcross.tasks.models.slicing import plan_of
+
+    if not method_class(config.modules["method"]).slices(config.method):
+        return None
+    if config.train.only:
+        raise ConfigError("train.only: a part of a model cannot be sliced by width. Leave out method.widths.")
+    return plan_of(network, task)
+
+
+def prepare_slices(method: Method, config: RunConfig, plan: Plan | None, clients: int) -> None:
+    """Give `method`, before it begins, the plan and the widths of the clients' devices."""
+    method.plan = plan
+    method.budgets = budgets_of(config.devices, config.seed, clients) if plan is not None else {}
+
+
+def check_run(config: RunConfig, network: nn.Module, task: Task, clients: int) -> None:
+    """Raise a ConfigError unless every size of the run makes a network that works and has a device that can hold it."""
+    from fedcross.strategies.round.registry import method_class
+    from fedcross.tasks.models.slicing import cut
+
+    if (plan := plan_for(config, network, task)) is None:
+        return
+    networked = config.names["engine"] not in SIMULATING
+    rules = Federation(clients_per_round=config.clients_per_round, nonce=True, networked=networked)
+    method = method_class(config.modules["method"])(config.method, rules)
+    prepare_slices(method, config, plan, clients)
+    method.check_budgets()
+    for size in method.all_sizes():
+        cut(network, plan, size, task)

@@ -1,0 +1,129 @@
+"""Widths of models and of devices: the settings of methods that give small devices a slice of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedcross.core.settings import Settings
+from fedcross.tasks.models.slicing.plan import FULL, TOLERANCE, Size
+
+Width = Annotated[float, Field(gt=0, le=1)]
+
+
+class Widths(Settings):
+    """Settings of a pool whose models have several widths.
+
+    Parameters
+    ----------
+    widths : tuple of float
+        Shares of the channels that models have, each in (0, 1]; none means that every model is the full one. A client
+        trains no model that is wider than its device (``devices.widths``, or the node's ``device.width``).
+    shares : tuple of float
+        Share of the pool's slots that each width gets; none gives all the same.
+    """
+
+    widths: tuple[Width, ...] = ()
+    shares: tuple[Annotated[float, Field(gt=0)], ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        check_widths(self.widths)
+        if self.shares and len(self.shares) != len(self.widths):
+            raise ValueError(f"{len(self.shares)} shares for {len(self.widths)} widths; give one for each")
+        if self.shares and abs(sum(self.shares) - 1) > TOLERANCE:
+            raise ValueError(f"shares {list(self.shares)} sum to {sum(self.shares):g}; they must sum to 1")
+        return self
+
+    def slots(self, k: int) -> list[Size]:
+        """Return the size of each of K slots, the widest first; each width has one slot at least.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer slots than widths.
+        """
+        if not self.widths:
+            return [FULL] * k
+        if k < len(self.widths):
+            raise ValueError(f"{k} slots for {len(self.widths)} widths: every width needs a slot")
+        shares = self.shares or [1 / len(self.widths)] * len(self.widths)
+        counts = _dealt(shares, k)
+        pairs = sorted(zip(self.widths, counts), key=lambda pair: -pair[0])
+        return [Size(width) for width, count in pairs for _ in range(count)]
+
+
+def check_widths(widths: Sequence[float]) -> None:
+    """Raise a ValueError if two widths are equal."""
+    if len(set(widths)) < len(widths):
+        raise ValueError(f"widths {list(widths)}: one of them is there twice")
+
+
+def _dealt(shares: Sequence[float], k: int) -> list[int]:
+    """Return how many of k slots each share gets: the largest remainders are rounded up, nobody gets none."""
+    exact = np.asarray(shares) * k
+    counts = np.maximum(np.floor(exact + TOLERANCE), 1).astype(int)
+    while counts.sum() < k:
+        counts[int(np.argmax(exact - counts))] += 1
+    while counts.sum() > k:
+        counts[int(np.argmax(np.where(counts > 1, counts - exact, -np.inf)))] -= 1
+    return [int(count) for count in counts]
+
+
+def holds(budget: float, size: Size) -> bool:
+    """Return whether a device of width `budget` can train a model of `size`."""
+    return size.width <= budget + TOLERANCE
+
+
+def described(size: Size) -> dict[str, Any]:
+    """Return `size` as scalars of a request; nothing for the full model."""
+    if size.width >= 1:
+        return {}
+    return {"width": size.width, **({"start": size.start} if size.start else {})}
+
+
+def asked(config: Mapping[str, Any]) -> Size:
+    """Return the size of the model in a request with scalars `config`."""
+    return Size(float(config.get("width", 1.0)), int(config.get("start", 0)))
+
+
+def trainable_slots(queue: Sequence[int], sizes: Sequence[Size], budgets: Sequence[float]) -> list[int]:
+    """Return which slots these clients can train, one each: as many as possible, those first in `queue` preferred.
+
+    Clients of larger budgets can hold all that those of smaller ones can. So a set of slots can be dealt exactly if,
+    for every width, there are as many clients that hold it as slots of that width or above (Hall's condition).
+
+    Parameters
+    ----------
+    queue : sequence of int
+        Slots in the order of their claim.
+    sizes : sequence of Size
+        Size of each slot.
+    budgets : sequence of float
+        Width of each client's device.
+    """
+    chosen: list[int] = []
+    limits = {sizes[slot] for slot in queue}
+    room = {size: sum(holds(budget, size) for budget in budgets) for size in limits}
+    for slot in queue:
+        own = sizes[slot]
+        levels = [size for size in limits if size.width <= own.width]
+        taken = {size: sum(sizes[one].width >= size.width for one in chosen) for size in levels}
+        if all(taken[size] < room[size] for size in levels):
+            chosen.append(slot)
+    return chosen
+
+
+def deal_slots(
+    slots: Sequence[int], sizes: Sequence[Size], clients: Sequence[int], budgets: Mapping[int, float]
+) -> dict[int, int]:
+    """Return slot -> client for slots that :func:`trainable_slots` chose: widest first, clients in their order."""
+    free, dealt = list(clients), dict[int, int]()
+    for slot in sorted(slots, key=lambda one: (-sizes[one].width, one)):
+        client = next(one for one in free if holds(budgets[one], sizes[slot]))
+        free.remove(client)
+        dealt[slot] = client
+    return {slot: dealt[slot] for slot in sorted(dealt)}

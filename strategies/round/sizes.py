@@ -1,0 +1,113 @@
+"""Slices of the model in a round: what size each slot has, which device can hold it, and what its reply must be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import P
+from fedcross.strategies.parts.widths import asked, holds
+from fedcross.strategies.round.flower_hooks import FlowerHooks
+from fedcross.strategies.round.nodes import Nodes
+from fedcross.strategies.wire.protocol import Payload
+from fedcross.strategies.wire.records import Arrays, Spec
+from fedcross.tasks.models.slicing.plan import FULL, Plan, Size
+
+
+class Sizes(FlowerHooks[P]):
+    """What a method with models of several sizes has in common; for all others every model is the full one.
+
+    Attributes
+    ----------
+    nodes : Nodes
+        The connected nodes; some tell the width of their device.
+    plan : Plan or None
+        How the network is sliced; set before :meth:`begin` if :meth:`slices` says that the method needs it.
+    budgets : mapping of int to float
+        Client -> width of its device, as ``devices.widths`` deals them.
+    """
+
+    nodes: Nodes
+    plan: Plan | None = None
+    budgets: Mapping[int, float] = {}
+
+    @classmethod
+    def slices(cls, params: Settings) -> bool:
+        """Return whether the method sends slices of the model with these settings."""
+        return bool(getattr(params, "widths", ()))
+
+    @property
+    def sliced(self) -> Plan:
+        """The plan.
+
+        Raises
+        ------
+        ConfigError
+            If nobody has set one: an app of one's own starts with arrays, which say nothing of a network.
+        """
+        if self.plan is None:
+            raise ConfigError(
+                f"{type(self).__name__}: method.widths needs the network. Set method.plan = plan_of(network, task) of "
+                "fedcross.tasks.models.slicing before the run, or start it with the command fedcross."
+            )
+        return self.plan
+
+    def budget(self, client: int) -> float:
+        """Return the width of a client's device: what its node says, else ``devices.widths``, else 1."""
+        return self.nodes.widths.get(client, self.budgets.get(client, 1.0))
+
+    def fits(self, payload: Payload, client: int) -> bool:
+        """Return whether a client's device can hold the model in `payload`."""
+        return not self.slices(self.params) or holds(self.budget(client), asked(payload.config))
+
+    def upload_model(self, payload: Payload) -> Spec:
+        """Return the names, shapes and dtypes that the client must send as its model."""
+        return self.spec_at(asked(payload.config))
+
+    def spec_at(self, size: Size) -> Spec:
+        """Return the names, shapes and dtypes of a model of `size`."""
+        if size.width >= 1:
+            return self.spec
+        plan = self.sliced
+        return {
+            name: (plan.shape(name, size) if name in plan.entries else shape, dtype)
+            for name, (shape, dtype) in self.spec.items()
+        }
+
+    def cut(self, arrays: Arrays, payload: Payload) -> Arrays:
+        """Return the part of a full model's `arrays` that the model in `payload` has, for compression."""
+        size = asked(payload.config)
+        return arrays if size.width >= 1 else self.sliced.corner(arrays, size)
+
+    @property
+    def global_size(self) -> Size:
+        """The size of the global model: the full one, or the widest that the method trains."""
+        widths = getattr(self.params, "widths", ())
+        return Size(max(widths)) if widths else FULL
+
+    def slice_models(self) -> dict[Size, Arrays]:
+        """Return the global model of every size that the method trains, the widest first; empty without slices."""
+        return {}
+
+    def all_sizes(self) -> Sequence[Size]:
+        """Return every size that the method trains, the largest first; empty without slices."""
+        return [Size(width) for width in sorted(getattr(self.params, "widths", ()), reverse=True)]
+
+    def check_budgets(self) -> None:
+        """Raise a ConfigError if the widths of all devices are known and fit no model, or do not fit some slot's.
+
+        On a network nodes tell their own, and more may come: there a slot waits.
+        """
+        sizes = self.all_sizes()
+        if not self.budgets or not sizes or self.federation.networked:
+            return
+        needed, widest = sizes[0 if self.each_needs_a_device else -1], max(self.budgets.values())
+        if not holds(widest, needed):
+            raise ConfigError(
+                f"method.widths={needed.width:g}: no device can hold it, the widest is {widest:g} (devices.widths). "
+                "Leave that width out or raise a device's."
+            )
+
+    #: Whether every size must have a device; else a client simply gets what it can hold.
+    each_needs_a_device = False

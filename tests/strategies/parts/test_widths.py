@@ -1,0 +1,88 @@
+"""Which slot has which width, and which slots find a device."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fedcross.strategies.parts.widths import Widths, asked, deal_slots, described, holds, trainable_slots
+from fedcross.tasks.models.slicing.plan import FULL, Size
+
+LEVELS = [1.0, 0.66, 0.4]
+
+
+def test_slots_are_dealt_by_the_shares_and_every_width_has_one():
+    def widths(k, *shares):
+        return [size.width for size in Widths(widths=(0.4, 1.0, 0.66), shares=shares).slots(k)]
+
+    assert widths(10, 0.3, 0.4, 0.3) == [1.0] * 4 + [0.66] * 3 + [0.4] * 3
+    assert widths(6) == [1.0] * 2 + [0.66] * 2 + [0.4] * 2
+    assert widths(3, 0.98, 0.01, 0.01) == [1.0, 0.66, 0.4]
+    assert Widths().slots(2) == [FULL, FULL]
+    with pytest.raises(ValueError, match="2 slots for 3 widths"):
+        widths(2)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"widths": [0.0]}, "greater than 0"),
+        ({"widths": [1.5]}, "less than or equal to 1"),
+        ({"widths": [1.0, 1.0]}, "there twice"),
+        ({"widths": [1.0, 0.5], "shares": [1.0]}, "1 shares for 2 widths"),
+        ({"widths": [1.0, 0.5], "shares": [0.5, 0.6]}, "sum to 1.1"),
+        ({"shares": [1.0]}, "1 shares for 0 widths"),
+    ],
+)
+def test_bad_widths_are_refused(values, said):
+    with pytest.raises(ValidationError, match=said):
+        Widths.model_validate(values)
+
+
+def test_a_size_travels_in_the_scalars_of_a_request():
+    for size in (FULL, Size(0.4), Size(0.66, 2)):
+        assert asked(described(size)) == size
+    assert described(FULL) == {}
+    assert Size(0.66, 2).text == "0.66@2"
+    assert holds(0.66, Size(0.66))
+    assert not holds(0.65, Size(0.66))
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.sampled_from(LEVELS), min_size=1, max_size=5),
+    st.lists(st.sampled_from(LEVELS), min_size=0, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_as_many_slots_as_possible_find_a_device_and_the_first_claims_win(slots, budgets, random):
+    sizes = [Size(width) for width in slots]
+    queue = random.sample(range(len(sizes)), len(sizes))
+    chosen = trainable_slots(queue, sizes, budgets)
+
+    def possible(some):
+        return any(
+            all(holds(budgets[c], sizes[s]) for s, c in zip(some, order))
+            for order in itertools.permutations(range(len(budgets)), len(some))
+        )
+
+    best = max(
+        n for n in range(len(sizes) + 1) if any(possible(c) for c in itertools.combinations(range(len(sizes)), n))
+    )
+    assert len(chosen) == best
+    first: list[int] = []
+    for slot in queue:  # by hand: take a slot whenever it still fits beside those before it
+        first += [slot] if possible([*first, slot]) else []
+    assert chosen == first
+    clients = list(range(100, 100 + len(budgets)))
+    dealt = deal_slots(chosen, sizes, clients, dict(zip(clients, budgets)))
+    assert sorted(dealt) == sorted(chosen)
+    assert len(set(dealt.values())) == len(dealt)
+    assert all(holds(dict(zip(clients, budgets))[c], sizes[s]) for s, c in dealt.items())
+
+
+def test_equal_slots_go_to_the_clients_in_their_order():
+    assert deal_slots([2, 0, 1], [FULL] * 3, [7, 5, 9], {7: 1.0, 5: 1.0, 9: 1.0}) == {0: 7, 1: 5, 2: 9}

@@ -1,0 +1,134 @@
+"""HeteroFL: each client trains the widest slice that it can hold; means over the uploads that have a weight."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+
+from fedcross.client import workshop
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
+from fedcross.server.slices import check_run
+from fedcross.strategies.heterofl import HeteroFL
+from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.tasks.models.slicing import FULL, Size
+from tests.strategies.pool.test_sliced import PLAN, full
+from tests.support.federation import SMALL, run, same
+from tests.support.slices import THREE
+
+WIDTHS = [1.0, 0.66, 0.3]
+RUN = (*THREE, "method=heterofl", "method.widths=[1.0,0.66,0.4]")
+
+
+def begun(kind=HeteroFL, budgets=(1.0, 0.66, 0.3), **values):
+    method = kind(clients_per_round=len(budgets), **{"widths": WIDTHS, **values})
+    method.plan, method.budgets = PLAN, dict(enumerate(budgets))
+    method.begin(full(), {"in", "out", "bias"})
+    return method
+
+
+def upload(method, slot, start, count=0, examples=1):
+    size = method._slots[slot]
+    return Upload(slot, slot, PLAN.corner(full(start, count), size), {}, examples, {})
+
+
+def test_everybody_gets_the_widest_slice_that_it_can_hold():
+    method = begun(budgets=(0.5, 1.0, 0.66))
+    payloads = method.dispatch(Round(1, 0, (0, 1, 2), 0))
+    assert [payload.config for payload in payloads] == [{"width": 0.3}, {}, {"width": 0.66}]
+    assert [payload.arrays["in"].shape for payload in payloads] == [(1, 2), (3, 2), (2, 2)]
+    assert [method.upload_model(payload)["out"][0] for payload in payloads] == [(1, 1), (1, 3), (1, 2)]
+
+
+def test_three_widths_aggregated_by_hand():
+    """Starts 0 (wide), 20 (middle), 40 (narrow), plain means: unit 0: 20, unit 1: 10 + its number, unit 2: the wide."""
+    method = begun()
+    method.dispatch(Round(1, 0, (0, 1, 2), 0))
+    sent = [(0, 0, 1, 100), (1, 20, 2, 1), (2, 40, 3, 1)]
+    method.aggregate(Round(1, 0, (0, 1, 2), 0), [upload(method, *one) for one in sent])
+    assert method.model["in"].tolist() == [[20, 21], [12, 13], [4, 5]]
+    assert method.model["out"].tolist() == [[30, 21, 12]]
+    assert method.model["bias"].tolist() == [120]
+    models = method.slice_models()
+    assert [m["mean"].tolist() for m in models.values()] == [[0, 1, 2], [20, 21], [40]]
+    assert [int(m["n"]) for m in models.values()] == [1, 2, 3]
+    assert list(models) == [FULL, Size(0.66), Size(0.3)]
+    assert models[Size(0.3)]["in"].tolist() == [[20, 21]]
+
+
+def test_weights_that_no_upload_has_stay():
+    method = begun()
+    method.dispatch(Round(1, 0, (0, 1, 2), 0))
+    method.aggregate(Round(1, 0, (0, 1, 2), 0), [upload(method, 2, 40)])
+    assert method.model["in"].tolist() == [[40, 41], [2, 3], [4, 5]]
+    assert method.slice_models()[FULL]["mean"].tolist() == [0, 1, 2]
+    before = {name: array.copy() for name, array in method.model.items()}
+    method.aggregate(Round(2, 0, (0, 1, 2), 0), [])
+    assert same(method.model, before)
+
+
+def test_a_device_that_can_hold_no_width_is_not_asked():
+    method = begun(budgets=(1.0, 0.2, 0.3))
+    assert [payload.slot for payload in method.dispatch(Round(1, 0, (0, 1, 2), 0))] == [0, 2]
+    assert method.report.metrics["waiting_slots"] == 1
+
+
+def test_it_goes_on_from_a_checkpoint():
+    one, other = begun(), begun()
+    one.dispatch(Round(1, 0, (0, 1, 2), 0))
+    one.aggregate(Round(1, 0, (0, 1, 2), 0), [upload(one, slot, 10 * slot, slot) for slot in range(3)])
+    other.resume(one.checkpoint())
+    assert all(same(a, b) for a, b in zip(one.slice_models().values(), other.slice_models().values()))
+
+
+def test_full_widths_are_fedavg_with_equal_weights(tmp_path):
+    plain = (*THREE[:2], "train.lr=0.1")
+    one = run(tmp_path / "heterofl", *plain, "method=heterofl", "method.widths=[1.0]")
+    mean = run(tmp_path / "fedavg", *plain, "method=fedavg", "method.weighting=uniform")
+    for name, array in mean.method.global_model().items():
+        np.testing.assert_allclose(one.method.global_model()[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_with_batch_normalisation_evaluates_every_width_and_resumes(tmp_path):
+    whole = run(tmp_path / "whole", *RUN, "evaluate_every=3")
+    run(tmp_path / "part", *RUN, "evaluate_every=3", "stop_at=2")
+    resumed = run(tmp_path / "part", *RUN, "evaluate_every=3", f"resume={tmp_path / 'part'}")
+    assert all(same(a, b) for a, b in zip(whole.method.slice_models().values(), resumed.method.slice_models().values()))
+    lines = [json.loads(line) for line in (whole.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [list(line.get("width_accuracy", ())) for line in lines] == [[], [], ["1", "0.66", "0.4"]]
+
+
+def test_the_scaler_is_on_unless_told_otherwise():
+    def scores(*own):
+        config = load([*SMALL, "method=heterofl", "method.widths=[1.0,0.5]", *own])
+        shop = workshop.Workshop(config)
+        net, _ = shop.at(Size(0.5))
+        x, _ = shop.data.client(0, shop.device)
+        return net.logits(net.params, net.buffers, x[:4]).detach().numpy()
+
+    scaled, plain = scores(), scores("method.scaler=false")
+    assert not np.allclose(scaled, plain)
+    config = load([*SMALL, "method=heterofl", "method.widths=[1.0,0.5]"])
+    assert workshop.asked(ConfigRecord({"width": 0.5})) == Size(0.5)
+    assert config.method.scaler
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (["method.widths=[]"], "give at least one"),
+        (["method.widths=[0.5,0.5]"], "there twice"),
+        (["devices=equal", "devices.widths=[0.01]"], "no device can hold it"),
+        (["train.only=['*fc1*']"], "a part of a model cannot be sliced"),
+    ],
+)
+def test_wrong_settings_are_refused(own, said):
+    with pytest.raises(ConfigError) as caught:
+        config = load([*SMALL, "method=heterofl", *own])
+        task = config.load_data().task
+        network, _ = config.network(task)
+        check_run(config, network, task, 6)
+    assert said in str(caught.value)
