@@ -261,3 +261,12 @@ def test_a_refused_claim_is_counted_in_the_rounds_report_and_logged(monkeypatch)
     method._begin_round(2, grid)
     assert not method.report.rejected
     assert told == ["fedcross: node 9 claims partition 0, refused: node 5 holds it"]
+
+
+def test_a_node_tells_the_width_of_its_device_and_nonsense_counts_as_nothing():
+    nodes = Nodes()
+    for partition, told in enumerate([0.4, 1, 0, 1.5, True, "0.4", float("nan"), None]):
+        nodes._note_width(partition, told)
+    assert nodes.widths == {0: 0.4, 1: 1.0}
+    nodes._note_width(0, None)  # its node was started anew, without one
+    assert nodes.widths == {1: 1.0}
