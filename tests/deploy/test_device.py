@@ -62,14 +62,14 @@ def test_its_container_may_do_nothing_but_its_work(bundle: Path) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["user"] == "${DEVICE_USER:-1000:1000}"
     assert "ports" not in service
-    assert {"mem_limit", "pids_limit", "shm_size"} <= set(service)
+    assert {"mem_limit", "cpus", "pids_limit", "shm_size"} <= set(service)
 
 
 def test_its_service_starts_the_same_command(bundle: Path) -> None:
     text = (bundle / "fedcross-porch.service").read_text()
     command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     assert "supernode --name=porch --superlink=fl.example.org:8443 --partition=3 --partitions=4" in command
-    assert "\nNoNewPrivileges=yes\n" in text
+    assert {"NoNewPrivileges=yes", "CPUQuota=100%", "MemoryMax=4G"} <= set(text.splitlines())
     assert "$" not in text
 
 

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import numpy as np
@@ -145,3 +146,11 @@ def test_every_setting_of_the_group_reaches_the_method():
     assert changed.keys() == Meeting.model_fields.keys()
     config = load([f"federation.{name}={value}" for name, value in changed.items()])
     assert federation_of(config, "run").model_dump(include=set(changed)) == changed
+
+
+def test_a_session_talks_to_its_clients_by_way_of_the_judge(tmp_path, monkeypatch):
+    """engines/judged.py leaves every grid but that of a deployment as it is; here it makes another one."""
+    made = []
+    monkeypatch.setattr("fedcross.server.session.judged", lambda grid: made.append(copy.copy(grid)) or made[0])
+    ready = session(tmp_path)
+    assert ready.grid is made[0]
