@@ -70,5 +70,5 @@ def test_a_device_answers_whatever_the_servers_own_settings_are(monkeypatch: pyt
     """The folder of the run that goes on is the server's: there is none on the device."""
     monkeypatch.setattr(workshop, "_open", {})
     monkeypatch.setattr(workshop, "Workshop", lambda config: config)
-    config = workshop.workshop(join(["task=digits", "resume=/srv/runs/a", "checkpoint.keep=0"]))
+    config = workshop.workshop(join(["task=digits", "resume=/srv/runs/a"]))
     assert (config.names["task"], config.resume) == ("digits", None)

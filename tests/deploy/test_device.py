@@ -136,6 +136,16 @@ def test_rotation_gives_a_new_key_and_keeps_the_old_public_one(bundle: Path) -> 
         rotate_key(keys)
 
 
+def test_an_old_bundle_gets_its_secret_with_its_next_key_and_a_new_one_keeps_its_own(bundle: Path) -> None:
+    secret = bundle / "keys" / "superexec.key"
+    before = secret.read_bytes()
+    rotate_key(bundle)
+    assert secret.read_bytes() == before
+    secret.unlink()  # as version 0.2 made bundles
+    rotate_key(bundle)
+    assert (len(secret.read_bytes()), stat.S_IMODE(secret.stat().st_mode)) == (32, 0o600)
+
+
 def test_command(authority: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = os.umask(0o022)
     try:
