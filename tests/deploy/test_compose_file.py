@@ -53,7 +53,7 @@ def test_clients_reach_the_gateway_and_nothing_else() -> None:
     for name, service in SERVICES.items():
         if name in CLIENTS:
             assert service["networks"] == ["edge"]
-            # This command checks the device's files and gives the SuperNode its secret (tests/deploy/test_federation.py).
+            # It checks the device's files and gives the SuperNode its secret (tests/deploy/test_federation.py).
             assert service["command"].startswith("fedcross deploy supernode /keys/device ")
             assert "--superlink gateway:8443" in service["command"]
         elif name != "gateway":
