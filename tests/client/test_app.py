@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedcross.client import app as module
 from fedcross.client import workshop
+from fedcross.conf.compose import join
 from fedcross.core.errors import DataError, DeviceError
 from fedcross.engines.executor import worker
 from fedcross.engines.grid import identify
@@ -63,3 +64,11 @@ def test_in_one_process_with_the_server_errors_stay_errors(app: module.Client, m
     monkeypatch.setattr(workshop, "do", fails)
     with pytest.raises(DataError, match="no data"):
         answer(app)
+
+
+def test_a_device_answers_whatever_the_servers_own_settings_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the run that goes on is the server's: there is none on the device."""
+    monkeypatch.setattr(workshop, "_open", {})
+    monkeypatch.setattr(workshop, "Workshop", lambda config: config)
+    config = workshop.workshop(join(["task=digits", "resume=/srv/runs/a"]))
+    assert (config.names["task"], config.resume) == ("digits", None)

@@ -168,7 +168,7 @@ SERVER_SETTINGS = {
     "engine": ["engine=remote", "engine.address=superlink:8000", "engine.authority=/srv/keys/ca.crt"],
     "defence": ["defence.enabled=true", "defence.weight=0"],
     "clock": ["clock=virtual"],
-    "devices": ["devices=uniform"],
+    "devices": ["devices=measured"],
 }
 ON_A_DEVICE = """
 import json, sys

@@ -53,6 +53,8 @@ def test_clients_reach_the_gateway_and_nothing_else() -> None:
     for name, service in SERVICES.items():
         if name in CLIENTS:
             assert service["networks"] == ["edge"]
+            # It checks the device's files and gives the SuperNode its secret (tests/deploy/test_federation.py).
+            assert service["command"].startswith("fedcross deploy supernode /keys/device ")
             assert "--superlink gateway:8443" in service["command"]
         elif name != "gateway":
             assert "edge" not in service.get("networks", [])
@@ -76,6 +78,25 @@ def test_only_the_one_shot_sees_the_authoritys_key() -> None:
     assert users == {"certificates"}
     users = {n for n, s in SERVICES.items() if any(v.startswith("server-keys:") for v in s.get("volumes", []))}
     assert users == {"certificates", "superlink", "gateway"}
+
+
+def test_the_three_keys_are_registered_for_the_partitions_that_their_devices_claim() -> None:
+    asked = SERVICES["admission"]["command"].split()
+    partitions = [asked[place + 1] for place, word in enumerate(asked) if word == "--partition"]
+    keys = [word for word in asked if word.endswith(".pub")]
+    claimed = [SERVICES[f"client-{i}"]["command"].split("--partition ")[1].split()[0] for i in (1, 2, 3)]
+    assert partitions == claimed == ["0", "1", "2"]
+    assert keys == [f"/keys/public/client-{i}-node.pub" for i in (1, 2, 3)]
+
+
+def test_a_serverapp_may_use_less_memory_than_the_container_of_the_superexec_has() -> None:
+    """So a ServerApp that needs more ends with an error, and the SuperExec goes on."""
+    service = SERVICES["superexec"]
+    own = re.search(r"--memory \$\{FEDCROSS_SERVERAPP_MEMORY:-(\d+)g\}", service["command"])
+    whole = re.fullmatch(r"\$\{FEDCROSS_SERVER_MEMORY:-(\d+)g\}", service["mem_limit"])
+    assert own is not None
+    assert whole is not None
+    assert int(own[1]) < int(whole[1])
 
 
 def test_long_running_services_have_health_checks() -> None:
@@ -143,6 +164,40 @@ def test_images_stand_on_a_base_named_by_its_digest_and_state_their_version() ->
     assert set(re.findall(r"\$\{BASE_IMAGE:-([^}]+)\}", (ROOT / "docker-compose.yml").read_text())) == {base}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert re.findall(r"^ARG VERSION=(.+)$", docker, re.MULTILINE) == [project["version"]] * 2
+    for stage in ("gateway", "fedcross"):  # the two that are kept
+        for label in ("title", "description", "licenses", "version", "revision"):
+            assert stages()[stage].count(f"org.opencontainers.image.{label}=") == 1
+
+
+def stages() -> dict[str, str]:
+    """Return the Dockerfile's stages by name."""
+    parts = re.split(r"^FROM \$\{BASE_IMAGE\} AS |^FROM \S+ AS ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    return {part.split("\n", 1)[0]: part.split("\n", 1)[1] for part in parts[1:]}
+
+
+def test_nothing_can_be_installed_in_a_container() -> None:
+    """tests/e2e/test_compose.py looks into the image itself."""
+    last = stages()["fedcross"]
+    removed = re.search(r"^RUN find / .*-exec rm -rf", last, re.MULTILINE)
+    assert removed is not None
+    assert all(f"'*/{name}'" in removed[0] for name in ("ensurepip", "bin/pip*"))
+    assert "'*-packages/pip'" in removed[0]
+    assert "pip install" not in last
+    copied = re.findall(r"^COPY --from=\w+ (\S+) /opt/fedcross$", last, re.MULTILINE)
+    assert copied == ["/opt/fedcross", "/build/app"]
+    assert "python3 -m venv --without-pip /opt/fedcross" in stages()["build"]
+
+
+def test_the_image_is_for_the_cpu_unless_the_profile_gpu_is_asked_for() -> None:
+    """tests/e2e/test_compose.py measures its size."""
+    assert re.findall(r"^ARG ACCELERATOR=(.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE) == ["cpu", "cpu"]
+    for stage, step in (("list", "--without-gpu-except"), ("build", "cpu_torch.py")):
+        assert re.search(rf'if \[ "\$ACCELERATOR" = cpu \]; then[^;]*{step}', stages()[stage]), stage
+    for name, service in SERVICES.items():
+        gpu = name.endswith("-gpu")
+        assert service.get("profiles") == ["gpu"] if gpu else "gpu" not in service.get("profiles", [])
+        assert service["build"]["args"].get("ACCELERATOR", "cpu") == ("gpu" if gpu else "cpu")
+        assert ("deploy" in service) == gpu
 
 
 def test_the_build_sees_every_package() -> None:

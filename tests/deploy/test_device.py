@@ -62,14 +62,14 @@ def test_its_container_may_do_nothing_but_its_work(bundle: Path) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["user"] == "${DEVICE_USER:-1000:1000}"
     assert "ports" not in service
-    assert {"mem_limit", "pids_limit", "shm_size"} <= set(service)
+    assert {"mem_limit", "cpus", "pids_limit", "shm_size"} <= set(service)
 
 
 def test_its_service_starts_the_same_command(bundle: Path) -> None:
     text = (bundle / "fedcross-porch.service").read_text()
     command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     assert "supernode --name=porch --superlink=fl.example.org:8443 --partition=3 --partitions=4" in command
-    assert "\nNoNewPrivileges=yes\n" in text
+    assert {"NoNewPrivileges=yes", "CPUQuota=100%", "MemoryMax=4G"} <= set(text.splitlines())
     assert "$" not in text
 
 
@@ -134,6 +134,16 @@ def test_rotation_gives_a_new_key_and_keeps_the_old_public_one(bundle: Path) -> 
     assert stat.S_IMODE((keys / "porch-node.key").stat().st_mode) == 0o600
     with pytest.raises(StorageError, match="Name the folder"):
         rotate_key(keys)
+
+
+def test_an_old_bundle_gets_its_secret_with_its_next_key_and_a_new_one_keeps_its_own(bundle: Path) -> None:
+    secret = bundle / "keys" / "superexec.key"
+    before = secret.read_bytes()
+    rotate_key(bundle)
+    assert secret.read_bytes() == before
+    secret.unlink()  # as version 0.2 made bundles
+    rotate_key(bundle)
+    assert (len(secret.read_bytes()), stat.S_IMODE(secret.stat().st_mode)) == (32, 0o600)
 
 
 def test_command(authority: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,9 @@ from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation, start
 from fedcross.engines import guarded
 from fedcross.engines.executor import program
+from tests.support.command import subcommand
 
+deploy = subcommand("deploy")
 DEVICES = ["client-1", "client-2"]
 
 
@@ -139,6 +141,16 @@ def test_a_process_with_a_limit_of_memory_gets_an_error_and_is_not_killed() -> N
     for wrong in ("", "0", "3t", "-1g", "much"):
         with pytest.raises(ConfigError, match="with k, m or g"):
             start.limit_memory(wrong)
+
+
+def test_the_superexec_limits_what_it_starts_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation.prepare(tmp_path, [])
+    done: list[str] = []
+    monkeypatch.setattr(start, "limit_memory", done.append)
+    monkeypatch.setattr(start, "replace_process", lambda command, umask: done.append("started"))
+    command = ["superexec", str(tmp_path / "superexec"), "--superlink", "superlink:8000"]
+    assert deploy([*command, "--memory", "3g"]) == deploy(command) == 0
+    assert done == ["3g", "started", "started"]
 
 
 def test_nothing_that_starts_calls_out() -> None:

@@ -1,4 +1,10 @@
-"""Tests of the gateway's files on a machine without containers."""
+"""Tests of the gateway's files: what they promise, and their copies for a machine without containers.
+
+tests/e2e/test_compose.py and tests/faults/attack_compose.py try the promises.
+"""
+
+import re
+from importlib.resources import files
 
 import pytest
 
@@ -66,3 +72,70 @@ def test_without_haproxy_the_message_names_the_package(keys, tmp_path, monkeypat
 def test_what_is_replaced_is_in_the_file(tmp_path):
     with pytest.raises(StorageError, match="does not name elsewhere"):
         gateway._changed(gateway.CONFIG, {"elsewhere": "here"})
+
+
+def section(name):
+    """Return the lines of a section of the gateway's configuration, without comments, in their order."""
+    text = (files("fedcross.deploy") / gateway.CONFIG).read_text()
+    parts = re.split(r"^(?=\S)", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    (part,) = [part for part in parts if part.split("\n", 1)[0] == name]
+    return [line.strip() for line in part.split("\n")[1:] if line.strip()]
+
+
+def number(pattern, text):
+    (found,) = re.findall(pattern, text, re.MULTILINE)
+    return int(found)
+
+
+def test_every_body_has_a_deadline_and_a_small_one_takes_no_slot_before_it_is_there():
+    lines = section("frontend fleet")
+    waits = ["http-request wait-for-body time 10s if small"]
+    waits.append("http-request wait-for-body time 10s at-least 16384 if !small")
+    assert [line for line in lines if "wait-for-body" in line] == waits
+    assert "acl small req.hdr_val(content-length) le 16384" in lines
+    assert lines.index(waits[1]) < min(i for i, line in enumerate(lines) if "backend" in line)
+    assert "timeout http-request 10s" in section("defaults")
+    assert number(r"^tune.bufsize (\d+)$", "\n".join(section("global"))) >= 2 * 16384
+
+
+def test_no_request_takes_longer_than_two_minutes_however_it_trickles():
+    """HAProxy's own timeouts begin anew with each byte: a script looks at all sessions and ends the old ones."""
+    script = (files("fedcross.deploy") / gateway.DEADLINE).read_text()
+    first, last = "lua-load /etc/fedcross/deadline.lua", "stats socket /tmp/gateway.sock mode 600 level admin"
+    assert {first, last} <= set(section("global"))
+    deadline, every = map(int, re.findall(r"DEADLINE_S, EVERY_S = (\d+), (\d+)", script)[0])
+    assert deadline + every < 130
+    assert 40_000 < 5 * 2**20 / deadline < 50_000  # bytes a second: the least that a full piece needs
+    assert "core.register_task(function()" in script
+    assert "fe=fleet" in script  # the frontend's name
+    assert re.search(r"if id and age\(took\) > DEADLINE_S then\s+ask\(\"shutdown session \" \.\. id\)", script)
+
+
+def test_connections_of_one_address_are_refused_before_the_tls_handshake():
+    lines = section("frontend fleet")
+    track = lines.index("tcp-request connection track-sc0 src,ipmask(32,64)")
+    rejects = [line for line in lines[track:] if line.startswith("tcp-request connection reject if ")]
+    assert [line.split(" if ")[1].rsplit(" ", 2)[0] for line in rejects] == [
+        "{ sc0_conn_cur gt", "!known { sc0_conn_cur gt", "!known { sc0_conn_rate gt", "!known { fe_conn gt",
+    ]  # fmt: skip
+    (table,) = [line for line in lines if line.startswith("stick-table")]
+    assert {"conn_cur", "conn_rate(10s)", "gpt0"} <= set(table.split("store ")[1].split(","))
+
+
+def test_only_who_has_authenticated_is_known_and_strangers_have_a_few_slots_of_their_own():
+    lines = section("frontend fleet")
+    assert [line for line in lines if "gpt0(" in line or line.startswith("acl known ")] == [
+        "acl known sc0_get_gpt0 gt 0", "http-response sc-set-gpt0(0) 1 if { status 200 }",
+    ]  # fmt: skip
+    assert "http-request deny deny_status 503 if !known !small" in lines
+    choices = [line for line in lines if "_backend " in line]
+    assert choices[0] == "use_backend newcomers if !known"
+    assert "http-request deny deny_status 503 if { sc1_conn_cur gt 12 }" in lines
+    assert "http-request track-sc1 src,ipmask(32,64) table transferring if known !small or known transfer" in lines
+
+
+def test_nobody_can_send_many_requests_over_one_connection_at_once():
+    """In HTTP/2 all limits of connections would count one for any number of slow bodies."""
+    assert "option disable-h2-upgrade" in section("defaults")
+    (bind,) = [line for line in section("frontend fleet") if line.startswith("bind ")]
+    assert bind.endswith(" alpn http/1.1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from fedcross.core.admission import fingerprint
@@ -10,6 +12,10 @@ from fedcross.core.overrides import join, quote
 from fedcross.deploy import runs
 from fedcross.deploy.nodes import Node
 from fedcross.engines.runs import Listed
+from tests.support.command import subcommand
+
+deploy = subcommand("deploy")
+WHERE = ("--superlink", "h:1", "--authority", "ca.crt")
 
 
 def listed(number: int, status: str, *overrides: str) -> Listed:
@@ -99,3 +105,36 @@ def test_the_status_names_devices_that_are_away_and_runs_that_are_under_way():
         "  running       3  /o/b c  since 2026-11-23",
         "  pending       4  /o/d  since 2026-11-24",
     ]
+
+
+@pytest.fixture
+def link(monkeypatch):
+    """A SuperLink that knows two runs; returns what was done with it."""
+    done = []
+    monkeypatch.setattr(runs, "connect", lambda *where: contextlib.nullcontext("client"))
+    monkeypatch.setattr(runs.control, "listing", lambda client: [GOING, OVER])
+    monkeypatch.setattr(runs.control, "stop", lambda client, number: done.append(("stop", number)))
+    monkeypatch.setattr(runs.control, "so_far", lambda client, number: f"log of {number}\n")
+    monkeypatch.setattr(runs.remote, "submit", lambda _, overrides, work, watch: done.append((overrides, watch)) or 9)
+    return done
+
+
+def test_the_four_commands(link, capsys, monkeypatch):
+    assert deploy(["runs", *WHERE]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["3", "running"], ["2", "finished:stopped"],
+    ]  # fmt: skip
+    assert deploy(["stop", "last", *WHERE]) == 0
+    assert deploy(["stop", "2", *WHERE]) == 1  # it is over
+    assert deploy(["resume", "2", "rounds=9", "--detach", *WHERE]) == 0
+    assert link == [("stop", 3), (join(["seed=1", "output='/o/a'", "rounds=9", "resume='/o/a'"]), False)]
+    capsys.readouterr()
+    assert deploy(["logs", "last", *WHERE]) == 0
+    assert capsys.readouterr().out == "log of 3\n"
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished:completed", 0), ("finished:failed", 1)])
+def test_following_a_log_ends_as_the_run_does(link, capsys, monkeypatch, status, code):
+    monkeypatch.setattr(runs.control, "follow", lambda client, number, sink: sink("a line") or listed(3, status))
+    assert deploy(["logs", "last", "--follow", *WHERE]) == code
+    assert capsys.readouterr().out == "a line\n"

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 from fedcross.core.paths import import_root
 from fedcross.deploy import sbom
@@ -39,3 +42,25 @@ def test_the_same_lock_gives_the_same_bytes(tmp_path: Path) -> None:
     needs = {one["ref"]: one.get("dependsOn", []) for one in json.loads(outputs[0])["dependencies"]}
     assert needs["fedcross"] == ["typer==1.0"]
     assert needs["typer==1.0"] == ["click==8.0"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "said"),
+    [
+        ("Found 2 known vulnerabilities in 1 package\nclick 8.0 PYSEC-1", 1, "KNOWN VULNERABILITIES"),
+        ("No known vulnerabilities found", 0, "no known vulnerability in"),
+        ("ConnectionError: no route to host", 1, "LEFT OUT: pip-audit could look nothing up (exit code 1)"),
+        ("torch could not be audited\n" * 1000, 0, "LEFT OUT: pip-audit could look nothing up (exit code 0)"),
+    ],
+)
+def test_the_audit_says_what_it_found_and_also_that_it_could_look_nothing_up(
+    tmp_path: Path, printed: str, code: int, said: str
+) -> None:
+    program = tmp_path / "pip-audit"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\nexit {code}\n")
+    program.chmod(0o755)
+    command = ["make", "--silent", "--old-file", ".venv/.ready", "audit", f"BIN={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert "step make audit" in (ROOT / ".ci" / "run").read_text().splitlines()

@@ -82,3 +82,11 @@ def test_the_citation_names_the_three_papers():
     titles = " ".join(reference["title"] for reference in citation["references"])
     assert all(word in titles for word in ("Cross-Aggregation", "Feature Fusion", "Cross-Training"))
     assert f"## {version} - {citation['date-released']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_readme_says_at_its_top_what_a_client_of_fedcross_learns_about_another():
+    top = " ".join((ROOT / "README.md").read_text().split("\n## ")[0].split())
+    assert "a client receives the model that another client has just trained" in top
+    assert "(docs/deploy.md#what-a-client-learns-about-another)" in top
+    section = (ROOT / "docs" / "deploy.md").read_text().split("\n## What a client learns about another\n")[1]
+    assert {"What helps:", "What does not:"} <= set(re.findall(r"What [a-z ]+:", section.split("\n## ")[0]))

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcross.core.errors import FederationError, StorageError
-from fedcross.engines import flower
+from fedcross.engines import flower, memory, runs
 from fedcross.engines.guarded import CHECKED
 from fedcross.engines.processes import Family
+from fedcross.engines.runs import Listed
 
 
 def test_flower_version_whose_private_control_client_is_used() -> None:
@@ -115,3 +116,26 @@ def test_scratch_in_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="Choose another output folder"), flower.scratch(tmp_path / "file" / "work"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("kills", "details", "says"),
+    [
+        ([3, 5], "", "The system killed 2 processes of this run for lack of memory"),
+        ([3, 3], "No heartbeat received", "as when the system kills it for lack of memory"),
+        ([3, 3], "ServerApp failed: no such run folder", "the end of its log"),
+    ],
+)
+def test_the_last_line_of_a_run_that_failed_says_whether_memory_ran_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: list[int], details: str, says: str
+) -> None:
+    class NoProcess(Family):
+        def failure(self, name: str, what: str) -> FederationError:
+            return FederationError(f"{what}\nthe end of its log")
+
+    left = list(kills)
+    monkeypatch.setattr(memory, "kills", lambda: left.pop(0))
+    monkeypatch.setattr(runs, "follow", lambda *_: Listed(7, "finished:failed", details, "", ""))
+    with pytest.raises(FederationError) as caught:
+        flower.finish(NoProcess(tmp_path, {}), 7, None, print)  # type: ignore[arg-type]
+    assert says in str(caught.value).splitlines()[-1]

@@ -100,6 +100,21 @@ def test_nothing_more_is_asked_for_than_led_to_the_refusal(objects):
     assert (reason, len(asked)) == ("malformed_message", 2)
 
 
+def test_chunks_are_asked_for_only_as_long_as_they_may_still_be_of_the_reply(objects):
+    arrays = {"a": objects.array([b"1" * 2000, b"2" * 2000], [0, 1]), "b": objects.array([b"3" * 4000], [0])}
+    allowance = Allowance({"arrays": Arrays(3, 3000)}, ONE.scalars)
+    reason, asked = refusal(objects, reply(objects, objects.record(arrays)), allowance)
+    chunks = [name for name in asked if objects.contents[name].startswith(b"ArrayChunk")]
+    assert reason == "too_large"
+    assert 1 <= len(chunks) < 3
+
+
+def test_a_record_has_no_more_arrays_than_were_asked_for(objects):
+    empty = objects.array([], [])  # one object under any number of names
+    judged(objects, reply(objects, objects.record(dict.fromkeys("ab", empty))))
+    assert refusal(objects, reply(objects, objects.record(dict.fromkeys("abc", empty))))[0] == "too_large"
+
+
 @pytest.mark.parametrize("make", [kind for kind, why in bombs.KINDS.items() if why and kind is not bombs.forged])
 def test_what_a_hostile_device_sends_is_refused_for_the_same_reason_as_over_a_network(objects, make):
     identify()

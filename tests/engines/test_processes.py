@@ -90,6 +90,7 @@ def test_ended_processes_and_their_logs(tmp_path: Path) -> None:
         family.start("bad", [sys.executable, "-c", "import sys; print('\\033[91mreason\\033[0m'); sys.exit(3)"]).wait()
         assert family.ended() == ["bad"]
         assert family.exit_code("bad") == 3
+        assert family.log("bad").stat().st_mode & 0o777 == 0o600
         message = str(family.failure("bad", "It ended."))
     assert message == f"It ended.\nEnd of {tmp_path / 'bad.log'}:\nreason"
 

@@ -54,6 +54,12 @@ def test_the_log_goes_on_where_it_broke_off():
     assert sum("trying again" in line for line in lines) == 1
 
 
+def test_a_log_that_ends_is_not_the_end_of_the_run():
+    client, lines = Control(["one\n"], ["two\n"]), []
+    assert runs.follow(client, 7, lines.append).over
+    assert lines == ["one", "two"]
+
+
 @pytest.mark.parametrize("sub_status", ["failed", "stopped"])
 def test_how_the_run_ended_is_the_superlinks_word(sub_status):
     assert runs.follow(Control(["x\n"], status=("finished", sub_status)), 7, print).status == f"finished:{sub_status}"

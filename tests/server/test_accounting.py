@@ -73,7 +73,7 @@ def test_a_continued_ledger_names_gaps_and_repetitions(tmp_path, monkeypatch):
         ledger.add(entry(number, 0.1 * number))
     ledger.close()
     with ledger.path.open("ab") as file:
-        file.write(b'\xff\xfe\n{"round": 3, "bytes_down": "x"}\n[]\n')
+        file.write(b'\xff\xfe\n{"\xe4": 1}\n{"round": 3, "bytes_down": "x"}\n[]\n')
     continued = Ledger(tmp_path, keep_until=5)
     continued.close()
     assert [one["round"] for one in continued.lines] == [1, 2, 5]

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import numpy as np
@@ -6,7 +7,7 @@ from safetensors.numpy import load_file
 
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.server.identity import check_same, describe, flatten
+from fedcross.server.identity import check_continues, check_same, describe, flatten
 from fedcross.server.session import federation_of
 from fedcross.strategies.round.federation import Meeting
 from tests.support.federation import run, same, session
@@ -68,6 +69,16 @@ def test_more_rounds_another_engine_or_place_are_no_difference():
     a = load(("rounds=1", "output=a", "engine.workers=1", "checkpoint.keep=1"))
     b = load(("rounds=9", "output=b", "device=cpu", "checkpoint.keep=5"))
     check_same(describe(a), describe(b))
+
+
+def test_a_setting_that_a_later_version_adds_refuses_no_older_run_unless_it_is_used():
+    config = load(["task=digits"])
+    before = describe(config)
+    del before["evaluate_local"], before["train"]["lr_min"]  # the version of that run did not know them
+    check_continues({"config": before}, config)
+    for used in ("evaluate_local=true", "train.lr_min=0.1", "defence.enabled=true"):
+        with pytest.raises(ConfigError, match=used.split("=")[0]):
+            check_continues({"config": before}, load(["task=digits", used]))
 
 
 def test_flatten():
@@ -145,3 +156,11 @@ def test_every_setting_of_the_group_reaches_the_method():
     assert changed.keys() == Meeting.model_fields.keys()
     config = load([f"federation.{name}={value}" for name, value in changed.items()])
     assert federation_of(config, "run").model_dump(include=set(changed)) == changed
+
+
+def test_a_session_talks_to_its_clients_by_way_of_the_judge(tmp_path, monkeypatch):
+    """engines/judged.py leaves every grid but that of a deployment as it is; here it makes another one."""
+    made = []
+    monkeypatch.setattr("fedcross.server.session.judged", lambda grid: made.append(copy.copy(grid)) or made[0])
+    ready = session(tmp_path)
+    assert made == [ready.grid]

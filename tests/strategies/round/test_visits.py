@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedcross.client.app import app as client_app
 from fedcross.client.app import together
 from fedcross.conf.compose import join
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.engines.workers import WorkersGrid
 from fedcross.server.reply_log import WriteAheadLog
@@ -19,6 +19,7 @@ from fedcross.strategies.fedcross_async import FedCrossAsync
 from fedcross.strategies.round import asking
 from fedcross.strategies.round import clock as clocks
 from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
+from fedcross.strategies.wire.protocol import failure
 from tests.support.bench import forgetful
 from tests.support.federation import Quiet, run, same, session, settle
 from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent
@@ -262,3 +263,15 @@ def test_metrics_have_virtual_seconds_for_both_kinds_of_methods(tmp_path, whole)
     [line] = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     drawn = ready.method.sample(1, range(6))
     assert line["virtual_seconds"] == max(ready.method.clock.seconds(client, 1, 0) for client in drawn)
+
+
+def test_a_configuration_that_all_clients_refuse_ends_the_run(grid):
+    def refuses(message):
+        return [(1, Message(failure(message.content, ConfigError("bad")), reply_to=message))]
+
+    method, _ = small(Seconds(1.0, 1.0), nonce=True, run="r")
+    with pytest.raises(ConfigError, match="All 2 clients of round 1 refuse: bad"):
+        method.run_round(1, grid(2, c0=refuses, c1=refuses))
+    method, ended = small(Seconds(1.0, 1.0), nonce=True, run="r")
+    method.run_round(1, grid(2, c0=refuses))
+    assert len(ended) == 2
