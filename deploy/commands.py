@@ -164,6 +164,21 @@ def federation(arguments: Arguments) -> None:
         print(line)
 
 
+def kubernetes(arguments: Arguments) -> None:
+    """Write the federation as Kubernetes manifests."""
+    from fedcross.deploy.kubernetes import Plan, read_bundle, read_settings, write
+
+    plan = Plan(
+        arguments.keys,
+        tuple(map(read_bundle, arguments.device)),
+        read_settings(arguments.env, os.environ),
+        arguments.namespace,
+        arguments.sample,
+    )
+    print("\n".join(map(str, write(plan, arguments.folder))))
+    print(f"The secrets among them are private keys. Then: kubectl apply -f {arguments.folder}")
+
+
 def sample(arguments: Arguments) -> None:
     """Write sample data."""
     from fedcross.deploy.sample import write

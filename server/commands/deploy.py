@@ -167,6 +167,16 @@ def _program_parts(add: Add) -> None:
     )
     part.add_argument("--names", default="", help="further names of the gateway, separated by commas")
 
+    part = add("kubernetes", commands.kubernetes, "write the federation as Kubernetes manifests")
+    part.add_argument("folder", type=Path, help="new folder for the manifests")
+    part.add_argument("--keys", type=Path, required=True, help="the folder that fedcross deploy federation made")
+    part.add_argument(
+        "--device", type=Path, action="append", default=[], metavar="BUNDLE", help="bundle of a device in the cluster"
+    )
+    part.add_argument("--env", type=Path, metavar="FILE", help="the compose file's settings; variables of the shell win")
+    part.add_argument("--namespace", default="fedcross")
+    part.add_argument("--sample", action="store_true", help="sample data in place of the claims NAME-data")
+
     part = add("sample", commands.sample, "write sample data: digits, divided unevenly over the devices")
     part.add_argument("folder", type=Path)
     part.add_argument("devices", nargs="+", metavar="NAME")
