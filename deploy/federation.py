@@ -30,7 +30,7 @@ RENEW = timedelta(days=30)
 INNER_NAMES = ("superlink", "gateway")
 SECRET = "superexec.key"  # noqa: S105 - a file name
 #: Folder and file of the live page's token, as text.
-PAGE, TOKEN = "page", "token"  # noqa: S105 - a file name
+PAGE, TOKEN = "page", "token"
 OWN = ("authority", "server", "superexec", "public", PAGE)
 
 

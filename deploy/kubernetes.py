@@ -7,8 +7,8 @@
     fedcross deploy kubernetes manifests --keys keys --device devices/porch --device devices/barn --env .env
     kubectl apply -f manifests
 
-Keys and certificates are made here and become Secrets, so the authority's key never enters the cluster. What the compose
-file does with ``depends_on``, each part does by itself: it ends, or waits, until the one that it needs is there.
+Keys and certificates are made here and become Secrets, so the authority's key never enters the cluster. What the
+compose file does with ``depends_on``, each part does by itself: it ends, or waits, until what it needs is there.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ def _check(plan: Plan) -> None:
     authority = _read(plan.keys / "public" / "ca.crt")
     for device in plan.devices:
         if _read(device.keys / "ca.crt") != authority:
-            raise StorageError(f"{device.keys}/ca.crt: not this federation's authority. Make the bundle with its ca.crt.")
+            raise StorageError(
+                f"{device.keys}/ca.crt: not this federation's authority. Make the bundle with its ca.crt."
+            )
 
 
 def _in(namespace: str, one: Object) -> Object:
@@ -366,7 +368,9 @@ def _admission(plan: Plan) -> Object:
 
 def _run(plan: Plan) -> Object:
     """Return the job that submits the run and ends as the run does; nothing tries it again by itself."""
-    engine = f"engine=remote engine.address=superlink:{SUPERLINK} engine.authority=/keys/public/ca.crt engine.wait_s=900"
+    engine = (
+        f"engine=remote engine.address=superlink:{SUPERLINK} engine.authority=/keys/public/ca.crt engine.wait_s=900"
+    )
     box = pods.container(
         "run",
         plan.image,
@@ -386,9 +390,7 @@ def _run(plan: Plan) -> Object:
         **_data_volume(plan, SERVER_DATA),
     }
     first = _sample(plan)
-    return pods.job(
-        "run", pods.pod("run", [box], volumes, first=first, restart="Never", beside="superexec"), again=0
-    )
+    return pods.job("run", pods.pod("run", [box], volumes, first=first, restart="Never", beside="superexec"), again=0)
 
 
 def _device(plan: Plan, device: Member) -> list[Object]:
@@ -408,9 +410,7 @@ def _device(plan: Plan, device: Member) -> list[Object]:
         "shm": {"emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}},
         **_data_volume(plan, device.data),
     }
-    template = pods.pod(
-        device.part, [box], volumes, secrets={"device": f"{device.part}-keys"}, first=_sample(plan)
-    )
+    template = pods.pod(device.part, [box], volumes, secrets={"device": f"{device.part}-keys"}, first=_sample(plan))
     return [pods.claim(f"{device.part}-state", device.part, "5Gi"), pods.deployment(device.part, template)]
 
 
@@ -428,7 +428,9 @@ def _sample(plan: Plan) -> list[Object]:
         return []
     command = ["fedcross", "deploy", "sample", "/data", *(device.name for device in plan.devices)]
     environment = _env(FEDCROSS_CACHE="/tmp/cache")  # noqa: S108 - the pod's own
-    return [pods.container("sample", plan.image, command, {"data": "/data"}, {"cpu": "1", "memory": "1Gi"}, env=environment)]
+    return [
+        pods.container("sample", plan.image, command, {"data": "/data"}, {"cpu": "1", "memory": "1Gi"}, env=environment)
+    ]
 
 
 def _env(**variables: str) -> list[dict[str, Any]]:

@@ -172,7 +172,8 @@ def policy(part: str, comes: Sequence[tuple[Sequence[str], int]], goes: Sequence
     No part at all in `comes` means anybody. Names are looked up by everybody.
     """
     entering = [
-        {"ports": [_port(port)]} | ({"from": [{"podSelector": {"matchLabels": labels(one)}} for one in who]} if who else {})
+        {"ports": [_port(port)]}
+        | ({"from": [{"podSelector": {"matchLabels": labels(one)}} for one in who]} if who else {})
         for who, port in comes
     ]
     leaving: list[Object] = [{"ports": [{"protocol": "UDP", "port": 53}, _port(53)]}]

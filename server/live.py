@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import ipaddress
 import json
@@ -42,7 +43,7 @@ from fedcross.server.board import Board
 from fedcross.server.gauges import RunCollector
 from fedcross.server.live_page import PAGE
 
-TOKEN, TOKEN_FILE = "FEDCROSS_PAGE_TOKEN", "FEDCROSS_PAGE_TOKEN_FILE"  # noqa: S105 - names of variables
+TOKEN, TOKEN_FILE = "FEDCROSS_PAGE_TOKEN", "FEDCROSS_PAGE_TOKEN_FILE"
 URL = "FEDCROSS_PAGE_URL"
 COOKIE = "fedcross-page"
 #: File in the run's folder with the page's address, and its token if it has one; for this user only.
@@ -146,7 +147,9 @@ class Live:
         given = request.query_params.get("token")
         if given is not None and self.token and hmac.compare_digest(given.encode(), self.token.encode()):
             answer = RedirectResponse("./", 303, HEADERS)  # so that the token does not stay in the address bar
-            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", secure=self.url.startswith("https:"))
+            answer.set_cookie(
+                COOKIE, self.token, httponly=True, samesite="strict", secure=self.url.startswith("https:")
+            )
             return answer
         return self._refused(request) or HTMLResponse(PAGE, headers=HEADERS)
 
@@ -215,7 +218,10 @@ def serve(board: Board, folder: Path, host: str, port: int) -> Live | None:
     try:
         live = Live(board, folder, host, port)
     except OSError as error:
-        log(WARNING, "fedcross: no live page at %s:%s (%s); the run goes on without.", host, port, error)
+        # Not the system's words: they would name a cause, should the run fail later of another one.
+        taken = error.errno == errno.EADDRINUSE
+        why = "another program, perhaps another run, has this port" if taken else error
+        log(WARNING, "fedcross: no live page at %s:%s (%s); the run goes on without.", host, port, why)
         return None
     live.start()
     where = live.url.partition("?")[0]  # the log may have other readers than the page

@@ -173,7 +173,9 @@ def _program_parts(add: Add) -> None:
     part.add_argument(
         "--device", type=Path, action="append", default=[], metavar="BUNDLE", help="bundle of a device in the cluster"
     )
-    part.add_argument("--env", type=Path, metavar="FILE", help="the compose file's settings; variables of the shell win")
+    part.add_argument(
+        "--env", type=Path, metavar="FILE", help="the compose file's settings; variables of the shell win"
+    )
     part.add_argument("--namespace", default="fedcross")
     part.add_argument("--sample", action="store_true", help="sample data in place of the claims NAME-data")
 
