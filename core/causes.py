@@ -130,7 +130,7 @@ CAUSES = (
     Cause(
         "wrong_shapes",
         "The devices send models of another shape: they have another model or another configuration.",
-        r"not one accepted reply \((wrong_shape|missing_array|extra_array|wrong_dtype)",
+        r"not one accepted reply \((wrong_shape|missing_array|extra_array|wrong_dtype|too_large)",
         "",
         1,
         SERVER,

@@ -41,6 +41,7 @@ DEFAULTS = {
     "FEDCROSS_SERVER_CPUS": "1",
     "FEDCROSS_SERVERAPP_MEMORY": "3g",
     "FEDCROSS_REPLY_OBJECTS": "4096",
+    "FEDCROSS_RUNS_AT_ONCE": "1",
     "FEDCROSS_PAGE_PORT": "8444",
 }
 SUPERLINK, GATEWAY, PAGE_PORT, HEALTH, OWN_PAGE = 8000, 8443, 8444, 9100, 8080
@@ -305,6 +306,7 @@ def _superexec(plan: Plan) -> list[Object]:
     environment = _env(
         FEDCROSS_SHARE="group",
         FEDCROSS_DEVICE="cpu",
+        FEDCROSS_RUNS_AT_ONCE=plan.settings["FEDCROSS_RUNS_AT_ONCE"],
         FEDCROSS_PAGE=f"0.0.0.0:{OWN_PAGE}",
         FEDCROSS_PAGE_TOKEN_FILE=f"{pods.KEYS}/{PAGE}/{TOKEN}",
         FEDCROSS_PAGE_URL=f"https://localhost:{plan.settings['FEDCROSS_PAGE_PORT']}/",

@@ -23,7 +23,6 @@ import threading
 from collections.abc import AsyncIterator
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
 from flwr.common.logger import log
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -31,7 +30,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.responses import StreamingResponse as Stream
 from starlette.routing import Route
 from uvicorn import Config, Server
@@ -154,7 +153,8 @@ class Live:
         return self._refused(request) or HTMLResponse(PAGE, headers=HEADERS)
 
     async def _state(self, request: Request) -> Response:
-        return self._refused(request) or JSONResponse(self._shown(), headers=HEADERS)
+        refused = self._refused(request)
+        return refused or Response(self._shown(), headers=HEADERS, media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
         refused = self._refused(request)
@@ -170,7 +170,7 @@ class Live:
             ending = self._server.should_exit
             if self.board.version != seen:
                 seen, quiet = self.board.version, 0.0
-                yield f"data: {json.dumps(self._shown())}\n\n"
+                yield f"data: {self._shown()}\n\n"
             elif quiet >= QUIET_S:
                 quiet = 0.0
                 yield ": still here\n\n"
@@ -179,10 +179,13 @@ class Live:
             await asyncio.sleep(LOOK_S)
             quiet += LOOK_S
 
-    def _shown(self) -> dict[str, Any]:
-        """Return the board's state; numbers that JSON does not have become null."""
-        found: dict[str, Any] = json.loads(json.dumps(self.board.snapshot()), parse_constant=lambda _: None)
-        return found
+    def _shown(self) -> str:
+        """Return the board's state as JSON; numbers that JSON does not have become null."""
+        state = self.board.snapshot()
+        try:
+            return json.dumps(state, allow_nan=False)
+        except ValueError:
+            return json.dumps(json.loads(json.dumps(state), parse_constant=lambda _: None))
 
 
 def given_token() -> str:

@@ -260,7 +260,9 @@ class Session:
 def _refuse_idle(ledger: accounting.Ledger) -> None:
     """Raise a FederationError if no reply was ever accepted: such a run has trained nothing, and must not pass."""
     asked, lost = (sum(int(line.get(name) or 0) for line in ledger.lines) for name in ("clients", "dropped"))
-    if asked and lost >= asked:
+    # A lost slot may have been asked for more than once, so what was taken counts too.
+    taken = any(line.get("bytes_up") or line.get("train_loss") is not None for line in ledger.lines)
+    if asked and (lost >= asked or (lost and not taken)):
         reasons: Counter[str] = Counter()
         for line in ledger.lines:
             reasons.update(line.get("rejected") or {})

@@ -27,6 +27,7 @@ from fedcross.core.errors import FederationError
 from fedcross.core.keys import AUTHORITY_DAYS, MAX_LEAF_DAYS
 from fedcross.deploy import commands, runs
 from fedcross.deploy.commands import Arguments
+from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
 from fedcross.server.commands.device_checks import CLOCK, check_server
 
@@ -202,6 +203,7 @@ def _program_parts(add: Add) -> None:
     part.add_argument("--superlink", required=True, metavar="HOST:PORT")
     part.add_argument("--health", default="127.0.0.1:9100", metavar="HOST:PORT")
     part.add_argument("--memory", metavar="SIZE", help="limit of memory for each ServerApp, for example 3g")
+    part.add_argument("--runs", type=int, metavar="N", help=f"runs at once; further ones wait (or ${guarded.RUNS})")
 
     part = add("supernode", _supernode, "run as a device's SuperNode")
     part.add_argument("keys", type=Path, help="folder of ca.crt, NAME-node.key and superexec.key")
@@ -215,7 +217,7 @@ def _program_parts(add: Add) -> None:
 
 
 def _run_parts(add: Add) -> None:
-    which = f"Flower's id of the run, or {runs.LAST} for the newest"
+    which = f"Flower's id of the run, its folder or the folder's name, or {runs.LAST} for the newest"
     _superlink_options(add("runs", runs.show, "list the runs (at the server)"))
     _superlink_options(add("status", runs.status, "devices and runs in a few lines (at the server)"))
 

@@ -99,6 +99,17 @@ def idle(reason):
     return lambda _: session._refuse_idle(SimpleNamespace(lines=lines))
 
 
+@pytest.mark.parametrize(("taken", "idle"), [({}, True), ({"bytes_up": 8}, False), ({"train_loss": 0.0}, False)])
+def test_slots_that_were_asked_for_twice_do_not_hide_that_nothing_was_trained(taken, idle):
+    lines = [{"clients": 6, "dropped": 3, "rejected": {"too_large": 6}}, {"clients": 6, "dropped": 3, **taken}]
+    if idle:
+        with pytest.raises(FedcrossError) as caught:
+            session._refuse_idle(SimpleNamespace(lines=lines))
+        assert cause_of(str(caught.value)) is NAMES["wrong_shapes"]
+    else:
+        session._refuse_idle(SimpleNamespace(lines=lines))
+
+
 def readable(folder):
     (folder / "node.key").touch(mode=0o644)
     (folder / "node.key").chmod(0o644)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedcross.core.keys import make_node_key
@@ -41,8 +41,8 @@ def managed(bench: Bench, *arguments: str) -> Told:
     return bench.ends("deploy", *arguments, "--superlink", address, "--authority", authority)
 
 
-def remote(bench: Bench, *more: str) -> Told:
-    """Return what a run on the shared SuperLink says."""
+def remote(bench: Bench, met: Callable[[Bench], bool], *more: str) -> Told:
+    """Return what a run on the shared SuperLink says, counted from when its ServerApp has `met` the fault."""
     address, authority = where()
     engine = ("engine=remote", f"engine.address={address}", f"engine.authority={authority}")
     task = (
@@ -55,10 +55,24 @@ def remote(bench: Bench, *more: str) -> Told:
     )
     run = (*task, "clients_per_round=3", "rounds=1", *more, f"output={bench.folder / 'run'}")
     process = bench.fedcross(*engine, *run)
-    # The ServerApp's start belongs to the run, not to the fault; what it waits for begins with its first words.
-    wait_until(lambda: any("K=3 a round" in line for _, line in process.said) or ended(process), PATIENCE_S)
-    at = next((at for at, line in process.said if "K=3 a round" in line), process.started)
-    return process.told(at)
+    since: list[float] = []
+
+    def begun() -> bool:
+        since.extend([time.monotonic()] * met(bench))
+        return bool(since) or ended(process)
+
+    wait_until(begun, PATIENCE_S)
+    return process.told((since or [process.started])[0])
+
+
+def looked(bench: Bench) -> bool:
+    """Return whether the ServerApp has begun: it looks for clients as soon as its folder is there."""
+    return (bench.folder / "run" / "digests.jsonl").exists() or (bench.folder / "run" / "metrics.jsonl").exists()
+
+
+def asked(bench: Bench) -> bool:
+    """Return whether a node has been asked to train."""
+    return SHARED[0].visits.exists() and bool(SHARED[0].visits.read_text())
 
 
 def ended(process: object) -> bool:
@@ -101,19 +115,19 @@ def key_bound(bench: Bench) -> Told:
 
 def no_clients(bench: Bench) -> Told:
     """Run with no device connected."""
-    return remote(bench, "federation.wait_s=4")
+    return remote(bench, looked, "federation.wait_s=4")
 
 
 def too_few_clients(bench: Bench) -> Told:
     """Run with one of three devices connected."""
     with nodes([0]):
-        return remote(bench, "federation.wait_s=4")
+        return remote(bench, looked, "federation.wait_s=4")
 
 
 def wrong_shapes(bench: Bench) -> Told:
     """Let all devices have another model."""
     with nodes([0, 1, 2], FEDCROSS_OTHER_SHAPE="1"):
-        return remote(bench, "federation.wait_s=60")
+        return remote(bench, asked, "federation.wait_s=60")
 
 
 def superlink_lost(bench: Bench) -> Told:
