@@ -197,6 +197,16 @@ def test_the_command_names_the_cause(tmp_path, capsys):
     assert "no_data" in next(one for one in capsys.readouterr().out.splitlines() if one.startswith("Causes: "))
 
 
+def test_an_error_that_nobody_foresaw_keeps_its_traceback_and_names_its_cause(capsys, monkeypatch):
+    def exhausted(_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 3600000000 bytes.")
+
+    monkeypatch.setattr("fedcross.server.commands.run.main", exhausted)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        main(["task=digits"])
+    assert capsys.readouterr().err == "Cause: out_of_memory (docs/reference/faults.md)\n"
+
+
 def test_what_a_healthy_run_says_has_no_cause():
     told = [
         "fedcross digits  round 3/4  accuracy 66.30 %  1 of 6 clients lost",

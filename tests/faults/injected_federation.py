@@ -72,7 +72,8 @@ def looked(bench: Bench) -> bool:
 
 def asked(bench: Bench) -> bool:
     """Return whether a node has been asked to train."""
-    return SHARED[0].visits.exists() and bool(SHARED[0].visits.read_text())
+    visits = SHARED[0].visits.read_text() if SHARED[0].visits.exists() else ""
+    return any(not line.endswith(" 0") for line in visits.splitlines())  # 0: asked who it is
 
 
 def ended(process: object) -> bool:

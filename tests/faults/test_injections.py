@@ -5,6 +5,7 @@ import os
 import pytest
 
 from fedcross.core.causes import CAUSES
+from tests.faults.healthy import alarms
 from tests.faults.injected_federation import FEDERATION, shared
 from tests.faults.injected_here import HERE
 from tests.support.disk import can_mount
@@ -53,6 +54,21 @@ def test_the_injections_are_of_the_table_and_enough():
     assert not {*HERE} & {*FEDERATION}
     assert {*HERE, *FEDERATION} <= {cause.name for cause in CAUSES}
     assert len(HERE) + len(FEDERATION) >= 30
+
+
+def test_alarms_are_found_and_what_a_healthy_run_says_is_none():
+    healthy = [
+        '{"event": "round_finished", "round": 3, "dropped": 0}',
+        '{"event": "flower", "level": "INFO", "text": "Start"}',
+        "Reading digits ...",
+    ]
+    alarming = [
+        '{"event": "slot_lost", "slot": 3, "reason": "lost"}',
+        '{"event": "message", "level": "WARNING", "text": "fedcross: something"}',
+        '{"event": "flower", "level": "INFO", "text": "0 clients are connected after 4 s"}',
+        "OSError: [Errno 28] No space left on device",
+    ]
+    assert alarms([*healthy, *alarming]) == alarming
 
 
 def test_a_wrong_a_late_and_a_second_name_do_not_count():
