@@ -12,12 +12,12 @@ FROM ${BASE_IMAGE} AS gateway
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends haproxy ca-certificates \
  && rm -rf /var/lib/apt/lists/*
-COPY deploy/gateway.cfg deploy/deadline.lua /etc/fedcross/
+COPY deploy/gateway.cfg deploy/page.cfg deploy/deadline.lua /etc/fedcross/
 USER 10001:10001
-EXPOSE 8443
+EXPOSE 8443 8444
 # Health check: the gateway must refuse, over TLS, a path that no client may call.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5s CMD ["python3", "-c", "import ssl,urllib.request as r,urllib.error as e\nc=ssl.create_default_context(cafile='/keys/server/ca.crt')\ntry: r.urlopen('https://localhost:8443/', context=c, timeout=4)\nexcept e.HTTPError as x: raise SystemExit(x.code != 403)"]
-CMD ["haproxy", "-W", "-db", "-f", "/etc/fedcross/gateway.cfg"]
+CMD ["haproxy", "-W", "-db", "-f", "/etc/fedcross/gateway.cfg", "-f", "/etc/fedcross/page.cfg"]
 ARG VERSION=0.2.0
 ARG REVISION=
 LABEL org.opencontainers.image.title="fedcross-gateway" \
@@ -37,7 +37,7 @@ RUN set -eu; \
     gpu=""; \
     if [ "$ACCELERATOR" = cpu ]; then gpu="--without-gpu-except cuda-toolkit nvidia-cuda-runtime"; fi; \
     python3 requirements.py requirements.lock pyproject.toml --only setuptools hatchling > build.txt; \
-    python3 requirements.py requirements.lock pyproject.toml --extra privacy --without ray matplotlib uv $gpu > run.txt
+    python3 requirements.py requirements.lock pyproject.toml --extra privacy --extra page --without ray matplotlib uv $gpu > run.txt
 
 # pip stays in /opt/tools, which is not in the final image.
 FROM ${BASE_IMAGE} AS build
@@ -75,7 +75,7 @@ FROM ${BASE_IMAGE} AS fedcross
 # A fixed user id, so that volumes keep their owner when the image changes.
 RUN set -eu; \
     useradd --uid 10001 --user-group --home-dir /state --no-create-home --shell /usr/sbin/nologin fedcross; \
-    keys="/keys /keys/authority /keys/server /keys/superexec /keys/public /keys/client-1 /keys/client-2 /keys/client-3"; \
+    keys="/keys /keys/authority /keys/server /keys/superexec /keys/public /keys/page /keys/client-1 /keys/client-2 /keys/client-3"; \
     install -d -m 0700 -o 10001 -g 10001 $keys /state; \
     install -d -m 0755 -o 10001 -g 10001 /data /data/server /data/client-1 /data/client-2 /data/client-3 /outputs
 # Nothing can be installed in a container.

@@ -130,7 +130,7 @@ CAUSES = (
     Cause(
         "wrong_shapes",
         "The devices send models of another shape: they have another model or another configuration.",
-        r"not one accepted reply \((wrong_shape|missing_array|extra_array|wrong_dtype)",
+        r"not one accepted reply \((wrong_shape|missing_array|extra_array|wrong_dtype|too_large)",
         "",
         1,
         SERVER,
@@ -143,7 +143,14 @@ CAUSES = (
         1,
         SERVER,
     ),
-    Cause("out_of_memory", "Memory ran out.", "out of memory|too little memory", "engines/memory.py", 1, SERVER),
+    Cause(
+        "out_of_memory",
+        "Memory ran out.",
+        "out of memory|too little memory|MemoryError|can't allocate memory|Cannot allocate memory",
+        "engines/memory.py",
+        1,
+        SERVER,
+    ),
     Cause(
         "trainer_stuck",
         "A device's trainer does not answer.",
@@ -153,7 +160,14 @@ CAUSES = (
         DEVICE,
     ),
     Cause("gpu_failed", "The GPU failed while it worked.", "The GPU failed ", "client/device.py", 1, DEVICE),
-    Cause("no_gpu", "There is no GPU that torch can use.", "torch cannot use one", "client/device.py", 2, RUN),
+    Cause(
+        "no_gpu",
+        "There is no GPU that torch can use.",
+        "torch cannot use one|usable GPUs on this machine",
+        "client/device.py",
+        2,
+        RUN,
+    ),
     Cause("no_partition", "A device does not know its partition.", "has no partition-id", "client/app.py", 0, DEVICE),
     Cause(
         "certificate_expired",

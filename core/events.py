@@ -96,7 +96,7 @@ def say(text: str, level: str = "INFO") -> None:
 
 def failed(error: BaseException) -> None:
     """Write that `error` ends the run."""
-    known = cause_of(str(error))
+    known = cause_of(f"{type(error).__name__}: {error}")
     facts = {"error": type(error).__name__, "text": str(error), "exit_code": getattr(error, "exit_code", 1)}
     emit("run_failed", **facts, cause=None if known is None else known.name)
 

@@ -15,6 +15,7 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_private
 from fedcross.deploy import start
+from fedcross.engines import guarded
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -164,6 +165,21 @@ def federation(arguments: Arguments) -> None:
         print(line)
 
 
+def kubernetes(arguments: Arguments) -> None:
+    """Write the federation as Kubernetes manifests."""
+    from fedcross.deploy.kubernetes import Plan, read_bundle, read_settings, write
+
+    plan = Plan(
+        arguments.keys,
+        tuple(map(read_bundle, arguments.device)),
+        read_settings(arguments.env, os.environ),
+        arguments.namespace,
+        arguments.sample,
+    )
+    print("\n".join(map(str, write(plan, arguments.folder))))
+    print(f"The secrets among them are private keys. Then: kubectl apply -f {arguments.folder}")
+
+
 def sample(arguments: Arguments) -> None:
     """Write sample data."""
     from fedcross.deploy.sample import write
@@ -188,6 +204,12 @@ def superexec(arguments: Arguments) -> None:
     """Become the SuperExec."""
     if arguments.memory:
         start.limit_memory(arguments.memory)
+    if arguments.runs is not None:
+        os.environ[guarded.RUNS] = str(arguments.runs)
+    try:
+        guarded.most_runs(os.environ.get(guarded.RUNS))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     # The user who starts a run must be able to read its files: group and others get read access.
     start.replace_process(start.superexec(arguments.keys, arguments.superlink, arguments.health), umask=0o002)
 

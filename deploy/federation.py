@@ -6,6 +6,7 @@
     ROOT/server       ca.crt server.crt server.key
     ROOT/superexec    ca.crt superexec.key      the secret with which the SuperExec signs its requests
     ROOT/public       ca.crt *-node.pub         keys that may be registered
+    ROOT/page         ca.crt token              what opens the live page and /metrics at the gateway
     ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    a folder for each device, mounted only into its container
 
 Running it again changes no valid file.
@@ -19,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from fedcross.core import keys as certificates
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_private, private_folder, write_private, write_public
 
@@ -28,6 +29,9 @@ RENEW = timedelta(days=30)
 #: Names by which the parts of the compose federation reach each other.
 INNER_NAMES = ("superlink", "gateway")
 SECRET = "superexec.key"  # noqa: S105 - a file name
+#: Folder and file of the live page's token, as text.
+PAGE, TOKEN = "page", "token"
+OWN = ("authority", "server", "superexec", "public", PAGE)
 
 
 def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> list[str]:
@@ -46,15 +50,20 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     ------
     StorageError
         If a certificate expires soon and the authority's key is not in the folder to sign a new one.
+    ConfigError
+        If a device has the name of one of the federation's own folders.
     """
+    if taken := sorted({*OWN} & {*devices}):
+        raise ConfigError(f"device {taken[0]}: a folder of the federation has this name. Choose another one.")
     made: list[str] = []
-    folders = {name: private_folder(root / name) for name in ("authority", "server", "superexec", "public", *devices)}
+    folders = {name: private_folder(root / name) for name in (*OWN, *devices)}
     authority = KeyPair(folders["authority"] / "ca.crt", folders["authority"] / "ca.key")
     if not authority.public.exists():
         certificates.make_authority(folders["authority"])
         made.append(str(authority.public))
     _server(authority, folders["server"], names, made)
     _secret(folders["superexec"] / SECRET, made)
+    _token(folders[PAGE] / TOKEN, made)
     for device in devices:
         _device(folders[device], folders["public"], device, made)
     for name, folder in folders.items():
@@ -84,6 +93,14 @@ def _secret(path: Path, made: list[str]) -> None:
         check_private(path)
         return
     make_secret(path)
+    made.append(str(path))
+
+
+def _token(path: Path, made: list[str]) -> None:
+    if path.exists():
+        check_private(path)
+        return
+    write_private(path, secrets.token_urlsafe(32).encode())
     made.append(str(path))
 
 

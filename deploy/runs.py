@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.overrides import join, quote, split, unquote
@@ -20,6 +20,8 @@ from fedcross.engines.runs import Listed
 Arguments = argparse.Namespace
 #: Stands for the newest run.
 LAST = "last"
+#: Status of a run whose ServerApp no SuperExec has started yet.
+PENDING = "pending"
 #: Seconds after which the SuperLink knows that a run's server process has died: it waits a minute for a sign of life,
 #: and one comes every half minute (``deploy/patience.py``).
 NOTICED_S = 100.0
@@ -50,12 +52,14 @@ def summary(address: str, known: Sequence[nodes.Node], found: Sequence[Listed]) 
         f"devices: {len(known)} registered, {len(known) - len(away)} online",
         *(f"  {node.status:<12}  {node.fingerprint}  {_partition(node)}" for node in away),
     ]
-    open_ones = [run for run in found if not run.over]
+    waiting = [run for run in reversed(found) if run.status == PENDING]  # as they will begin
+    open_ones = [run for run in found if not run.over and run.status != PENDING]
     ended = Counter(run.status.partition(":")[2] or run.status for run in found if run.over)
-    counts = [f"{len(open_ones)} under way", *(f"{count} {how}" for how, count in sorted(ended.items()))]
-    lines.append(f"runs: {', '.join(counts)}")
+    counts = [f"{len(open_ones)} under way", *([f"{len(waiting)} waiting"] if waiting else [])]
+    lines.append(f"runs: {', '.join([*counts, *(f'{count} {how}' for how, count in sorted(ended.items()))])}")
     return lines + [
-        f"  {run.status:<12}  {run.run_id}  {folder(run) or '-'}  since {run.since[:19]}" for run in open_ones
+        f"  {run.status:<12}  {run.run_id}  {folder(run) or '-'}  since {run.since[:19]}"
+        for run in (*open_ones, *waiting)
     ]
 
 
@@ -163,16 +167,25 @@ def folder(run: Listed) -> str | None:
 
 
 def chosen(known: list[Listed], name: str) -> Listed:
-    """Return the run that `name` names: its id, or ``last``.
+    """Return the run that `name` names: its id, ``last``, or its folder or the last part of that.
+
+    A run that was resumed has its folder's name again, so the newest run in a folder counts.
 
     Raises
     ------
     ConfigError
-        If there is no such run.
+        If there is no such run, or runs in different folders have this name.
     """
     found = known[:1] if name == LAST else [run for run in known if str(run.run_id) == name]
+    found = found or [run for run in known if name and folder(run) == name.rstrip("/")]
+    found = found or [run for run in known if name and PurePosixPath(folder(run) or "/").name == name]
     if not found:
         raise ConfigError(f"{name}: the SuperLink knows no such run. See fedcross deploy runs.")
+    if others := [run for run in found if folder(run) != folder(found[0])]:
+        raise ConfigError(
+            f"{name}: runs {found[0].run_id} and {others[0].run_id} have this name, in {folder(found[0])} and "
+            f"{folder(others[0])}. Give the id or the whole folder."
+        )
     return found[0]
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CONNECTION = "fedcross"
 LOOPBACK = "127.0.0.1"
+#: What a federation on this machine starts.
+PROGRAMS = ("flower-superlink", "flower-superexec", "flower-supernode", "flwr-serverapp", "flwr")
 #: Environment variables that hold folders; Flower's processes get them as absolute paths.
 FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
 

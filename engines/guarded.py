@@ -7,7 +7,8 @@ of many thousand names keeps the database locked for seconds. So :func:`limited`
 stored.
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
-So :func:`outliving` asks again.
+So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
+wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on.
 
 This is the only file that changes functions of Flower, one per program. :data:`CHECKED` are the versions that they were
 compared with; with another version the program starts as Flower made it, with a warning.
@@ -28,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points, version
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +42,8 @@ DEPTH = 5
 #: Most objects of a reply, unless the variable says otherwise. A state of 1,000 entries in two records (SCAFFOLD's,
 #: say) has about 4,000: an array and at least one chunk each.
 MOST, VARIABLE = 4096, "FEDCROSS_REPLY_OBJECTS"
+#: Variable: how many ServerApps of one SuperExec run at once; not set: any number.
+RUNS = "FEDCROSS_RUNS_AT_ONCE"
 #: Pause between two questions of the SuperExec after an error: the first one and the longest one.
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 #: What is open in each program with a version of Flower that this file does not know.
@@ -69,10 +72,19 @@ def most_objects(text: str | None) -> int:
     ValueError
         If `text` is no positive whole number.
     """
+    return _count(text, VARIABLE, "objects may a reply have") or MOST
+
+
+def most_runs(text: str | None) -> int:
+    """Return how many runs at once the environment's `text` allows; 0: any number. Errors as :func:`most_objects`."""
+    return _count(text, RUNS, "runs may be on at once")
+
+
+def _count(text: str | None, variable: str, what: str) -> int:
     if not text:
-        return MOST
+        return 0
     if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise ValueError(f"{VARIABLE}={text}: how many objects may a reply have? Give a whole number above 0.")
+        raise ValueError(f"{variable}={text}: how many {what}? Give a whole number above 0.")
     return int(text)
 
 
@@ -189,7 +201,39 @@ def outliving(acquire_task: Callable[..., Any], sleep: Callable[[float], object]
     return call
 
 
-def guard(program: str, most: int) -> bool:
+def children() -> int:
+    """Return how many processes this one has started that have not ended; 0 on systems without ``/proc``."""
+    own, found = str(os.getpid()), 0
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):  # it has just ended
+            continue
+        found += parent == own and state != "Z"
+    return found
+
+
+def queued(
+    acquire_task: Callable[..., Any],
+    most: int,
+    running: Callable[[], int] = children,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Callable[..., Any]:
+    """Return Flower's call for the next task, which does not ask while `most` processes run: one ServerApp each."""
+    from flwr.common.logger import log
+
+    @functools.wraps(acquire_task)
+    def call(*arguments: Any) -> Any:
+        if running() >= most:
+            log(INFO, "fedcross: %d runs are on (%s); further ones wait", most, RUNS)
+            while running() >= most:
+                sleep(PAUSE_S)
+        return acquire_task(*arguments)
+
+    return call
+
+
+def guard(program: str, most: int, runs: int = 0) -> bool:
     """Replace the one function of `program` in this process; return False if this is another version of Flower."""
     if version("flwr") not in CHECKED:
         return False
@@ -200,19 +244,20 @@ def guard(program: str, most: int) -> bool:
     else:
         from flwr.supercore.runtime import RuntimeHttpClient
 
-        RuntimeHttpClient.AcquireTask = outliving(RuntimeHttpClient.AcquireTask)  # type: ignore[method-assign]
+        asks = outliving(RuntimeHttpClient.AcquireTask)
+        RuntimeHttpClient.AcquireTask = queued(asks, runs) if runs else asks  # type: ignore[method-assign]
     return True
 
 
 def become(program: str) -> NoReturn:
     """Run `program` in this process, guarded; its arguments are this process's."""
     try:
-        most = most_objects(os.environ.get(VARIABLE))
+        most, runs = most_objects(os.environ.get(VARIABLE)), most_runs(os.environ.get(RUNS))
     except ValueError as error:
         sys.exit(str(error))
     [entry] = entry_points(group="console_scripts", name=program)
     start = entry.load()
-    if not guard(program, most):
+    if not guard(program, most, runs):
         other = f"this is flwr {version('flwr')} and not {' or '.join(CHECKED)}"
         print(f"fedcross: {program} starts unguarded, {other}: {OPEN[program]}.", file=sys.stderr, flush=True)
     sys.exit(start())

@@ -76,6 +76,8 @@ def launch(
     FederationError
         If a program does not start or the run does not complete; the message ends with the log that shows why.
     """
+    for name in flower.PROGRAMS:  # a SuperLink that lacks one which it starts itself ends with a traceback
+        flower.executable(name)
     with contextlib.ExitStack() as stack:
         stack.enter_context(terminated_by_signal())
         state = stack.enter_context(flower.scratch(work))

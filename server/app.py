@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import FedcrossError, FederationError
 from fedcross.core.events import failed, log_format, say, structured
 from fedcross.core.run_config import overrides_of
@@ -38,6 +39,8 @@ def main(grid: Grid, context: Context) -> None:
         except FedcrossError as error:
             if Path(sys.argv[0]).name == PROGRAM:  # else the command tells it
                 failed(error)
+                if not structured() and (cause := cause_of(str(error))) is not None:
+                    say(f"{error}\nCause: {cause.name} ({PAGE})")  # at once, to who reads along; the command ends later
             raise
         if not structured():
             say(ending(result))

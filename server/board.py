@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 #: Most points of the curve and most devices that a snapshot holds; the curve is thinned, devices are the latest seen.
@@ -116,9 +116,9 @@ class Board:
                 "checkpoint": facts.checkpoint,
                 "online": self.online,
                 "devices_known": len(self._devices),
-                "curve": [asdict(point) for point in kept],
-                "slots": [asdict(slot) for _, slot in sorted(self._slots.items())],
-                "devices": [asdict(one) for one in sorted(heard, key=lambda one: one.client)],
+                "curve": [dict(vars(point)) for point in kept],
+                "slots": [dict(vars(slot)) for _, slot in sorted(self._slots.items())],
+                "devices": [dict(vars(one)) for one in sorted(heard, key=lambda one: one.client)],
                 "totals": dict(self.totals),
                 "rejected": dict(self.rejected),
                 "last": facts.entry,

@@ -34,6 +34,7 @@ class RunCollector(Collector):
         """Yield the metrics."""
         now = self._board.snapshot()
         last, totals = now["last"], now["totals"]
+        yield named(now["run"])
         yield GaugeMetricFamily("fedcross_round", "Last round that has begun", now["round"])
         yield GaugeMetricFamily("fedcross_rounds_planned", "Planned rounds", now["run"].get("rounds", 0))
         yield GaugeMetricFamily("fedcross_up", "1 while rounds are run", now["state"] == "running")
@@ -69,6 +70,15 @@ class RunCollector(Collector):
             return shutil.disk_usage(self._folder).free
         except OSError:
             return 0
+
+
+def named(run: dict[str, object]) -> Metric:
+    """Return the gauge whose labels say which run this is; without a sample before the run has begun."""
+    labels = ("run", "method", "task", "seed")
+    told = GaugeMetricFamily("fedcross_run_info", "1; the labels name the run", labels=labels)
+    if run:
+        told.add_metric([str(run.get(label, "")) for label in labels], 1)
+    return told
 
 
 def len_of(snapshot: dict[str, object]) -> int:

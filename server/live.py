@@ -1,8 +1,9 @@
 """Serves the live page, its events and ``/metrics`` from a thread of the server's process (``serve.page=true``).
 
 On the loopback interface anybody on this machine may look; requests under another host name are refused, so that a web
-page elsewhere cannot read along. On any other interface a token is needed: ``FEDCROSS_PAGE_TOKEN``, or a random one. It
-never stands among the settings, which travel to the clients.
+page elsewhere cannot read along. On any other interface a token is needed: ``FEDCROSS_PAGE_TOKEN``, or the content of
+the file that ``FEDCROSS_PAGE_TOKEN_FILE`` names, or a random one. It never stands among the settings, which travel to
+the clients. Behind a proxy, ``FEDCROSS_PAGE_URL`` is the address under which people reach the page.
 
 A run must not end or wait because of its page: the thread only reads, and its errors are logged once.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import ipaddress
 import json
@@ -21,7 +23,6 @@ import threading
 from collections.abc import AsyncIterator
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
 from flwr.common.logger import log
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -29,18 +30,20 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.responses import StreamingResponse as Stream
 from starlette.routing import Route
 from uvicorn import Config, Server
 
+from fedcross.core.errors import StorageError
 from fedcross.core.events import say
-from fedcross.core.private_files import open_own
+from fedcross.core.private_files import check_private, open_own
 from fedcross.server.board import Board
 from fedcross.server.gauges import RunCollector
 from fedcross.server.live_page import PAGE
 
-TOKEN = "FEDCROSS_PAGE_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN, TOKEN_FILE = "FEDCROSS_PAGE_TOKEN", "FEDCROSS_PAGE_TOKEN_FILE"
+URL = "FEDCROSS_PAGE_URL"
 COOKIE = "fedcross-page"
 #: File in the run's folder with the page's address, and its token if it has one; for this user only.
 ADDRESS = "page.url"
@@ -74,13 +77,13 @@ class Live:
     Raises
     ------
     OSError
-        If the port is taken.
+        If the port is taken, or the token's file cannot be read.
     """
 
     def __init__(self, board: Board, folder: Path, host: str, port: int) -> None:
         self.board = board
         local = is_loopback(host)
-        self.token = os.environ.get(TOKEN) or ("" if local else secrets.token_urlsafe(24))
+        self.token = given_token() or ("" if local else secrets.token_urlsafe(24))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family)
         self.port = int(self._socket.getsockname()[1])
@@ -90,7 +93,8 @@ class Live:
         self._server = Server(Config(self.app(local), timeout_graceful_shutdown=1, **rules))  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run, name="fedcross-page", daemon=True)
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self.port}/" + (f"?token={self.token}" if self.token else "")
+        base = os.environ.get(URL) or f"http://{shown}:{self.port}/"
+        self.url = base + (f"?token={self.token}" if self.token else "")
         self._address = folder / ADDRESS
         with open_own(self._address, "w") as file:
             file.write(f"{self.url}\n")
@@ -142,16 +146,19 @@ class Live:
         given = request.query_params.get("token")
         if given is not None and self.token and hmac.compare_digest(given.encode(), self.token.encode()):
             answer = RedirectResponse("./", 303, HEADERS)  # so that the token does not stay in the address bar
-            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+            answer.set_cookie(
+                COOKIE, self.token, httponly=True, samesite="strict", secure=self.url.startswith("https:")
+            )
             return answer
         return self._refused(request) or HTMLResponse(PAGE, headers=HEADERS)
 
     async def _state(self, request: Request) -> Response:
-        return self._refused(request) or JSONResponse(self._shown(), headers=HEADERS)
+        refused = self._refused(request)
+        return refused or Response(self._shown(), headers=HEADERS, media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
-        text = generate_latest(self._registry)
-        return self._refused(request) or Response(text, headers=HEADERS, media_type=CONTENT_TYPE_LATEST)
+        refused = self._refused(request)
+        return refused or Response(generate_latest(self._registry), headers=HEADERS, media_type=CONTENT_TYPE_LATEST)
 
     async def _events(self, request: Request) -> Response:
         refused = self._refused(request)
@@ -163,7 +170,7 @@ class Live:
             ending = self._server.should_exit
             if self.board.version != seen:
                 seen, quiet = self.board.version, 0.0
-                yield f"data: {json.dumps(self._shown())}\n\n"
+                yield f"data: {self._shown()}\n\n"
             elif quiet >= QUIET_S:
                 quiet = 0.0
                 yield ": still here\n\n"
@@ -172,10 +179,33 @@ class Live:
             await asyncio.sleep(LOOK_S)
             quiet += LOOK_S
 
-    def _shown(self) -> dict[str, Any]:
-        """Return the board's state; numbers that JSON does not have become null."""
-        found: dict[str, Any] = json.loads(json.dumps(self.board.snapshot()), parse_constant=lambda _: None)
-        return found
+    def _shown(self) -> str:
+        """Return the board's state as JSON; numbers that JSON does not have become null."""
+        state = self.board.snapshot()
+        try:
+            return json.dumps(state, allow_nan=False)
+        except ValueError:
+            return json.dumps(json.loads(json.dumps(state), parse_constant=lambda _: None))
+
+
+def given_token() -> str:
+    """Return the token that the environment gives or whose file it names; "" if it gives none.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read, is empty or others can read it: the page must not open without its token.
+    """
+    given, named = os.environ.get(TOKEN, ""), os.environ.get(TOKEN_FILE, "")
+    if given or not named:
+        return given
+    try:
+        found = check_private(Path(named)).read_text(encoding="ascii").strip()
+    except (StorageError, UnicodeDecodeError) as error:
+        raise OSError(f"{TOKEN_FILE}: {error}") from error
+    if not found:
+        raise OSError(f"{TOKEN_FILE}: {named} is empty")
+    return found
 
 
 def is_loopback(host: str) -> bool:
@@ -191,7 +221,10 @@ def serve(board: Board, folder: Path, host: str, port: int) -> Live | None:
     try:
         live = Live(board, folder, host, port)
     except OSError as error:
-        log(WARNING, "fedcross: no live page at %s:%s (%s); the run goes on without.", host, port, error)
+        # Not the system's words: they would name a cause, should the run fail later of another one.
+        taken = error.errno == errno.EADDRINUSE
+        why = "another program, perhaps another run, has this port" if taken else error
+        log(WARNING, "fedcross: no live page at %s:%s (%s); the run goes on without.", host, port, why)
         return None
     live.start()
     where = live.url.partition("?")[0]  # the log may have other readers than the page

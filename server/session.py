@@ -25,7 +25,6 @@ from fedcross.engines.job import engine_of
 from fedcross.engines.judged import judged
 from fedcross.server import accounting
 from fedcross.server.audit import Audit, Head
-from fedcross.server.board import Board
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
 from fedcross.server.identity import check_base, check_continues, describe, digest_of_settings, flatten
@@ -33,6 +32,7 @@ from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.run_folder import by_time, prepare, refuse_used
+from fedcross.server.serving import board_of, page_of
 from fedcross.server.slices import plan_for, prepare_slices
 from fedcross.server.snapshots import Snapshots
 from fedcross.server.visit_ledger import VisitLedger
@@ -108,7 +108,7 @@ class Session:
         if head is not None or audited(config, grid):  # a chain that was begun goes on
             self.audit = Audit(self.folder, self.run, digest_of_settings(config), head, self.done)
             self.method.on_ended = self._note
-        self.board = Board(config.federation.deadline_s) if config.serve.page else None
+        self.board = board_of(config)
         if structured() or self.board is not None:
             self.method.tell = self._tell
         self.visits = VisitLedger(self.folder, self.done) if kind.asynchronous else None
@@ -116,20 +116,11 @@ class Session:
             self.method.on_visit = self.visits.add
 
     def execute(self) -> dict[str, Any]:
-        """Run the remaining rounds as :meth:`_execute` does, with a live page if the configuration asks for one."""
+        """Run the remaining rounds as :meth:`_execute` does, with a live page if the run has one."""
         if self.board is None:
             return self._execute()
-        from fedcross.server.live import serve
-
-        page = serve(self.board, self.folder, self.config.serve.host, self.config.serve.port)
-        try:
+        with page_of(self.board, self.config, self.folder):
             return self._execute()
-        except BaseException as error:
-            self.board.note("run_failed", {"text": str(error) or type(error).__name__})
-            raise
-        finally:
-            if page is not None:
-                page.close()
 
     def _execute(self) -> dict[str, Any]:
         """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds.
@@ -283,7 +274,9 @@ class Session:
 def _refuse_idle(ledger: accounting.Ledger) -> None:
     """Raise a FederationError if no reply was ever accepted: such a run has trained nothing, and must not pass."""
     asked, lost = (sum(int(line.get(name) or 0) for line in ledger.lines) for name in ("clients", "dropped"))
-    if asked and lost >= asked:
+    # A lost slot may have been asked for more than once, so what was taken counts too.
+    taken = any(line.get("bytes_up") or line.get("train_loss") is not None for line in ledger.lines)
+    if asked and (lost >= asked or (lost and not taken)):
         reasons: Counter[str] = Counter()
         for line in ledger.lines:
             reasons.update(line.get("rejected") or {})

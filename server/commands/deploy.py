@@ -27,6 +27,7 @@ from fedcross.core.errors import FederationError
 from fedcross.core.keys import AUTHORITY_DAYS, MAX_LEAF_DAYS
 from fedcross.deploy import commands, runs
 from fedcross.deploy.commands import Arguments
+from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
 from fedcross.server.commands.device_checks import CLOCK, check_server
 
@@ -167,6 +168,18 @@ def _program_parts(add: Add) -> None:
     )
     part.add_argument("--names", default="", help="further names of the gateway, separated by commas")
 
+    part = add("kubernetes", commands.kubernetes, "write the federation as Kubernetes manifests")
+    part.add_argument("folder", type=Path, help="new folder for the manifests")
+    part.add_argument("--keys", type=Path, required=True, help="the folder that fedcross deploy federation made")
+    part.add_argument(
+        "--device", type=Path, action="append", default=[], metavar="BUNDLE", help="bundle of a device in the cluster"
+    )
+    part.add_argument(
+        "--env", type=Path, metavar="FILE", help="the compose file's settings; variables of the shell win"
+    )
+    part.add_argument("--namespace", default="fedcross")
+    part.add_argument("--sample", action="store_true", help="sample data in place of the claims NAME-data")
+
     part = add("sample", commands.sample, "write sample data: digits, divided unevenly over the devices")
     part.add_argument("folder", type=Path)
     part.add_argument("devices", nargs="+", metavar="NAME")
@@ -190,6 +203,7 @@ def _program_parts(add: Add) -> None:
     part.add_argument("--superlink", required=True, metavar="HOST:PORT")
     part.add_argument("--health", default="127.0.0.1:9100", metavar="HOST:PORT")
     part.add_argument("--memory", metavar="SIZE", help="limit of memory for each ServerApp, for example 3g")
+    part.add_argument("--runs", type=int, metavar="N", help=f"runs at once; further ones wait (or ${guarded.RUNS})")
 
     part = add("supernode", _supernode, "run as a device's SuperNode")
     part.add_argument("keys", type=Path, help="folder of ca.crt, NAME-node.key and superexec.key")
@@ -204,7 +218,7 @@ def _program_parts(add: Add) -> None:
 
 
 def _run_parts(add: Add) -> None:
-    which = f"Flower's id of the run, or {runs.LAST} for the newest"
+    which = f"Flower's id of the run, its folder or the folder's name, or {runs.LAST} for the newest"
     _superlink_options(add("runs", runs.show, "list the runs (at the server)"))
     _superlink_options(add("status", runs.status, "devices and runs in a few lines (at the server)"))
 

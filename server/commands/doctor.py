@@ -32,6 +32,9 @@ LEAST_DISK = 2 * GIB
 #: With this much time left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
 CONNECT_S = 5.0
+#: Devices of which one is there where torch could use a GPU: NVIDIA's, Jetson's, AMD's, WSL's.
+GPU_SIGNS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
+NO_GPU = "this machine has no GPU: training runs on the CPU."
 #: What the image leaves out: devices run no simulation and draw no pictures.
 NOT_ON_DEVICES = ("ray", "matplotlib")
 
@@ -106,7 +109,13 @@ def check_data(folder: Path, required: bool, named: bool = False) -> Iterator[Fi
 
 
 def check_gpu(required: bool) -> Iterator[Finding]:
-    """Check that torch can use the GPU, if the machine has one or one is required."""
+    """Check that torch can use the GPU, if the machine has one or one is required.
+
+    Without a sign of a GPU torch stays out: to import it takes seconds, on a small device a minute.
+    """
+    if not required and not shutil.which("nvidia-smi") and not any(map(os.path.exists, GPU_SIGNS)):
+        yield note(NO_GPU)
+        return
     import torch
 
     if torch.cuda.is_available():
@@ -119,7 +128,7 @@ def check_gpu(required: bool) -> Iterator[Finding]:
             "this machine has a GPU driver, but torch finds no GPU. Install the torch build for its CUDA version."
         )
     else:
-        yield (fault if required else note)("this machine has no GPU: training runs on the CPU.")
+        yield (fault if required else note)(NO_GPU)
 
 
 def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:

@@ -61,11 +61,13 @@ def _main(first: str, name: str, arguments: list[str]) -> int:
             failed(error)
         else:
             print(f"{name}{_text(error)}", file=sys.stderr)
-            if (cause := cause_of(str(error))) is not None:
-                print(f"Cause: {cause.name} ({PAGE})", file=sys.stderr)
+            _name(str(error))
         return error.exit_code
     except Exception as error:
-        failed(error)
+        if structured():
+            failed(error)
+        else:
+            _name(f"{type(error).__name__}: {error}")
         raise
 
 
@@ -85,6 +87,12 @@ def _run(first: str, arguments: list[str]) -> int:
         return run_or_sweep(arguments)
     code: int = import_module(SUBCOMMANDS[first][0]).main(arguments[1:])
     return code
+
+
+def _name(text: str) -> None:
+    """Print the cause that `text` tells of, if it is in the table."""
+    if (cause := cause_of(text)) is not None:
+        print(f"Cause: {cause.name} ({PAGE})", file=sys.stderr)
 
 
 def _text(error: FedcrossError) -> str:

@@ -99,6 +99,17 @@ def idle(reason):
     return lambda _: session._refuse_idle(SimpleNamespace(lines=lines))
 
 
+@pytest.mark.parametrize(("taken", "idle"), [({}, True), ({"bytes_up": 8}, False), ({"train_loss": 0.0}, False)])
+def test_slots_that_were_asked_for_twice_do_not_hide_that_nothing_was_trained(taken, idle):
+    lines = [{"clients": 6, "dropped": 3, "rejected": {"too_large": 6}}, {"clients": 6, "dropped": 3, **taken}]
+    if idle:
+        with pytest.raises(FedcrossError) as caught:
+            session._refuse_idle(SimpleNamespace(lines=lines))
+        assert cause_of(str(caught.value)) is NAMES["wrong_shapes"]
+    else:
+        session._refuse_idle(SimpleNamespace(lines=lines))
+
+
 def readable(folder):
     (folder / "node.key").touch(mode=0o644)
     (folder / "node.key").chmod(0o644)
@@ -184,6 +195,16 @@ def test_the_command_names_the_cause(tmp_path, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "Cause: folder_used (docs/reference/faults.md)"
     assert doctor.main(["--data", str(tmp_path / "none"), "--output", str(tmp_path)]) == 1
     assert "no_data" in next(one for one in capsys.readouterr().out.splitlines() if one.startswith("Causes: "))
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_traceback_and_names_its_cause(capsys, monkeypatch):
+    def exhausted(_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 3600000000 bytes.")
+
+    monkeypatch.setattr("fedcross.server.commands.run.main", exhausted)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        main(["task=digits"])
+    assert capsys.readouterr().err == "Cause: out_of_memory (docs/reference/faults.md)\n"
 
 
 def test_what_a_healthy_run_says_has_no_cause():

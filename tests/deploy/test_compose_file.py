@@ -40,8 +40,11 @@ def test_every_service_is_confined(name: str) -> None:
         assert "cap_add" not in service
 
 
-def test_only_the_gateway_and_the_monitor_can_be_reached() -> None:
-    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway", "tensorboard"}
+def test_only_the_gateway_and_the_monitors_can_be_reached() -> None:
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway", "tensorboard", "grafana"}
+    assert [port for port in SERVICES["gateway"]["ports"] if not port.startswith("127.0.0.1:")] == [
+        "${FEDCROSS_BIND:-127.0.0.1}:${FEDCROSS_PORT:-8443}:8443"
+    ]
     for name, service in SERVICES.items():
         for port in service.get("ports", []):
             assert port.startswith(("127.0.0.1:", "${FEDCROSS_BIND:-127.0.0.1}:")), name

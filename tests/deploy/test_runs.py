@@ -29,9 +29,20 @@ GOING = listed(3, "running", "output='/o/b c'")
 def test_a_run_is_named_by_its_id_or_as_the_last():
     assert runs.chosen([GOING, OVER], "last") is GOING
     assert runs.chosen([GOING, OVER], "2") is OVER
-    for known, name in (([GOING, OVER], "7"), ([], "last"), ([GOING], "../x")):
+    for known, name in (([GOING, OVER], "7"), ([], "last"), ([GOING], "../x"), ([listed(1, "running")], "")):
         with pytest.raises(ConfigError, match="no such run"):
             runs.chosen(known, name)
+
+
+def test_a_run_has_the_name_of_its_folder_and_the_newest_in_a_folder_counts():
+    again = listed(8, "running", "resume=/o/a")
+    assert runs.chosen([again, GOING, OVER], "a") is again
+    assert runs.chosen([again, GOING, OVER], "/o/a/") is again
+    assert runs.chosen([again, GOING, OVER], "2") is OVER
+    assert runs.chosen([again, GOING, OVER], "b c") is GOING
+    with pytest.raises(ConfigError, match="runs 9 and 8 have this name, in /p/a and /o/a"):
+        runs.chosen([listed(9, "running", "output=/p/a"), again, OVER], "a")
+    assert runs.chosen([listed(9, "running", "output=/p/a"), again, OVER], "/o/a") is again
 
 
 def test_a_stopped_run_goes_on_with_its_settings_in_its_folder():
@@ -95,15 +106,17 @@ def test_a_run_that_is_over_is_not_awaited_and_another_new_one_is_not_taken_for_
 
 def test_the_status_names_devices_that_are_away_and_runs_that_are_under_way():
     known = [Node(1, "online", b"a", 0), Node(2, "offline", b"b", 1), Node(3, "registered", b"c")]
-    found = [GOING, OVER, listed(1, "finished:failed"), listed(4, "pending", "output=/o/d")]
+    queue = [listed(5, "pending", "output=/o/e"), listed(4, "pending", "output=/o/d")]
+    found = [*queue, GOING, OVER, listed(1, "finished:failed")]
     assert runs.summary("fl:8000", known, found) == [
         "SuperLink fl:8000 answers",
         "devices: 3 registered, 1 online",
         f"  offline       {fingerprint(b'b')}  partition 1",
         f"  registered    {fingerprint(b'c')}  any partition",
-        "runs: 2 under way, 1 failed, 1 stopped",
+        "runs: 1 under way, 2 waiting, 1 failed, 1 stopped",
         "  running       3  /o/b c  since 2026-11-23",
-        "  pending       4  /o/d  since 2026-11-24",
+        "  pending       4  /o/d  since 2026-11-24",  # the first to begin
+        "  pending       5  /o/e  since 2026-11-25",
     ]
 
 

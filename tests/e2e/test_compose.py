@@ -10,9 +10,12 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -93,6 +96,45 @@ def test_a_round_costs_two_models_per_client_on_the_wire(federation: Federation,
         f"on the wire per round, {model}: {measured:.0f} bytes, {measured / models:.3f} x 2K models of {models / 6:.0f}"
     )
     assert measured <= most * models
+
+
+def test_the_page_and_the_metrics_of_a_run_are_behind_the_gateway_and_closed_without_the_token(
+    federation: Federation, tmp_path: Path
+) -> None:
+    authority = tmp_path / "ca.crt"
+    authority.write_text(federation.python("superexec", "print(open('/keys/page/ca.crt').read())"))
+    token = federation.python("superexec", "print(open('/keys/page/token').read(), end='')")
+    trust = ssl.create_default_context(cafile=str(authority))
+
+    def asked(path: str, *, known: bool = True, method: str = "GET") -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {token}"} if known else {}
+        url = f"https://localhost:{federation.page_port}{path}"
+        request = urllib.request.Request(url, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=trust) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, ""
+
+    assert asked("/metrics")[0] == 503  # no run is on
+    run = federation.submit(" ".join([*TASK, *METHOD, "partition=local", "rounds=3", "seed=8"]), "watched")
+    run.wait_for_round(1)
+    status, text = asked("/metrics")
+    assert (status, asked("/")[0], asked("/state")[0]) == (200, 200, 200)
+    assert 'fedcross_run_info{method="fedcross"' in text
+    assert "fedcross_devices_online 3.0" in text
+    assert {asked(path, known=False)[0] for path in ("/", "/state", "/metrics", "/events", "/?token=x")} == {401}
+    assert (asked("/docs")[0], asked("/state", method="POST")[0]) == (403, 405)
+    code = (
+        "import ssl,urllib.request as r,urllib.error as e\n"
+        f"c=ssl.create_default_context(cafile={CA!r})\n"
+        "try: r.urlopen('https://gateway:8444/state', context=c, timeout=9)\n"
+        "except e.HTTPError as error: print(error.code)"
+    )
+    assert federation.python("client-1", code) == "401\n"
+    assert federation.python("client-1", intruder.connects(["superexec"], 8080)) == "refused\n"
+    run.finish()
 
 
 def test_nobody_is_root_and_nothing_can_be_written(federation: Federation) -> None:

@@ -24,7 +24,7 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fedcross.engines import guarded
-from fedcross.engines.guarded import CHECKED, MOST, fault, limited, most_objects, outliving
+from fedcross.engines.guarded import CHECKED, MOST, children, fault, limited, most_objects, most_runs, outliving, queued
 from tests.support.trees import deep, name, shared, tree, wide
 
 NODE = 4711
@@ -236,3 +236,34 @@ def test_the_script_needs_no_fedcross_and_names_a_wrong_limit() -> None:
     done = subprocess.run(wrong, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "start one of" in done.stderr
+
+
+def test_further_runs_wait_while_as_many_as_may_are_on() -> None:
+    running, passed, asked = [1, 2], [0.0], []
+
+    def sleep(seconds: float) -> None:
+        passed[0] += seconds
+        if passed[0] >= 3:
+            running.pop()
+
+    acquire = queued(lambda *arguments: asked.append(passed[0]), 2, lambda: len(running), sleep)
+    acquire("client", "request")
+    assert asked == [3.0]
+    acquire("client", "request")
+    assert asked == [3.0, 3.0]
+
+
+def test_children_that_have_ended_do_not_count() -> None:
+    before = children()
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert children() == before + 1
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked for its end yet
+        assert children() == before
+
+
+def test_how_many_runs_is_a_number_above_0() -> None:
+    assert [most_runs(text) for text in (None, "", "1", "12")] == [0, 0, 1, 12]
+    for wrong in ("0", "-1", "x", "1.5"):
+        with pytest.raises(ValueError, match="how many runs may be on at once"):
+            most_runs(wrong)

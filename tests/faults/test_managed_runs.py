@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from fedcross.conf.compose import join
 from fedcross.deploy.nodes import connect, listing
+from fedcross.engines import guarded, remote
 from fedcross.engines.processes import marked
 from tests.support.command import main
 from tests.support.killer import digest
@@ -103,3 +106,44 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
         assert f"Finished: {done + 2} rounds" in capsys.readouterr().out
         found = digest(output)
     assert found == undisturbed(tmp_path / "whole", f"rounds={done + 2}")
+
+
+@pytest.mark.slow
+@pytest.mark.superlink
+def test_runs_wait_for_their_turn_and_one_is_stopped_without_the_others(tmp_path, capsys, monkeypatch):
+    """Two runs at once: the third waits until the second is stopped, by its name; the first goes on meanwhile."""
+    monkeypatch.setenv(guarded.RUNS, "2")
+    with Network(tmp_path / "work") as network:
+        where = ["--superlink", f"127.0.0.1:{network.port}", "--authority", str(network.authority.public)]
+        params = remote.Params(address=where[1], authority=Path(where[3]))
+        network.start_nodes("nodes", [0, 1, 2])
+
+        def submit(name: str, *more: str) -> None:
+            text = join([*SETTINGS, *more, f"output={tmp_path / name}"])
+            remote.submit(params, text, tmp_path / f"{name}-work", watch=False)
+
+        def status() -> str:
+            assert main(["deploy", "status", *where]) == 0
+            return capsys.readouterr().out
+
+        submit("first", "rounds=100000")
+        # It waits for a fourth node: Flower's nodes, unlike our devices, hang in a message of a run that is over.
+        submit("second", "partition.clients=4", "clients_per_round=4", "federation.wait_s=100000")
+        submit("third", "rounds=2")
+        wait_for_rounds(tmp_path / "first", 2, PATIENCE_S)
+        wait_until((tmp_path / "second" / "metrics.jsonl").exists)
+        assert "runs: 2 under way, 1 waiting" in (told := status())
+        assert re.search(rf"pending +\d+  {tmp_path / 'third'} ", told)
+        assert len(server_apps(network)) == 2
+        assert not (tmp_path / "third").exists()
+
+        assert main(["deploy", "stop", "second", *where]) == 0
+        before = len(lines(tmp_path / "first"))
+        wait_for_rounds(tmp_path / "third", 2, PATIENCE_S)
+        wait_for_rounds(tmp_path / "first", before + 2, PATIENCE_S)
+        wait_until(lambda: "1 completed, 1 stopped" in status())
+        told = status()
+        assert "runs: 1 under way, 1 completed, 1 stopped" in told
+        assert f"{tmp_path / 'first'} " in told
+        assert main(["deploy", "stop", "second", *where]) == 1  # it is over already
+        assert "it is over already" in capsys.readouterr().err

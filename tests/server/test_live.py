@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from fedcross.core.causes import cause_of
 from fedcross.server import live
 from fedcross.server.board import Board
 from fedcross.server.live_page import PAGE
@@ -85,6 +86,32 @@ def test_elsewhere_a_token_is_needed(tmp_path, monkeypatch):
         assert (status(page, "/state"), status(page, "/state", Authorization="Bearer chosen")) == (401, 200)
 
 
+def test_the_token_may_be_in_a_private_file_and_the_page_behind_a_proxy(tmp_path, monkeypatch):
+    file = tmp_path / "token"
+    monkeypatch.setenv(live.TOKEN_FILE, str(file))
+    monkeypatch.setenv(live.URL, "https://localhost:8444/")
+    for content, mode in ((None, 0), ("", 0o600), ("secret", 0o644)):
+        if content is not None:
+            file.write_text(content)
+            file.chmod(mode)
+        with pytest.raises(OSError, match=live.TOKEN_FILE):
+            live.Live(filled(), tmp_path, "127.0.0.1", 0)
+    file.chmod(0o600)
+    with served(tmp_path) as page:
+        assert page.url == "https://localhost:8444/?token=secret"
+        assert (status(page, "/metrics"), status(page, "/metrics", Authorization="Bearer secret")) == (401, 200)
+        opener = urllib.request.build_opener(NotFollowed)
+        with pytest.raises(HTTPError) as moved:
+            opener.open(f"http://127.0.0.1:{page.port}/?token=secret", timeout=30)
+        with moved.value as answer:
+            assert "Secure" in answer.headers["set-cookie"]
+
+
+class NotFollowed(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_):
+        return None
+
+
 def test_the_log_has_the_address_without_its_token(tmp_path, capsys):
     page = live.serve(filled(), tmp_path, "0.0.0.0", 0)
     page.close()
@@ -100,6 +127,7 @@ def test_a_taken_port_does_not_end_a_run(tmp_path, monkeypatch):
         run = session(tmp_path, "serve.page=true", f"serve.port={port}", "rounds=1")
         run.execute()
     assert "no live page" in told[0]
+    assert cause_of(told[0]) is None  # a later failure of the run has another cause
     assert run.board.snapshot()["state"] == "finished"
 
 

@@ -45,7 +45,7 @@ class Federation:
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
         self.folder = folder
         self.name = f"fedcross-{secrets.token_hex(4)}"
-        (self.port,) = free_ports(1)
+        self.port, self.page_port = free_ports(2)
         base = {"BASE_IMAGE": os.environ["BASE_IMAGE"]} if "BASE_IMAGE" in os.environ else {}
         # Where containers of other networks find this machine: its own address on the engine's bridge.
         subnet = docker("network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Subnet}}").stdout.strip()
@@ -54,6 +54,7 @@ class Federation:
             "FEDCROSS_IMAGE": IMAGE,
             "FEDCROSS_BIND": self.address,
             "FEDCROSS_PORT": str(self.port),
+            "FEDCROSS_PAGE_PORT": str(self.page_port),
             "FEDCROSS_NAMES": self.address,
             "COMPOSE_PROFILES": "cpu",
         }

@@ -7,7 +7,7 @@
 runs one thread per node against the SuperLink (or a proxy) on loopback. The client adds noise that depends on round and
 partition only, so a run's result is known without any network, and a message costs milliseconds, not the start of a
 process. LOG gets a line for every message: time, partition, round. With ``FEDCROSS_ATTACK`` the node sends further
-replies (:mod:`tests.support.impostor`).
+replies (:mod:`tests.support.impostor`), with ``FEDCROSS_OTHER_SHAPE`` its models have twice the rows.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def train(message: Message, context: Context) -> Message:
     model = {}
     for name, values in sorted(views(message.content.array_records["arrays"]).items()):  # packed or not: one order
         model[name] = values + np.float32(0.01) * generator.standard_normal(values.shape).astype(values.dtype)
+    if os.environ.get("FEDCROSS_OTHER_SHAPE"):  # a device with another model
+        model = {name: np.repeat(values, 2, axis=0) for name, values in model.items()}
     time.sleep(float(os.environ.get("FEDCROSS_TRAINING", "0")))
     return reply(message, model, {}, 10, {"train-loss": 1.0})
 

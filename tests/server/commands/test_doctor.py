@@ -1,4 +1,5 @@
 import socket
+import sys
 from datetime import timedelta
 from importlib import metadata
 
@@ -101,6 +102,17 @@ def test_a_gpu_that_is_asked_for_and_is_not_there(monkeypatch):
     assert kinds(doctor.check_gpu(required=True)) == ["FAULT"]
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
     assert kinds(doctor.check_gpu(required=False)) == ["FAULT"]
+
+
+def test_without_a_sign_of_a_gpu_torch_is_not_imported(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor, "GPU_SIGNS", ("/dev/not-there",))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert kinds(doctor.check_gpu(required=False)) == ["note"]
+    for sign, required in (("/dev/null", False), ("/dev/not-there", True)):
+        monkeypatch.setattr(doctor, "GPU_SIGNS", (sign,))
+        with pytest.raises(ImportError):
+            next(iter(doctor.check_gpu(required=required)))
 
 
 def test_the_exit_code_tells(tmp_path, monkeypatch, capsys):
