@@ -76,6 +76,24 @@ def test_every_method_trains_on_a_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("train.examples=9", "compression.up=int8", "compression.down=int8", "train.clip=1"),
+        ("train.only=[classifier.*]",),
+        ("+task.augment={flip: true, crop: 1}",),
+        ("partition=dirichlet", "partition.beta=0.1", "task.limit=200"),
+        ("method=fedct", "+method.host_epochs=3"),
+    ],
+    ids=["part of the examples", "part of the model", "augmentation", "unequal clients", "other epochs at a host"],
+)
+def test_other_settings_train_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
+) -> None:
+    both(tmp_path, monkeypatch, *settings)
+
+
+@pytest.mark.slow
 def test_a_site_without_recorded_steps_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
     monkeypatch.setenv("FEDCROSS_GRAPHS", "off")
