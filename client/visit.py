@@ -23,7 +23,6 @@ from fedcross.conf.schema import Train
 from fedcross.core.errors import ProtocolError
 from fedcross.core.randomness import key, stream
 from fedcross.strategies.parts.objective import Prepared, Tensors, Trained, Visit
-from fedcross.strategies.parts.widths import asked as size_asked
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.wire.compression import apart, marked
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, answer
@@ -80,11 +79,10 @@ class Arrived:
     store: StateStore | None
 
 
-def arrive(shop: Workshop, content: RecordDict) -> Arrived:
-    """Load the model of a train message with this `content` into the network of `shop`, and prepare the visit."""
+def arrive(shop: Workshop, content: RecordDict, net: ModuleNet, wire: ClientHalf) -> Arrived:
+    """Load the model of a train message with this `content` into `net`, of the size it asks for; prepare the visit."""
     config, objective = shop.config, shop.objective
     asked: dict[str, Any] = dict(content.config_records["config"])
-    net, wire = shop.at(size_asked(asked))
     client, number, exchange = int(asked["client"]), int(asked["round"]), int(asked["exchange"])
     _check_base(shop, str(asked.get("base", "")))
     received, extras = _arrays(wire, content)

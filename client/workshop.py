@@ -141,7 +141,7 @@ class Workshop:
     def train(self, content: RecordDict) -> RecordDict:
         """Train as a train message with this content asks, and return the content of the reply."""
         with one_thread(self.device):
-            arrived = arrive(self, content)
+            arrived = self._arrive(content)
             augment = self.data.task.augment
             trained = self._trainer(arrived.net)(arrived.visit, arrived.prepared, arrived.settings, augment)
             return leave(self, arrived, trained)
@@ -160,7 +160,7 @@ class Workshop:
         from fedcross.client.batched.trainer import train_batched
 
         with one_thread(self.device):
-            arrived = [arrive(self, content) for content in contents]
+            arrived = [self._arrive(content) for content in contents]
             if any(a.settings != arrived[0].settings for a in arrived):
                 raise ProtocolError("Clients of one exchange have different numbers of epochs. Use engine=local.")
             results: dict[int, Trained] = {}
@@ -171,6 +171,11 @@ class Workshop:
                 trained = train_batched(net, self.objective, works, settings, augment, memory=memory, together=recorded)
                 results |= zip(places, trained)
             return [leave(self, one, results[i]) for i, one in enumerate(arrived)]
+
+    def _arrive(self, content: RecordDict) -> Arrived:
+        asks = content.config_records["config"]
+        net, wire = self.at(asked(asks) if "width" in asks else FULL)
+        return arrive(self, content, net, wire)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Return the accuracy and loss of the received model on the client's own test part."""

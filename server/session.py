@@ -206,7 +206,7 @@ class Session:
 
     def _evaluated(self) -> tuple[Score | None, dict[str, Any]]:
         """Return the score of the global model and, where models have several sizes, ``width_accuracy`` of each."""
-        models = self.method.slice_models()
+        models = self.method.slice_models() if self.method.plan is not None else {}
         if not models:
             return self.evaluator.score_of(self.method.evaluation_models()), {}
         scores = {size: self.evaluator.score(arrays, size) for size, arrays in models.items()}

@@ -351,7 +351,12 @@ class Method(Sizes[P]):
         """Draw the clients (partition ids) of round `number`, uniformly without replacement."""
         count = min(self.federation.clients_per_round, len(available))
         drawn = stream(self.federation.seed, "sample", number).choice(len(available), size=count, replace=False)
-        return tuple(available[i] for i in drawn)
+        clients = tuple(available[i] for i in drawn)
+        return clients if self.plan is None else self.suited(number, clients, available)
+
+    def upload_model(self, payload: Payload) -> Spec:
+        """Return the names, shapes and dtypes that the client must send as its model."""
+        return self.spec if self.plan is None else self.spec_of(payload)
 
     def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
         """Return names, shapes and dtypes of the groups of arrays that the client must send beside its model."""

@@ -40,11 +40,9 @@ class SizedSlots(Method[W]):
         """Return the part of a full model that `slot` has."""
         return self.sliced.corner(arrays, self._sizes[slot]) if self.params.widths else arrays
 
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw the clients of round `number`, so that as many slots as possible find a device."""
-        drawn = super().sample(number, available)
-        if not self.params.widths:
-            return drawn
+    def suited(self, number: int, clients: tuple[int, ...], available: Sequence[int]) -> tuple[int, ...]:
+        """Return `clients`, the idle ones replaced so that as many slots as possible find a device."""
+        drawn = clients
         free = sorted(set(available) - set(drawn))
         order = stream(self.federation.seed, "sample", number, 1).permutation(len(free))
         spare = [free[i] for i in order]

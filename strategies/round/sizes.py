@@ -61,8 +61,12 @@ class Sizes(FlowerHooks[P]):
         """Return whether a client's device can hold the model in `payload`."""
         return not self.slices(self.params) or holds(self.budget(client), asked(payload.config))
 
-    def upload_model(self, payload: Payload) -> Spec:
-        """Return the names, shapes and dtypes that the client must send as its model."""
+    def suited(self, number: int, clients: tuple[int, ...], available: Sequence[int]) -> tuple[int, ...]:
+        """Return the drawn `clients` of round `number`, or others where those cannot hold the round's models."""
+        return clients
+
+    def spec_of(self, payload: Payload) -> Spec:
+        """Return the names, shapes and dtypes of the model in `payload`."""
         return self.spec_at(asked(payload.config))
 
     def spec_at(self, size: Size) -> Spec:
