@@ -23,9 +23,11 @@ from fedcross.strategies.round.defence import Defence, defend
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.tasks.models.slicing import FULL, Size
 from tests.strategies.pool.test_sliced import PLAN, full
+from tests.support.command import subcommand
 from tests.support.federation import SMALL, run, same, session
 from tests.support.slices import POOL, THREE
 
+export_command = subcommand("export")
 FULL_POOL = (*THREE[:2], "train.lr=0.1", "method=fedcross", "method.alpha=0.9")
 
 
@@ -93,7 +95,8 @@ def test_every_width_is_evaluated_with_its_own_statistics(three):
 def test_a_width_is_exported_and_loaded(three, tmp_path):
     ready, _ = three
     folder = launch([*SMALL, *POOL, "engine.workers=1"], tmp_path / "run")
-    file = load_file(export(folder, width=0.4))
+    assert export_command([str(folder), "--width", "0.4"]) == 0
+    file = load_file(folder / "model-round-000003-width-0.4.safetensors")
     expected = ready.method.slice_models()[Size(0.4)]
     assert same({name: file[name] for name in expected}, expected)
     model, task = network(folder, width=0.4), ready.config.load_data().task
