@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedcross.server.api import run as run
     from fedcross.server.api import sweep as sweep
     from fedcross.server.app import app as server_app
+    from fedcross.strategies.adaptivefl import AdaptiveFL as AdaptiveFL
     from fedcross.strategies.centralized import Centralized as Centralized
     from fedcross.strategies.classic import ClassicFedCross as ClassicFedCross
     from fedcross.strategies.clusamp import CluSamp as CluSamp
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from fedcross.strategies.fedsam import FedSAM as FedSAM
     from fedcross.strategies.flwr import Flwr as Flwr
     from fedcross.strategies.gitfl import GitFL as GitFL
+    from fedcross.strategies.heterofl import HeteroFL as HeteroFL
     from fedcross.strategies.ima import IMA as IMA
     from fedcross.strategies.masterpull import MasterPull as MasterPull
     from fedcross.strategies.moon import Moon as Moon
@@ -68,10 +70,11 @@ if TYPE_CHECKING:
 # "fedcross.server.app:app" in pyproject.toml: Flower looks for one while another thread imports the other, and finds
 # nothing in a package that is half made.
 __all__ = [
-    "IMA", "PGCT", "Centralized", "ClassicFedCross", "CluSamp", "DaisyChain", "FedASAM", "FedAsync", "FedAvg",
-    "FedBuff", "FedCT", "FedCross", "FedCrossAsync", "FedDecorr", "FedDyn", "FedExP", "FedExg", "FedFusion", "FedGen",
-    "FedLC", "FedMR", "FedMut", "FedNTD", "FedNova", "FedProc", "FedProx", "FedSAM", "Flwr", "GitFL", "MasterPull",
-    "Moon", "Run", "Scaffold", "Solo", "client_app", "load", "run", "server_app", "sweep", "tell_partition",
+    "IMA", "PGCT", "AdaptiveFL", "Centralized", "ClassicFedCross", "CluSamp", "DaisyChain", "FedASAM", "FedAsync",
+    "FedAvg", "FedBuff", "FedCT", "FedCross", "FedCrossAsync", "FedDecorr", "FedDyn", "FedExP", "FedExg",
+    "FedFusion", "FedGen", "FedLC", "FedMR", "FedMut", "FedNTD", "FedNova", "FedProc", "FedProx", "FedSAM",
+    "Flwr", "GitFL", "HeteroFL", "MasterPull", "Moon", "Run", "Scaffold", "Solo", "client_app", "load", "run",
+    "server_app", "sweep", "tell_partition",
 ]  # fmt: skip
 _ELSEWHERE = {
     **dict.fromkeys(("Run", "load", "run", "sweep"), "fedcross.server.api"),

@@ -71,12 +71,16 @@ def _kept_from_the_collector() -> None:
 
 @pytest.fixture(autouse=True)
 def _flowers_log() -> Generator[None, None, None]:
-    """Let Flower's logger speak: Hydra turns off every logger that it finds, also for the tests after this one."""
+    """Let Flower's logger speak: Hydra turns off every logger that it finds, also for the tests after this one.
+
+    What a test adds to it, writes to the output of that test, which is closed afterwards.
+    """
     logger = logging.getLogger("flwr")
-    level, logger.disabled = logger.level, False
+    level, handlers, logger.disabled = logger.level, list(logger.handlers), False
     yield
     logger.disabled = False
     logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.hookimpl(wrapper=True)

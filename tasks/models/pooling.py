@@ -42,8 +42,8 @@ def _suits(x: Tensor) -> bool:
         and x.dim() == 4
         and x.size(2) % 2 == x.size(3) % 2 == 0
         and x.numel() > 0
-        and x.is_contiguous(memory_format=torch.channels_last)
         and not torch._C._are_functorch_transforms_active()  # torch has no public name for it; a test watches it
+        and x.is_contiguous(memory_format=torch.channels_last)
         and math.isfinite(x.detach().sum())  # the loop would have to ask each number whether it is NaN
     )
 

@@ -28,13 +28,15 @@ AGREEMENT = 1e-4
 
 
 def plan_of(network: nn.Module, task: Task) -> Plan:
-    """Return how `network` is sliced, from one forward pass of a trial batch.
+    """Return how `network` is sliced, from one forward pass of a trial batch, on the CPU.
 
     Raises
     ------
     ConfigError
         If it cannot be sliced; the message names the layer and the reason.
     """
+    if any(parameter.device.type != "cpu" for parameter in network.parameters()):
+        network = copy.deepcopy(network).cpu()
     return trace(network, random_inputs(task))
 
 
@@ -110,7 +112,7 @@ def _cut_weights(small: nn.Module, plan: Plan, size: Size) -> None:
         layer = small.get_submodule(owner)
         whole = getattr(layer, entry)
         if first not in made:
-            index = tuple(torch.from_numpy(axis) for axis in plan.index(first, size))
+            index = tuple(torch.from_numpy(axis).to(whole.device) for axis in plan.index(first, size))
             part = whole.detach()[index].clone()
             made[first] = nn.Parameter(part, whole.requires_grad) if isinstance(whole, nn.Parameter) else part
         setattr(layer, entry, made[first])
