@@ -18,35 +18,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.recordings import Recordings
+from fedcross.client.recordings import Recorder, steps
 from fedcross.client.trainer import Augment, Stepper, augmentation_stream, host_orders, train
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Trained, Visit
 
 
-class Captured:
-    """Trains clients as :func:`client.trainer.train` does, with recorded steps where that is possible.
-
-    Parameters
-    ----------
-    net : ModuleNet
-        The model; all visits use this one.
-    objective : Objective
-        The method's client half.
-    examples : int
-        Examples of the largest client, so that one recording has room for all. For a larger client there is a new one.
-    record : callable, optional
-        Takes the place of recording a CUDA graph (:class:`client.cuda_graphs.Replay`), on any device.
-    """
-
-    def __init__(self, net: ModuleNet, objective: Objective, examples: int = 0, record: Record | None = None) -> None:
-        self._net, self._objective, self._examples, self._record = net, objective, examples, record
-        self._recordings: Recordings[_Stage] = Recordings()
-
-    @property
-    def refused(self) -> str | None:
-        """Why visits are trained by the plain loop; None while steps are recorded."""
-        return self._recordings.refused
+class Captured(Recorder["_Stage"]):
+    """Trains clients as :func:`client.trainer.train` does, with recorded steps where that is possible."""
 
     def train(self, visit: Visit, prepared: Prepared, settings: Train, augment: Augment | None = None) -> Trained:
         """Train the model loaded in the net; parameters and result as for :func:`client.trainer.train`."""
@@ -102,7 +81,7 @@ class _Stage:
         self._x, self._y = _space(visit.x, room), _space(visit.y, room)
         #: Augmentation draws on the host, so augmented inputs come from outside.
         self._inputs = _space(net.arrange(visit.x[:1]), self._size) if augmented else None
-        self._orders = visit.y.new_zeros(_steps(room, self._size, settings.epochs), self._size)
+        self._orders = visit.y.new_zeros(steps(room, self._size, settings.epochs), self._size)
         self._number = visit.y.new_zeros(())
         self._momentum, self._lr, self._total = (
             torch.zeros_like(net.flat),
@@ -119,7 +98,7 @@ class _Stage:
 
     def fits(self, visit: Visit, epochs: int) -> bool:
         """Return whether there is room for the visit's examples and steps."""
-        return len(visit.y) <= self._room and _steps(len(visit.y), self._size, epochs) <= len(self._orders)
+        return len(visit.y) <= self._room and steps(len(visit.y), self._size, epochs) <= len(self._orders)
 
     def train(self, visit: Visit, prepared: Prepared, epochs: int, augment: Augment | None) -> Trained:
         """Train the model loaded in the net."""
@@ -168,11 +147,6 @@ class _Stage:
         self._total.zero_()
         self._number.zero_()
         return [len(piece) for piece in pieces]
-
-
-def _steps(examples: int, size: int, epochs: int) -> int:
-    """Return the number of steps of a visit."""
-    return epochs * -(-examples // size)
 
 
 def _kind(visit: Visit, prepared: Prepared, settings: Train, *, padded: bool) -> Any:

@@ -11,8 +11,9 @@ from flwr.common.logger import log
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedcross.client.cuda_graphs import Replay
-from fedcross.strategies.parts.objective import Prepared
+from fedcross.client.cuda_graphs import Record, Replay
+from fedcross.client.flat_model import ModuleNet
+from fedcross.strategies.parts.objective import Objective, Prepared
 
 #: Most recordings in a process. A run has one or two; more mean that every visit prepares something of another kind.
 MOST = 8
@@ -83,3 +84,33 @@ class Recordings(Generic[S]):
         self.refused = reason
         self._stages.clear()
         log(WARNING, "fedcross: CUDA graphs are not used: %s. Training goes on without them.", reason)
+
+
+class Recorder(Generic[S]):
+    """Base of what trains visits with recorded steps.
+
+    Parameters
+    ----------
+    net : ModuleNet
+        The model; all visits use this one.
+    objective : Objective
+        The method's client half.
+    examples : int
+        Examples of the largest client, so that one recording has room for all. For a larger client there is a new one.
+    record : callable, optional
+        Takes the place of recording a CUDA graph (:class:`client.cuda_graphs.Replay`), on any device.
+    """
+
+    def __init__(self, net: ModuleNet, objective: Objective, examples: int = 0, record: Record | None = None) -> None:
+        self._net, self._objective, self._examples, self._record = net, objective, examples, record
+        self._recordings: Recordings[S] = Recordings()
+
+    @property
+    def refused(self) -> str | None:
+        """Why steps are not recorded; None while they are."""
+        return self._recordings.refused
+
+
+def steps(examples: int, size: int, epochs: int) -> int:
+    """Return the number of steps of a visit with batches of `size`."""
+    return epochs * -(-examples // size)

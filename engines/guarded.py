@@ -10,8 +10,9 @@ SuperExec: a single status 500, which a busy SuperLink answers, ends it and with
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
 wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on.
 
-This is the only file that changes functions of Flower, one per program. :data:`CHECKED` are the versions that they were
-compared with; with another version the program starts as Flower made it, with a warning.
+Only this file changes functions of Flower, one per program (``deploy/patience.py`` and ``executor/node.py`` change
+times that it waits). :data:`CHECKED` are the versions that they were compared with; with another version the program
+starts as Flower made it, with a warning.
 
 ::
 

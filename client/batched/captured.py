@@ -16,29 +16,14 @@ from fedcross.client.batched.state import StackedPrepared, StackedState, Work, p
 from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.recordings import Recordings
+from fedcross.client.recordings import Recorder, steps
 from fedcross.client.trainer import Augment, augmentation_stream
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Objective, Trained, Visit
 
 
-class Together:
-    """Trains groups of clients with recorded steps; lives as long as the net.
-
-    Parameters
-    ----------
-    net, objective, examples, record
-        As for :class:`client.captured.Captured`.
-    """
-
-    def __init__(self, net: ModuleNet, objective: Objective, examples: int = 0, record: Record | None = None) -> None:
-        self._net, self._objective, self._examples, self._record = net, objective, examples, record
-        self._recordings: Recordings[_Stage] = Recordings()
-
-    @property
-    def refused(self) -> str | None:
-        """Why steps are not recorded; None while they are."""
-        return self._recordings.refused
+class Together(Recorder["_Stage"]):
+    """Trains groups of clients with recorded steps; lives as long as the net."""
 
     def train(self, works: Sequence[Work], settings: Train, augment: Augment | None) -> list[Trained] | None:
         """Train the models of `works`, whose prepared values can be stacked; None if steps are not recorded."""
@@ -94,7 +79,7 @@ class _Stage:
         self._x, self._y = like.x.new_zeros(k, room, *like.x.shape[1:]), like.y.new_zeros(k, room)
         #: Augmentation draws on the host, so augmented inputs come from outside.
         self._inputs = like.x.new_zeros(k, self._size, *like.x.shape[1:]) if augmented else None
-        self._orders = like.y.new_zeros(_steps(room, settings.batch, settings.epochs), k, self._size)
+        self._orders = like.y.new_zeros(steps(room, settings.batch, settings.epochs), k, self._size)
         self._counts = like.y.new_zeros(self._orders.shape[:2])
         self._number = like.y.new_zeros(())
         self._first = torch.arange(k, device=net.device)[:, None] * room
@@ -113,7 +98,7 @@ class _Stage:
         pairs = [(old, new) for old, new in zip(self._prepared.leaves, stacked.leaves) if isinstance(new, Tensor)]
         return (
             largest <= self._room
-            and _steps(largest, self._size, epochs) <= len(self._orders)
+            and steps(largest, self._size, epochs) <= len(self._orders)
             and all(new.dim() < 2 or new.shape[1] <= old.shape[1] for old, new in pairs)
         )
 
@@ -184,8 +169,3 @@ def _copy(leaf: Tensor, place: Tensor) -> None:
     else:
         place.zero_()
         place[:, : leaf.shape[1]].copy_(leaf)
-
-
-def _steps(examples: int, size: int, epochs: int) -> int:
-    """Return the number of steps of a visit."""
-    return epochs * -(-examples // size)

@@ -18,7 +18,10 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
+from logging import WARNING
 from typing import Any
+
+from flwr.common.logger import log
 
 PROGRAM, LOOP = "flower-supernode", "flwr.supernode.start_client_internal"
 #: Share of the time since the last message, and the least pause in seconds; the most is what Flower asks for.
@@ -57,16 +60,11 @@ class Pauses:
 
 
 def shorten() -> None:
-    """Give the SuperNode's loop its :class:`Pauses`.
-
-    Raises
-    ------
-    SystemExit
-        If this version of Flower has no such loop.
-    """
+    """Give the SuperNode's loop its :class:`Pauses`; a loop of another kind keeps Flower's, and the log says so."""
     loop = import_module(LOOP)
     if getattr(loop, "time", None) is not time:
-        raise SystemExit(f"{LOOP} has no pauses: this version of Flower is not supported.")
+        log(WARNING, "fedcross: %s has no pauses that are known; a round takes some seconds longer", LOOP)
+        return
     loop.time = Pauses()  # type: ignore[attr-defined]
 
 

@@ -73,10 +73,13 @@ def test_it_becomes_flowers_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(used, Pauses)
 
 
-def test_a_loop_without_these_pauses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_without_these_pauses_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.delattr(start_client_internal, "time")
-    with pytest.raises(SystemExit, match="not supported"):
-        node.shorten()
+    node.shorten()
+    assert not hasattr(start_client_internal, "time")
+    assert "no pauses that are known" in caplog.text
 
 
 def test_the_supervisor_starts_it_where_the_version_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
