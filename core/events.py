@@ -66,18 +66,22 @@ def structured() -> bool:
 
 @contextmanager
 def log_format(name: str) -> Iterator[None]:
-    """Write the log in the format `name`, ``json`` or ``text``, inside the block; JSON stays JSON in a block within."""
+    """Write the log in the format `name`, ``json`` or ``text``, inside the block; JSON stays JSON in a block within.
+
+    Handlers of the root logger, which a library or the calling program may have set, do not write it a second time.
+    """
     if name != "json" or _state["json"]:
         yield
         return
     logger = logging.getLogger("flwr")
     before, logger.handlers = logger.handlers, [_Handler()]
+    upwards, logger.propagate = logger.propagate, False
     _state["json"] = True
     try:
         yield
     finally:
         _state["json"] = False
-        logger.handlers = before
+        logger.handlers, logger.propagate = before, upwards
 
 
 def emit(event: str, **fields: Any) -> None:

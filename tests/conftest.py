@@ -73,14 +73,15 @@ def _kept_from_the_collector() -> None:
 def _flowers_log() -> Generator[None, None, None]:
     """Let Flower's logger speak: Hydra turns off every logger that it finds, also for the tests after this one.
 
-    What a test adds to it, writes to the output of that test, which is closed afterwards.
+    What a test adds to it, or Hydra to the root logger, writes to the output of that test, which is closed afterwards.
     """
-    logger = logging.getLogger("flwr")
+    logger, root = logging.getLogger("flwr"), logging.getLogger()
     level, handlers, logger.disabled = logger.level, list(logger.handlers), False
     yield
     logger.disabled = False
     logger.setLevel(level)
     logger.handlers[:] = handlers
+    root.handlers[:] = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
 
 
 @pytest.hookimpl(wrapper=True)

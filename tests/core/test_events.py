@@ -1,4 +1,6 @@
+import io
 import json
+import logging
 
 import pytest
 from flwr.common.logger import log
@@ -44,6 +46,17 @@ def test_everything_is_one_event_per_line_inside_the_block(capsys):
     assert found[4]["time"] == "2026-01-01T00:00:00.000Z"
     events.say("text again")
     assert capsys.readouterr().out == "text again\n"
+
+
+def test_json_is_written_once_beside_a_root_logger_that_writes_too(capsys, monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    handlers = [logging.StreamHandler(), logging.StreamHandler(closed)]
+    monkeypatch.setattr(logging.getLogger(), "handlers", handlers)
+    with events.log_format("json"):
+        log(20, "Starting")
+    assert [event["text"] for event in written(capsys.readouterr().err)] == ["Starting"]
+    assert logging.getLogger("flwr").propagate
 
 
 SMALL = ["task=digits", "task.limit=300", "task.limit_test=100", "partition.clients=3", "clients_per_round=3"]
