@@ -66,7 +66,7 @@ def measure(settings: list[str], rounds: int, pause: float) -> Times:
     assert session.board is not None
     for owner, name, part in (
         (base, "digest_of", AUDIT), (trail, "digest_of", AUDIT), (session, "_note", AUDIT),
-        (session.audit, "flush", AUDIT), (session, "_tell", EVENTS),
+        (session.audit, "flush", AUDIT), (trail, "_accepted", AUDIT), (session, "_tell", EVENTS),
     ):  # fmt: skip
         spans.wrap(owner, name, part)
     session.method.on_ended, session.method.tell = session._note, session._tell

@@ -86,6 +86,7 @@ class Board:
         self._facts = _Facts()
         self._points: list[Point] = []
         self._slots: dict[int, Slot] = {}
+        self._out = 0  # slots whose state is "out"
         self._devices: dict[int, Device] = {}
         self._asked: Counter[tuple[Any, ...]] = Counter()
         self._began, self._done_before = time.time(), 0
@@ -112,7 +113,7 @@ class Board:
                 "round": facts.round,
                 "round_since": facts.round_since,
                 "left_s": self._left(),
-                "waiting": facts.waiting,
+                "waiting": {"what": f"{self._out} replies"} | facts.waiting if facts.waiting else None,
                 "checkpoint": facts.checkpoint,
                 "online": self.online,
                 "devices_known": len(self._devices),
@@ -147,14 +148,17 @@ class Board:
 
     def _on_round_started(self, fields: Mapping[str, Any]) -> None:
         self._facts.round, self._facts.round_since = int(fields["round"]), time.time()
-        self._slots = {}
+        self._slots, self._out = {}, 0
         self._asked.clear()
 
     def _on_request_sent(self, fields: Mapping[str, Any]) -> None:
         client, node, now = int(fields["client"]), str(fields["node"]), time.time()
         device = self._devices.setdefault(client, Device(client))
         device.node, device.key = node, fields.get("key") or ""
-        self._slots[int(fields["slot"])] = Slot(int(fields["slot"]), client, node, now)
+        slot = int(fields["slot"])
+        before = self._slots.get(slot)
+        self._out += before is None or before.state != "out"
+        self._slots[slot] = Slot(slot, client, node, now)
         self.totals["requests"] += 1
         again = (fields.get("exchange"), fields.get("visit"), fields["slot"], client)
         self._asked[again] += 1
@@ -162,10 +166,10 @@ class Board:
         self._wait_for_replies(now)
 
     def _wait_for_replies(self, now: float) -> None:
-        out = sum(slot.state == "out" for slot in self._slots.values())
-        before = self._facts.waiting or {}
-        until = before.get("until", 0.0) if before.get("replies") else now + self.deadline_s
-        self._facts.waiting = {"what": f"{out} replies", "until": until, "replies": True} if out else None
+        if not self._out:
+            self._facts.waiting = None
+        elif not (self._facts.waiting and self._facts.waiting.get("replies")):
+            self._facts.waiting = {"until": now + self.deadline_s, "replies": True}
 
     def _on_reply_accepted(self, fields: Mapping[str, Any]) -> None:
         device = self._heard(fields)
@@ -192,6 +196,7 @@ class Board:
     def _ended(self, fields: Mapping[str, Any], state: str) -> None:
         slot = self._slots.get(int(fields["slot"])) if fields.get("slot") is not None else None
         if slot is not None and slot.state != "accepted":
+            self._out -= slot.state == "out"
             slot.state = state
         self._wait_for_replies(time.time())
 

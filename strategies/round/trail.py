@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from flwr.app import Message
@@ -134,7 +133,7 @@ def _since(ticket: Ticket) -> float:
 
 
 def _accepted(upload: Upload, verdict: str) -> dict[str, Any]:
-    trace = asdict(upload.trace) if upload.trace is not None else {}  # none: a log of version 0.2
+    trace = vars(upload.trace) if upload.trace is not None else {}  # none: a log of version 0.2
     return {
         **_nothing(verdict),
         "slot": upload.slot,
