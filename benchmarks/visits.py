@@ -97,7 +97,7 @@ def main() -> None:
     lines = ["| method | visits a minute | each federation |", "|---|---|---|"]
     for way, rates in found.items():
         lines.append(f"| `{way}` | {median(rates):.1f} | {', '.join(f'{rate:.1f}' for rate in rates)} |")
-    head = f"Three devices train {fast:.0f}, {fast:.0f} and {slow:.0f} s a visit; {given.rounds} rounds of three visits."
+    head = f"Three devices train {fast:.0f}, {fast:.0f} and {slow:.0f} s a visit; {given.rounds} rounds of three."
     load = f"Load of the machine: {os.getloadavg()[1]:.0f} on {os.cpu_count()} cores."
     text = "\n\n".join([head, "\n".join(lines), f"Ratio: {second / first:.2f}."])
     print(text)
