@@ -63,7 +63,7 @@ def federation(way: str, rounds: int, folder: Path) -> float:
         folder / way.partition(",")[0],
     )
     entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
-    return 60 * sum(entry["clients"] for entry in entries) / sum(entry["seconds"] for entry in entries)
+    return float(60 * sum(entry["clients"] for entry in entries) / sum(entry["seconds"] for entry in entries))
 
 
 def measure(turns: int, rounds: int, step: float) -> dict[str, list[float]]:
