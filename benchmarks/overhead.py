@@ -158,7 +158,8 @@ def main() -> None:
         texts.append(case(name, rounds))
         print(texts[-1], flush=True)
     if not given.dry:
-        section, head = (
+        loop = ("loop", "## The asynchronous loop")
+        section, head = loop if given.visits else ("overhead", "## What is not training")
             ("loop", "## The asynchronous loop") if given.visits else ("overhead", "## What is not training")
         )
         write_section(section, "\n\n".join([head, machine(), *texts]))
