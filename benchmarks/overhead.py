@@ -160,8 +160,6 @@ def main() -> None:
     if not given.dry:
         loop = ("loop", "## The asynchronous loop")
         section, head = loop if given.visits else ("overhead", "## What is not training")
-            ("loop", "## The asynchronous loop") if given.visits else ("overhead", "## What is not training")
-        )
         write_section(section, "\n\n".join([head, machine(), *texts]))
 
 
