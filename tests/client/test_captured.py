@@ -15,6 +15,7 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.core.settings import Settings
 from fedcross.strategies.fedsam import FedSAMParams, Sharpness
 from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._recurrent import LastStepLSTM
 from fedcross.tasks.models._split import Split
 from tests.client.batched.test_trainer import Noisy, Pulled, one_by_one
@@ -96,7 +97,7 @@ def test_a_recurrent_network_is_recorded_too() -> None:
     torch.manual_seed(3)
     net = ModuleNet(Split(nn.Sequential(nn.Embedding(9, 4), LastStepLSTM(4, 5, 2)), nn.Linear(5, 3)), v.CPU)
     generator = torch.Generator().manual_seed(1)
-    clients = [v.visit(net, i, 9, x=torch.randint(9, (9, 6), generator=generator)) for i in range(3)]
+    clients = [v.visit(net, i, 9, inputs=Inputs(torch.randint(9, (9, 6), generator=generator))) for i in range(3)]
     one, recorder = compared(net, Objective(Settings()), clients)
     assert one.refused is None
     assert recorder.recordings == 1

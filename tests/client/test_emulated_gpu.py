@@ -32,6 +32,7 @@ from fedcross.strategies.parts.generator import create as create_generator
 from fedcross.strategies.parts.objective import Batch, Objective, as_arrays
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.registry import method_class
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models import create
 from fedcross.tasks.models.dropout import seed_dropout
 from tests.support import visits
@@ -216,7 +217,7 @@ def _trained(model: str, device: torch.device) -> dict[str, Any]:
     for _ in range(2):
         net.load(start)
         seed_dropout(net.module, 5)
-        one = visits.visit(net, 0, 8, x=net.arrange(x.to(device)), y=y.to(device), classes=CLASSES)
+        one = visits.visit(net, 0, 8, inputs=Inputs(net.arrange(x.to(device))), y=y.to(device), classes=CLASSES)
         train(one, {}, visits.settings(epochs=1, batch=3))
         net.logits(net.params, net.buffers, one.x, train=False)
     return {name: array.copy() for name, array in net.read().items()}
@@ -280,7 +281,7 @@ def _record_a_step(net: ModuleNet, objective: Objective, x: torch.Tensor, y: tor
         net,
         0,
         2,
-        x=net.arrange(x.to(net.device)),
+        inputs=Inputs(net.arrange(x.to(net.device))),
         y=y.to(net.device),
         classes=CLASSES,
         exchange=1,
