@@ -154,13 +154,7 @@ class _Operations(TorchDispatchMode):
         if name_of(func) == "_to_copy" and id(out) in known:
             out = out.clone()
 
-        def dressed(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                found = known.get(id(value))
-                return found if found is not None else value if device is None else GpuTensor(value, device)
-            return type(value)(map(dressed, value)) if type(value) in (list, tuple) else value
-
-        return dressed(out)
+        return _dressed(out, known, device)
 
     def _device(self, func: Any, leaves: list[Tensor], kwargs: Any) -> torch.device | None:
         """Return the device of the result, None for the CPU; count, and refuse what a GPU refuses."""
@@ -200,6 +194,17 @@ def _undressed(value: Any, leaves: list[Tensor]) -> Any:
         leaves.append(value)
         return value.inner if isinstance(value, GpuTensor) else value
     return type(value)([_undressed(one, leaves) for one in value]) if type(value) in (list, tuple) else value
+
+
+def _dressed(value: Any, known: dict[int, Tensor], device: torch.device | None) -> Any:
+    """Return a result of an operation with the tensors of the GPU; arguments that it returns are those of `known`.
+
+    No closure: one that calls itself would keep the tensors until garbage is collected, and nothing could swap them.
+    """
+    if isinstance(value, Tensor):
+        found = known.get(id(value))
+        return found if found is not None else value if device is None else GpuTensor(value, device)
+    return type(value)([_dressed(one, known, device) for one in value]) if type(value) in (list, tuple) else value
 
 
 class _Functions(TorchFunctionMode):
