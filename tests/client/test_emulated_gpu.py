@@ -30,11 +30,10 @@ def both(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Coun
 
     On the GPU the clients' pictures lie as bytes, and what is kept for later visits is counted so.
     """
-    monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
-    plain = run(folder / "cpu", *TINY, "device=cpu", *overrides).method.global_model()
+    plain = on(monkeypatch, "cpu", folder / "cpu", *overrides)
     with emulated_gpu(monkeypatch) as counted:
         _no_waits_in_a_step(monkeypatch, counted)
-        found = run(folder / "gpu", *TINY, "device=cuda", *overrides).method.global_model()
+        found = on(monkeypatch, "cuda", folder / "gpu", *overrides)
         (shop,) = workshop._open.values()
         assert {inputs.held.dtype for inputs, _ in shop.prepared.values()} <= {torch.uint8}
     lines = [json.loads(line) for line in (folder / "gpu" / "metrics.jsonl").read_text().splitlines()]
@@ -42,6 +41,12 @@ def both(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Coun
     assert counted.recorder.replays > counted.recorder.recordings > 0
     assert same(plain, found)
     return counted
+
+
+def on(monkeypatch: pytest.MonkeyPatch, device: str, folder: Path, *overrides: str) -> Any:
+    """Run a federation on this site's `device` and return its model; the configuration is composed once for both."""
+    monkeypatch.setenv("FEDCROSS_DEVICE", device)
+    return run(folder, *TINY, *overrides).method.global_model()
 
 
 def _no_waits_in_a_step(monkeypatch: pytest.MonkeyPatch, counted: Counted) -> None:
@@ -84,11 +89,10 @@ def test_other_settings_train_on_a_gpu(
 
 @pytest.mark.slow
 def test_a_site_without_recorded_steps_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
     monkeypatch.setenv("FEDCROSS_GRAPHS", "off")
-    plain = run(tmp_path / "cpu", *TINY, "device=cpu").method.global_model()
+    plain = on(monkeypatch, "cpu", tmp_path / "cpu")
     with emulated_gpu(monkeypatch) as counted:
-        found = run(tmp_path / "gpu", *TINY, "device=cuda").method.global_model()
+        found = on(monkeypatch, "cuda", tmp_path / "gpu")
     assert counted.recorder.recordings == 0
     assert same(plain, found)
 
@@ -100,14 +104,14 @@ def test_a_whole_round_trains_together_on_a_gpu(tmp_path: Path, monkeypatch: pyt
 
     def finished(folder: str, device: str, *, graph: bool = False) -> Any:
         own = ["method.generator_steps=3"] if method == "fedgen" else []
-        config, settled = settle(tmp_path / folder, *TINY, f"method={method}", f"device={device}", *own)
+        monkeypatch.setenv("FEDCROSS_DEVICE", device)
+        config, settled = settle(tmp_path / folder, *TINY, f"method={method}", *own)
         workshop._open.clear()
         grid = BatchedGrid(client_app, 6, {"overrides": join(settled)}, together, Params(cuda_graph=graph))
         session = Session(config, grid, Quiet())
         session.execute()
         return session.method.global_model()
 
-    monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
     plain = finished("cpu", "cpu")
     with emulated_gpu(monkeypatch) as counted:
         called = finished("gpu", "cuda")
