@@ -25,7 +25,9 @@ from fedcross.client.trainer import train
 from fedcross.conf.schema import Train, settings_class
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.tasks.inputs import Inputs, Prepare
 from fedcross.tasks.models import create
+from fedcross.tasks.reading.params import Normalise
 
 CLIENTS, BATCH, STEPS = 10, 4, 3
 #: Operations that compute nothing: another view of the same memory.
@@ -50,13 +52,14 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def visits(net: ModuleNet, count: int, steps: int) -> list[Visit]:
     """Return visits of `steps` full batches each."""
+    prepare = Prepare(Normalise((0.5,), (0.25,), 255.0), 4, net.device)  # as on a GPU: pictures lie there as bytes
     common: dict[str, Any] = {"extras": {}, "config": {}, "state": {}, "round": 1, "rounds": 1, "seed": 1}
     return [
         Visit(
             net=net,
             params={name: p.detach().clone() for name, p in net.params.items()},
             buffers={name: b.clone() for name, b in net.buffers.items()},
-            x=net.arrange(torch.randn(steps * BATCH, 3, 32, 32)),
+            inputs=Inputs(net.arrange(torch.randint(256, (steps * BATCH, 3, 32, 32), dtype=torch.uint8)), prepare),
             y=torch.randint(10, (steps * BATCH,)),
             client=client,
             classes=10,

@@ -22,6 +22,7 @@ from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Objective, Visit
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.base import Examples, Task
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models import create
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,7 +50,7 @@ def prepared(model: str, case: str, examples: int) -> tuple[ModuleNet, Objective
         net=net,
         params={n: p.detach().clone() for n, p in net.params.items()},
         buffers={n: b.clone() for n, b in net.buffers.items()},
-        extras={}, config={}, state={}, x=x, y=y, client=0, round=1, rounds=1, seed=1, classes=10, lr=2e-3,
+        extras={}, config={}, state={}, inputs=Inputs(x), y=y, client=0, round=1, rounds=1, seed=1, classes=10, lr=2e-3,
     )  # fmt: skip
     return net, method.Objective(params), visit
 

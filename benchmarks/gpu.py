@@ -26,6 +26,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -42,10 +43,14 @@ from fedcross.conf.schema import Train, settings_class
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective, Trained, Visit
 from fedcross.tasks.augment import Augment, build
+from fedcross.tasks.inputs import Inputs, Prepare
 from fedcross.tasks.models import create
 from fedcross.tasks.models.dropout import dropout_states
+from fedcross.tasks.reading.params import Normalise
 
 BATCH, CLIENTS = 50, 10
+#: How task=cifar10 prepares its pictures.
+NORMALISE = Normalise((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 255.0)
 Found = dict[str, Any]
 
 
@@ -96,19 +101,25 @@ def visit(net: ModuleNet, client: int, examples: int, *, text: bool = False) -> 
     """Return the visit of a client with random `examples`."""
     generator = torch.Generator().manual_seed(client)
     y = torch.randint(10, (examples,), generator=generator)
-    shape = (examples, 80) if text else (examples, 3, 32, 32)
-    x = torch.randint(80, shape, generator=generator) if text else torch.randn(shape, generator=generator)
+    words = Inputs(torch.randint(80, (examples, 80), generator=generator).to(net.device))
     values: Found = {"extras": {}, "config": {}, "state": {}, "round": 1, "rounds": 1, "seed": 1, "classes": 10}
     return Visit(
         net=net,
         params={name: p.detach().clone() for name, p in net.params.items()},
         buffers={name: b.clone() for name, b in net.buffers.items()},
-        x=net.arrange(x.to(net.device)),
+        inputs=words if text else pictures(net, examples, client),
         y=y.to(net.device),
         client=client,
         lr=0.01,
         **values,
     )
+
+
+def pictures(net: ModuleNet, count: int, number: int = 0, *, last: bool = True) -> Inputs:
+    """Return random pictures as they lie on the device of `net`, as bytes; `last`: with channels last."""
+    generator = torch.Generator().manual_seed(1000 + number)
+    held = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8).to(net.device)
+    return Inputs(net.arrange(held) if last else held, Prepare(NORMALISE, 4, net.device))
 
 
 def smoke(place: Place) -> Found:
@@ -133,11 +144,15 @@ def _one_round(place: Place, method: str, engine: str) -> str:
     from fedcross import run
 
     own = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []
-    sizes = ["rounds=1", "task.limit=200", "partition.clients=6", "clients_per_round=3", "train.epochs=1"]
+    sizes = ["rounds=1", "partition.clients=6", "clients_per_round=3", "train.epochs=1"]
+    draw = np.random.default_rng(1)
     with tempfile.TemporaryDirectory() as folder:
+        x, y = draw.integers(0, 256, (250, 8, 8), np.uint8), draw.integers(0, 10, 250)
+        np.savez(f"{folder}/data.npz", x=x, y=y)
         run(
             f"method={method}",
-            "task=digits",
+            "task=arrays",
+            f"task.root={folder}",
             f"engine={engine}",
             f"device={place.device}",
             f"output={folder}/run",
@@ -195,8 +210,13 @@ def _one_by_one(
 
 
 def accuracy(place: Place) -> Found:
-    """Weights after one epoch: the device against the CPU, with and without TF32, and the device against itself."""
-    found: Found = {}
+    """Weights after one epoch: the device against the CPU, with and without TF32, and the device against itself.
+
+    And whether it prepares every value of a byte as the CPU does.
+    """
+    raw = np.arange(256, dtype=np.uint8).repeat(3).reshape(256, 3, 1, 1)
+    held = Inputs(torch.from_numpy(raw).to(place.device), Prepare(NORMALISE, 4, place.device))
+    found: Found = {"bytes prepared as on the CPU": bool(torch.equal(held[:].cpu(), NORMALISE(raw)))}
     for model in ("lenet5",) if place.tiny else ("lenet5", "resnet20", "lstm"):
         exact = _trained(Place(torch.device("cpu"), place.tiny), model, "float32")
         for precision in ("float32", "tf32", "bfloat16"):
@@ -215,13 +235,13 @@ def _trained(place: Place, model: str, precision: str) -> Tensor:
 def stepper(place: Place, model: str, precision: str = "float32", *, last: bool = True) -> Callable[[], None]:
     """Return one step of the sequential trainer on fixed tensors; `last`: images with channels last."""
     net = network(place, model, precision)
-    x, y = torch.randn(BATCH, 3, 32, 32, device=place.device), torch.randint(10, (BATCH,), device=place.device)
-    inputs = net.arrange(x) if last else x
+    inputs, rows = pictures(net, 10 * BATCH, last=last), torch.arange(BATCH, device=place.device)
+    y = torch.randint(10, (BATCH,), device=place.device)
     momentum, chosen = torch.zeros_like(net.flat), settings(precision=precision)
 
     def one() -> None:
         net.gradient.zero_()
-        scores = net.logits(net.params, net.buffers, inputs)
+        scores = net.logits(net.params, net.buffers, inputs[rows])
         functional.cross_entropy(scores, y).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             step(net.flat, net.gradient, momentum, 0.01, chosen)
@@ -328,12 +348,14 @@ def transfers(place: Place) -> Found:
     for model in ("lenet5",) if place.tiny else ("lenet5", "resnet20", "vgg16_bn"):
         net = network(place, model)
         arrays = {name: array.copy() for name, array in net.read().items()}
-        data, images = torch.randn(500, 3, 32, 32), torch.randn(10 if place.tiny else 1000, 3, 32, 32).to(place.device)
+        held = torch.randint(256, (500, 3, 32, 32), dtype=torch.uint8)
+        images = torch.randn(10 if place.tiny else 1000, 3, 32, 32).to(place.device)
         with torch.no_grad():
             found[model] = {
                 "load": place.seconds(partial(net.load, arrays)) * 1e3,
                 "upload": place.seconds(net.read) * 1e3,
-                "data": place.seconds(partial(data.to, place.device)) * 1e3,
+                "data": place.seconds(partial(held.to, place.device)) * 1e3,
+                "data as float32": place.seconds(partial(held.float().to, place.device)) * 1e3,
                 "evaluation": place.seconds(
                     partial(net.logits, net.params, net.buffers, images, train=False), repeats=5
                 )

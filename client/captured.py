@@ -78,9 +78,9 @@ class _Stage:
         self._net, self._size, self._room = net, settings.batch, room
         self.uses = 0
         count = len(visit.y)
-        self._x, self._y = _space(visit.x, room), _space(visit.y, room)
+        self._x, self._y = visit.inputs.like(_space(visit.inputs.held, room)), _space(visit.y, room)
         #: Augmentation draws on the host, so augmented inputs come from outside.
-        self._inputs = _space(net.arrange(visit.x[:1]), self._size) if augmented else None
+        self._inputs = _space(net.arrange(visit.inputs[:1]), self._size) if augmented else None
         self._orders = visit.y.new_zeros(steps(room, self._size, settings.epochs), self._size)
         self._number = visit.y.new_zeros(())
         self._momentum, self._lr, self._total = (
@@ -134,7 +134,7 @@ class _Stage:
         if self._net.device.type == "cuda":
             orders = orders.pin_memory()
         self._orders[: len(pieces)].copy_(orders, non_blocking=True)
-        self._x[: len(visit.y)].copy_(visit.x)
+        self._x.held[: len(visit.y)].copy_(visit.inputs.held)
         self._y[: len(visit.y)].copy_(visit.y)
         for place, leaf in zip(self._leaves, tree_flatten(prepared)[0]):
             if isinstance(leaf, Tensor):
@@ -158,7 +158,7 @@ def _kind(visit: Visit, prepared: Prepared, settings: Train, *, padded: bool) ->
     leaves, spec = tree_flatten(prepared)
     fixed = settings.batch, settings.momentum, settings.weight_decay, settings.clip
     kinds = tuple(_leaf_kind(leaf, len(visit.y), padded=padded) for leaf in leaves)
-    return fixed, visit.x.shape[1:], visit.x.dtype, str(spec), kinds
+    return fixed, visit.inputs.kind, str(spec), kinds
 
 
 def _leaf_kind(leaf: Any, examples: int, *, padded: bool) -> Any:

@@ -170,10 +170,10 @@ def step(
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs, labels and row numbers of all epochs' batches, ordered by seed, round, client and exchange."""
     for order in orders(visit, epochs):
-        x, y = visit.x[order], visit.y[order]
+        held, y = visit.inputs.held[order], visit.y[order]
         for start in range(0, len(order), size):
             part = slice(start, start + size)
-            yield x[part], y[part], order[part]
+            yield visit.inputs.ready(held[part]), y[part], order[part]
 
 
 def later(visit: Visit) -> tuple[int, ...]:
@@ -182,13 +182,13 @@ def later(visit: Visit) -> tuple[int, ...]:
 
 
 def orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
-    """Yield the rows of ``visit.x`` in the order of each epoch, int64 (n,) on the data's device."""
+    """Yield the rows of ``visit.inputs`` in the order of each epoch, int64 (n,) on the data's device."""
     for order in host_orders(visit, epochs):
         yield order.to(visit.y.device)
 
 
 def host_orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
-    """Yield the rows of ``visit.x`` in the order of each epoch, int64 (n,) on the CPU."""
+    """Yield the rows of ``visit.inputs`` in the order of each epoch, int64 (n,) on the CPU."""
     for epoch in range(epochs):
         draw = stream(visit.seed, "shuffle", visit.round, visit.client, epoch, *later(visit))
         yield torch.from_numpy(draw.permutation(len(visit.y)))

@@ -27,6 +27,7 @@ from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.wire.compression import apart, marked
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, answer
 from fedcross.strategies.wire.records import views
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models.dropout import seed_dropout
 from fedcross.tasks.scoring import accuracy
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from fedcross.client.workshop import Workshop
     from fedcross.strategies.wire.compression import ClientHalf
 
-#: Most bytes of prepared examples that a process keeps in memory between visits, and their share of a GPU's memory.
+#: Most bytes of examples that a process keeps in memory between visits, and their share of a GPU's memory.
 KEPT_BYTES = 2**26
 KEPT_SHARE = 0.03
 
@@ -93,9 +94,9 @@ def arrive(shop: Workshop, content: RecordDict, net: ModuleNet, wire: ClientHalf
     net.load(objective.start(received, kept))
     settings = _asked_training(config.train, asked)
     if objective.pooled:
-        x, y = pooled_examples(shop, client, number, float(asked["pooled-share"]))
+        inputs, y = pooled_examples(shop, client, number, float(asked["pooled-share"]))
     else:
-        x, y = examples(shop, client, number)
+        inputs, y = examples(shop, client, number)
     visit = Visit(
         net=net,
         params={name: p.detach().clone() for name, p in net.params.items()},
@@ -103,7 +104,7 @@ def arrive(shop: Workshop, content: RecordDict, net: ModuleNet, wire: ClientHalf
         extras=extras,
         config=asked,
         state=kept,
-        x=x,
+        inputs=inputs,
         y=y,
         client=client,
         round=number,
@@ -157,33 +158,33 @@ def _arrays(wire: ClientHalf, content: RecordDict) -> tuple[Arrays, dict[str, Ar
     return model, extras
 
 
-def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> tuple[Tensor, Tensor]:
+def pooled_examples(shop: Workshop, client: int, number: int, share: float) -> tuple[Inputs, Tensor]:
     """Return inputs and labels of a `share` of all clients' data, drawn for round `number` (reference methods only)."""
     draw = stream(shop.config.seed, "pooled", number, client)
-    x, y = shop.data.union(share, draw, shop.device, shop.config.train.examples)
-    return shop.arrange(x), y
+    inputs, y = shop.data.union(share, draw, shop.device, shop.config.train.examples)
+    return inputs.like(shop.arrange(inputs.held)), y
 
 
-def examples(shop: Workshop, client: int, number: int) -> tuple[Tensor, Tensor]:
+def examples(shop: Workshop, client: int, number: int) -> tuple[Inputs, Tensor]:
     """Return the training data of `client` in round `number`: all its examples, or ``train.examples`` of them."""
-    x, y = _own(shop, client)
+    inputs, y = _own(shop, client)
     most = shop.config.train.examples
     if most is None or most >= len(y):
-        return x, y
+        return inputs, y
     drawn = stream(shop.config.seed, "examples", number, client).choice(len(y), most, replace=False)
     chosen = torch.from_numpy(drawn).to(y.device)
-    return shop.arrange(x[chosen]), y[chosen]
+    return inputs.like(shop.arrange(inputs.held[chosen])), y[chosen]
 
 
-def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
+def _own(shop: Workshop, client: int) -> tuple[Inputs, Tensor]:
     """Return all training examples of `client`, inputs in the network's memory layout.
 
     They stay in memory for later visits while ``KEPT_BYTES`` allow it.
     """
     if client in shop.prepared:
         return shop.prepared[client]
-    x, y = shop.data.client(client, shop.device)
-    own = shop.arrange(x), y
+    inputs, y = shop.data.inputs(client, shop.device)
+    own = inputs.like(shop.arrange(inputs.held)), y
     kept = sum(part.nbytes for pair in (*shop.prepared.values(), own) for part in pair)
     if kept <= kept_bytes(shop.device):
         shop.prepared[client] = own
@@ -191,7 +192,7 @@ def _own(shop: Workshop, client: int) -> tuple[Tensor, Tensor]:
 
 
 def kept_bytes(device: torch.device) -> float:
-    """Return how many bytes of prepared examples stay on `device` between visits."""
+    """Return how many bytes of examples stay on `device` between visits."""
     if device.type != "cuda":
         return KEPT_BYTES
     _, total = torch.cuda.mem_get_info(device)

@@ -31,6 +31,7 @@ from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.compression import ClientHalf
 from fedcross.strategies.wire.records import views
 from fedcross.tasks.data import FederatedData, forget
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models.slicing.plan import FULL, Plan, Size
 from fedcross.tasks.scoring import score
 
@@ -63,8 +64,8 @@ class Workshop:
             self.at(FULL)
         self.objective: Objective = self.method.Objective(config.method)
         self._trainers: dict[ModuleNet, Callable[..., Trained]] = {}
-        #: Client -> its prepared inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
-        self.prepared: dict[int, tuple[Tensor, Tensor]] = {}
+        #: Client -> its inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
+        self.prepared: dict[int, tuple[Inputs, Tensor]] = {}
         self._together: dict[ModuleNet, Together] = {}
         self._warned = False
         if config.privacy.enabled and any(b.is_floating_point() for b in persistent_buffers(self._network)):

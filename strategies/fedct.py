@@ -160,7 +160,7 @@ class FedCT(CrossTraining[FedCTParams]):
     @classmethod
     def build_model(cls, model: nn.Module, params: FedCTParams) -> nn.Module:
         """Return `model`, with MOON's projection head if that is the base loss."""
-        return project(model, params) if params.base == "moon" else model
+        return project(model, params, cls.__name__) if params.base == "moon" else model
 
     @property
     def uses_prototypes(self) -> bool:

@@ -170,7 +170,7 @@ class Fusion(Objective[FedFusionParams]):
         """Freeze the received extractor, compute global features where that is allowed, and take up kept momentum."""
         params = self.params
         if params.momentum == "keep" and "momentum" in visit.state:
-            kept = as_tensors({"momentum": visit.state["momentum"]}, like=visit.x)
+            kept = as_tensors({"momentum": visit.state["momentum"]}, like=visit.y)
             visit.momentum = kept["momentum"]
         prepared: Prepared = {
             "params": {n: p for n, p in visit.params.items() if n.startswith(EXTRACTOR)},
@@ -207,17 +207,17 @@ def frozen(net: Net, prepared: Prepared, x: Tensor) -> Tensor:
 
 def cache_bytes(visit: Visit, prepared: Prepared) -> float:
     """Return the memory that global features of all examples would take."""
-    one = frozen(visit.net, prepared, visit.x[:1])
-    return float(one.nbytes * len(visit.x))
+    one = frozen(visit.net, prepared, visit.inputs[:1])
+    return float(one.nbytes * len(visit.y))
 
 
 def global_features(visit: Visit, prepared: Prepared) -> Tensor:
     """Return E_g of all of the client's examples, shape (n, C, height, width)."""
-    first = frozen(visit.net, prepared, visit.x[:CHUNK])
-    features = first.new_empty((len(visit.x), *first.shape[1:]))
+    first = frozen(visit.net, prepared, visit.inputs[:CHUNK])
+    features = first.new_empty((len(visit.y), *first.shape[1:]))
     features[: len(first)] = first
-    for start in range(CHUNK, len(visit.x), CHUNK):
-        features[start : start + CHUNK] = frozen(visit.net, prepared, visit.x[start : start + CHUNK])
+    for start in range(CHUNK, len(visit.y), CHUNK):
+        features[start : start + CHUNK] = frozen(visit.net, prepared, visit.inputs[start : start + CHUNK])
     return features
 
 

@@ -67,7 +67,7 @@ class Prototypical(Objective[FedProcParams]):
         sums = torch.zeros_like(prepared["prototypes"])
         for start in range(0, len(visit.y), CHUNK):
             rows = slice(start, start + CHUNK)
-            z = visit.net.features(trained.params, trained.buffers, visit.x[rows], train=False)
+            z = visit.net.features(trained.params, trained.buffers, visit.inputs[rows], train=False)
             sums += functional.one_hot(visit.y[rows], visit.classes).to(z.dtype).T @ z
         counts = torch.bincount(visit.y, minlength=visit.classes)
         return Outcome({"prototypes": {"sum": sums.cpu().numpy(), "count": counts.cpu().numpy()}})
@@ -106,7 +106,7 @@ class FedProc(SingleModel[FedProcParams]):
     @classmethod
     def build_model(cls, model: nn.Module, params: FedProcParams) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, params, params.unit)
+        return project(model, params, cls.__name__, params.unit)
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model and start with prototypes of zero; their shape is the classifier's, (classes, e)."""

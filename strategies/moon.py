@@ -97,4 +97,4 @@ class Moon(SingleModel[MoonParams]):
     @classmethod
     def build_model(cls, model: nn.Module, params: MoonParams) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, params)
+        return project(model, params, cls.__name__)

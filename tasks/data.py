@@ -12,6 +12,7 @@ from torch import Tensor
 from fedcross.core.errors import DataError
 from fedcross.core.settings import Settings
 from fedcross.tasks.base import Partition, Task
+from fedcross.tasks.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,12 @@ class FederatedData:
         return self.task.prepare(raw)
 
     def client(self, index: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the prepared inputs (n, ...) and labels (n,) of client `index` on `device`.
+        """Return all prepared inputs (n, ...) and labels (n,) of client `index` on `device`; see :meth:`inputs`."""
+        inputs, labels = self.inputs(index, device)
+        return inputs[:], labels
+
+    def inputs(self, index: int, device: torch.device) -> tuple[Inputs, Tensor]:
+        """Return the inputs and labels (n,) of client `index` on `device`.
 
         Raises
         ------
@@ -51,11 +57,11 @@ class FederatedData:
         if self.partition.transform is not None:
             raw = self.partition.transform(index, raw)
         labels = torch.from_numpy(self.task.train.y[indices])
-        return self.task.prepare(raw).to(device), labels.to(device)
+        return Inputs.of(raw, self.task.prepare, device), labels.to(device)
 
     def union(
         self, share: float, generator: np.random.Generator, device: torch.device, most: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Inputs, Tensor]:
         """Return inputs and labels drawn without replacement from what all clients own together, for references only.
 
         Parameters
@@ -89,8 +95,8 @@ class FederatedData:
             raw = self.task.train.x[indices]
             pieces.append(raw if self.partition.transform is None else self.partition.transform(client, raw))
             labels.append(self.task.train.y[indices])
-        inputs = self.task.prepare(np.concatenate(pieces))
-        return inputs.to(device), torch.from_numpy(np.concatenate(labels)).to(device)
+        inputs = Inputs.of(np.concatenate(pieces), self.task.prepare, device)
+        return inputs, torch.from_numpy(np.concatenate(labels)).to(device)
 
     def client_test(self, index: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Return the test inputs and labels that client `index` owns, in its own view; None if it has none."""

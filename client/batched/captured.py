@@ -34,7 +34,7 @@ class Together(Recorder["_Stage"]):
             first = visits[0]
             fixed = settings.batch, settings.momentum, settings.weight_decay, settings.clip, augment is not None
             kinds = tuple((x.dim(), x.shape[2:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in stacked.leaves)
-            return len(works), fixed, first.x.shape[1:], first.x.dtype, str(stacked.spec), kinds
+            return len(works), fixed, first.inputs.kind, str(stacked.spec), kinds
 
         def make() -> _Stage:
             room = max(self._examples, *(len(visit.y) for visit in visits))
@@ -76,9 +76,10 @@ class _Stage:
         self.uses = 0
         self._net, self._size, self._room = net, settings.batch, room
         like, k = works[0].visit, len(works)
-        self._x, self._y = like.x.new_zeros(k, room, *like.x.shape[1:]), like.y.new_zeros(k, room)
+        held, one = like.inputs.held, like.inputs[:1]
+        self._x, self._y = like.inputs.like(held.new_zeros(k, room, *held.shape[1:])), like.y.new_zeros(k, room)
         #: Augmentation draws on the host, so augmented inputs come from outside.
-        self._inputs = like.x.new_zeros(k, self._size, *like.x.shape[1:]) if augmented else None
+        self._inputs = one.new_zeros(k, self._size, *one.shape[1:]) if augmented else None
         self._orders = like.y.new_zeros(steps(room, settings.batch, settings.epochs), k, self._size)
         self._counts = like.y.new_zeros(self._orders.shape[:2])
         self._number = like.y.new_zeros(())
@@ -114,7 +115,8 @@ class _Stage:
                 for i, count in enumerate(own):
                     if count:
                         rows = self._orders[t, i, :count]
-                        self._inputs[i, :count] = augment(self._net.arrange(self._x[i][rows]), generators[i])
+                        own_x = self._x.ready(self._x.held[i][rows])
+                        self._inputs[i, :count] = augment(self._net.arrange(own_x), generators[i])
             self.replay()
         state = self._state
         copied = StackedState(
@@ -136,7 +138,7 @@ class _Stage:
             pinned = values.pin_memory() if self._net.device.type == "cuda" else values
             place[: len(values)].copy_(pinned, non_blocking=True)
         for i, visit in enumerate(visits):
-            self._x[i, : len(visit.y)].copy_(visit.x)
+            self._x.held[i, : len(visit.y)].copy_(visit.inputs.held)
             self._y[i, : len(visit.y)].copy_(visit.y)
         fresh = StackedState.of(works)
         for place, value in zip([*self._state.tensors(), self._state.lr], [*fresh.tensors(), fresh.lr], strict=True):
@@ -157,7 +159,8 @@ class _Stage:
         y = self._y.view(-1).index_select(0, at).view(k, self._size)
         x = self._inputs
         if x is None:
-            x = self._x.flatten(0, 1).index_select(0, at).view(k, self._size, *self._x.shape[2:])
+            found = self._x.ready(self._x.held.flatten(0, 1).index_select(0, at))
+            x = found.view(k, self._size, *found.shape[1:])
         self._stepper.advance(state, self._prepared, Step(self._number, x, y, mask, rows), trains=counts > 0)
         self._number.add_(1)
 

@@ -150,12 +150,15 @@ def _padded(column: Sequence[Tensor]) -> list[Tensor]:
 
 
 def alike(works: Sequence[Work]) -> list[list[int]]:
-    """Return indices of clients whose prepared values can be stacked: same structure and constants, shapes that fit."""
+    """Return indices of clients that can be stacked: inputs of one kind, prepared values that fit.
+
+    These have the same structure and constants, and tensors of shapes that fit.
+    """
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, work in enumerate(works):
         leaves, spec = tree_flatten(work.prepared)
         kinds = tuple((x.dim(), x.shape[1:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves)
-        groups[str(spec), kinds].append(i)
+        groups[str(spec), kinds, work.visit.inputs.kind].append(i)
     return list(groups.values())
 
 
@@ -182,7 +185,7 @@ def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory
     Computes the loss of one batch and counts the bytes that autograd keeps for the backward pass.
     """
     visit = work.visit
-    x, y = visit.x[:batch], visit.y[:batch]
+    x, y = visit.inputs[:batch], visit.y[:batch]
     rows = -(-batch // len(y))  # scales up a client with fewer examples than a batch
     kept: dict[int, int] = {}
 
@@ -195,8 +198,9 @@ def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory
     with saved_tensors_hooks(count, lambda tensor: tensor):
         objective.loss(net, params, buffers, Batch(x, y), work.prepared)
     model = sum(p.nbytes for p in params.values())
-    own = sum(t.nbytes for t in (*tree_leaves(work.prepared), visit.x, visit.x) if isinstance(t, Tensor))
+    own = sum(t.nbytes for t in tree_leaves(work.prepared) if isinstance(t, Tensor))
+    own += 2 * visit.inputs.nbytes  # where they lie, and in the stack
     each = sum(kept.values()) * rows * SLACK + model * VECTORS + own
     if type(objective).ascent is not Objective.ascent:
         each += model * ASCENT_VECTORS
-    return max(1, int(memory_budget(memory, visit.x.device) // max(each, 1)))
+    return max(1, int(memory_budget(memory, visit.y.device) // max(each, 1)))

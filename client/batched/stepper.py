@@ -20,7 +20,7 @@ from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Tens
 
 @dataclass(frozen=True)
 class Step:
-    """The batches of k clients: inputs (k, width, ...), labels, mask of real rows, and rows of ``visit.x``."""
+    """The batches of k clients: inputs (k, width, ...), labels, mask of real rows, and rows of ``visit.inputs``."""
 
     number: int | Tensor
     x: Tensor

@@ -131,7 +131,7 @@ class _Stack:
         rows, self._counts = plan(self.visits, self.settings)
         masks = (torch.arange(size) < self._counts[:, :, None]).to(device, self.state.flat.dtype)
         rows = rows.to(device)
-        x = torch.cat([v.x for v in self.visits])
+        like, held = self.visits[0].inputs, torch.cat([v.inputs.held for v in self.visits])
         y = torch.cat([v.y for v in self.visits])
         first = torch.tensor([0, *(len(v.y) for v in self.visits[:-1])], device=device).cumsum(0)
         for t in range(len(rows)):
@@ -140,7 +140,7 @@ class _Stack:
                 own = rows[t, who, :width]
                 at = (own + first[who, None]).reshape(-1)
                 shape = (len(members), width)
-                inputs = x.index_select(0, at).view(*shape, *x.shape[1:])
+                inputs = like.ready(held.index_select(0, at)).view(*shape, *held.shape[1:])
                 yield t, members, Step(t, inputs, y[at].view(shape), masks[t, who, :width], own)
 
     def _groups(self, counts: list[int]) -> list[tuple[list[int], int]]:

@@ -35,7 +35,7 @@ class @CLASS@Objective(Objective[@CLASS@Params]):
     def prepare(self, visit: Visit) -> Prepared:
         """Take up the momentum of the client's last visit; at its first visit there is none."""
         if "momentum" in visit.state:
-            visit.momentum = as_tensors({"momentum": visit.state["momentum"]}, like=visit.x)["momentum"]
+            visit.momentum = as_tensors({"momentum": visit.state["momentum"]}, like=visit.y)["momentum"]
         return {}
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:

@@ -156,7 +156,7 @@ def _visit(shop: Workshop, client: int) -> Visit:
     from fedcross.strategies.parts.objective import Visit
 
     config = shop.config
-    x, y = examples(shop, client, config.rounds + 1)
+    inputs, y = examples(shop, client, config.rounds + 1)
     return Visit(
         net=shop.net,
         params={name: p.detach().clone() for name, p in shop.net.params.items()},
@@ -164,7 +164,7 @@ def _visit(shop: Workshop, client: int) -> Visit:
         extras={},
         config={},
         state={},
-        x=x,
+        inputs=inputs,
         y=y,
         client=client,
         round=config.rounds + 1,

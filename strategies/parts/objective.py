@@ -17,6 +17,7 @@ from typing_extensions import TypeVar
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.wire.records import Arrays
+from fedcross.tasks.inputs import Inputs
 
 #: Type of a method's settings; ``Any`` in code for all methods.
 P = TypeVar("P", bound=Settings, default=Any)
@@ -58,7 +59,7 @@ class Batch(NamedTuple):
     mask : Tensor or None
         In the batched trainer 1 for real rows and 0 for padding, float (batch,).
     rows : Tensor or None
-        Row numbers of these examples in ``visit.x``, int64 (batch,); None where the caller has no visit.
+        Row numbers of these examples in ``visit.inputs``, int64 (batch,); None where the caller has no visit.
     step : int or Tensor of int64, shape ()
         Number of the step within the visit, from 0. A loss uses it as the counter of its counter-based random draws
         (:mod:`strategies.parts.loss_random`). A tensor where steps are recorded as a CUDA graph, which would keep the
@@ -95,8 +96,10 @@ class Visit:
         Scalars that the server sent.
     state : Arrays
         State that this client stored at its last accepted visit; empty at its first visit.
-    x, y : Tensor
-        The client's prepared data: (n, ...) and int64 (n,).
+    inputs : Inputs
+        The client's inputs, one row per example; ``inputs[rows]`` returns prepared ones, shape (rows, ...).
+    y : Tensor
+        Labels, int64 (n,).
     client, round, rounds, seed, classes : int
         Partition id, round number from 1, planned rounds, the run's seed, number of labels.
     lr : float
@@ -104,7 +107,8 @@ class Visit:
     momentum : Tensor or None
         Initial momentum buffer, flat (p,); None starts from zero. ``Objective.prepare`` may set it.
     augmented : bool
-        Whether the trainer augments the inputs of every batch; values computed from `x` in advance are then invalid.
+        Whether the trainer augments the inputs of every batch; values computed from `inputs` in advance are then
+        invalid.
     exchange : int
         The exchange within the round, from 0.
     """
@@ -115,7 +119,7 @@ class Visit:
     extras: Mapping[str, Arrays]
     config: Mapping[str, Any]
     state: Arrays
-    x: Tensor
+    inputs: Inputs
     y: Tensor
     client: int
     round: int
@@ -126,6 +130,11 @@ class Visit:
     momentum: Tensor | None = None
     augmented: bool = False
     exchange: int = 0
+
+    @property
+    def x(self) -> Tensor:
+        """All prepared inputs, (n, ...). On a GPU, where pictures lie as bytes, each reading prepares them anew."""
+        return self.inputs[:]
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
 from fedcross.tasks.models._split import Split
 
@@ -36,15 +37,23 @@ class Unit(nn.Module):
         return functional.normalize(z, dim=1)
 
 
-def project(model: nn.Module, params: Projected, unit: bool = False) -> nn.Module:
+def project(model: nn.Module, params: Projected, method: str, unit: bool = False) -> nn.Module:
     """Return `model` with the head of `params` at the end of its features and a new classifier behind it.
 
     The head is part of ``features``, so "embedding" means the projected one everywhere. Weights added to a model with
     e features and c classes: ``e*hidden + hidden + hidden*width + width``; the classifier becomes ``width*c + c``.
-    With `unit` the features end in unit vectors, with or without a head, and the classifier reads these.
+    With `unit` the features end in unit vectors, with or without a head, and the classifier reads these. `method` is
+    whose head it is, for the error.
+
+    Raises
+    ------
+    ConfigError
+        If the network changes and the model does not say how wide its embedding and its scores are.
     """
     old = cast(Any, model)
     parts, classifier = OrderedDict(encoder=old.features), old.classifier
+    if params.projection or unit:
+        _check(model, method)
     if params.projection:
         hidden = old.embedding if params.hidden is None else params.hidden
         parts["head"] = nn.Sequential(nn.Linear(old.embedding, hidden), nn.ReLU(), nn.Linear(hidden, params.width))
@@ -52,3 +61,18 @@ def project(model: nn.Module, params: Projected, unit: bool = False) -> nn.Modul
     if unit:
         parts["unit"] = Unit()
     return Split(nn.Sequential(parts), classifier) if len(parts) > 1 else model
+
+
+def _check(model: nn.Module, method: str) -> None:
+    """Raise a ConfigError unless the widths of the model's embedding and of its classifier are known."""
+    classifier, lacks = model.get_submodule("classifier"), []
+    if not all(isinstance(getattr(classifier, name, None), int) for name in ("in_features", "out_features")):
+        lacks.append(f"as classifier a {type(classifier).__name__}, not an nn.Linear")
+    if not isinstance(getattr(model, "embedding", None), int):
+        lacks.append("no attribute embedding, the width of its features")
+    if lacks:
+        raise ConfigError(
+            f"method {method}: its projection head needs a model with a linear classifier, {type(model).__name__} has "
+            f"{' and '.join(lacks)}. Choose another model, or write it as docs/own-model.md shows; with "
+            "method.projection=false MOON takes any classifier."
+        )

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedcross.strategies.parts.objective import Batch, Net, Tensors
+from fedcross.tasks.inputs import Inputs
 
 #: Logit of a class without a prototype; finite, so that gradients stay finite too.
 NEVER = -1e30
@@ -19,7 +20,7 @@ CHUNK = 1000
 
 @torch.no_grad()
 def class_means(
-    net: Net, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, classes: int
+    net: Net, params: Tensors, buffers: Tensors, x: Tensor | Inputs, y: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
     """Return the mean embedding of each class, in evaluation mode, and which classes have examples.
 
@@ -29,8 +30,10 @@ def class_means(
         The model's functions.
     params, buffers : Tensors
         The model.
-    x, y : Tensor
-        Inputs (n, ...), not augmented, and labels (n,).
+    x : Tensor or Inputs
+        Inputs (n, ...), not augmented.
+    y : Tensor
+        Labels (n,).
     classes : int
         Number of labels.
 

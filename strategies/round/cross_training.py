@@ -107,14 +107,14 @@ class CrossObjective(Objective[X]):
         """
         if visit.exchange == 0:
             return {}
-        group = as_tensors(dict(visit.extras.get(GROUP, {})), visit.x)
-        return {"host": torch.ones((), device=visit.x.device), **group}
+        group = as_tensors(dict(visit.extras.get(GROUP, {})), visit.y)
+        return {"host": torch.ones((), device=visit.y.device), **group}
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return the trained model's mean embedding of each class, on the client's own data without augmentation."""
         if not visit.config.get(GROUP, False):
             return Outcome()
-        means, present = class_means(visit.net, trained.params, trained.buffers, visit.x, visit.y, visit.classes)
+        means, present = class_means(visit.net, trained.params, trained.buffers, visit.inputs, visit.y, visit.classes)
         return Outcome({GROUP: as_arrays({"vectors": means, "present": present})})
 
 

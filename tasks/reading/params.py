@@ -113,10 +113,20 @@ class Normalise:
         import torch
 
         x = torch.from_numpy(np.array(raw)).to(torch.float32)  # a copy: the raw array is a read-only map
-        view = (1, -1, *[1] * (x.ndim - 2))
+        factor, offset = self.terms(x.ndim)
+        return x.mul_(factor).add_(offset)
+
+    def terms(self, dimensions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return float32 factor and offset that fit inputs of so many dimensions: first ``x * factor``, then the sum.
+
+        Whoever uses them keeps the two operations apart: a fused multiply-add rounds once, not twice.
+        """
+        import torch
+
+        view = (1, -1, *[1] * (dimensions - 2))
         factor = torch.tensor([1.0 / (self.scale * s) for s in self.std]).view(view)
         offset = torch.tensor([-m / s for m, s in zip(self.mean, self.std)]).view(view)
-        return x.mul_(factor).add_(offset)
+        return factor, offset
 
 
 def token_ids(raw: npt.NDArray[np.generic]) -> torch.Tensor:

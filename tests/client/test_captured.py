@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.core.settings import Settings
 from fedcross.strategies.fedsam import FedSAMParams, Sharpness
 from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit
+from fedcross.tasks.inputs import Inputs, Prepare
 from fedcross.tasks.models._recurrent import LastStepLSTM
 from fedcross.tasks.models._split import Split
+from fedcross.tasks.reading.params import Normalise
 from tests.client.batched.test_trainer import Noisy, Pulled, one_by_one
 from tests.support import visits as v
 from tests.support.tape import TapeRecorder
@@ -96,7 +99,7 @@ def test_a_recurrent_network_is_recorded_too() -> None:
     torch.manual_seed(3)
     net = ModuleNet(Split(nn.Sequential(nn.Embedding(9, 4), LastStepLSTM(4, 5, 2)), nn.Linear(5, 3)), v.CPU)
     generator = torch.Generator().manual_seed(1)
-    clients = [v.visit(net, i, 9, x=torch.randint(9, (9, 6), generator=generator)) for i in range(3)]
+    clients = [v.visit(net, i, 9, inputs=Inputs(torch.randint(9, (9, 6), generator=generator))) for i in range(3)]
     one, recorder = compared(net, Objective(Settings()), clients)
     assert one.refused is None
     assert recorder.recordings == 1
@@ -110,10 +113,11 @@ def test_gives_the_same_under_other_settings(changes: dict[str, Any]) -> None:
     assert one.refused is None
 
 
-def test_augmented_inputs_come_from_outside() -> None:
-    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
-        return x + torch.rand(x.shape, generator=generator, dtype=x.dtype)
+def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x + torch.rand(x.shape, generator=generator, dtype=x.dtype)
 
+
+def test_augmented_inputs_come_from_outside() -> None:
     net = v.small_net()
     clients = [v.visit(net, i, 9) for i in range(3)]
     one, recorder = compared(net, Objective(Settings()), clients, noisy)
@@ -205,3 +209,40 @@ def test_too_little_memory_for_the_copies_leaves_the_plain_loop(monkeypatch: pyt
     one, recorder = compared(net, objective, [v.visit(net, 0, 9)])
     assert one.refused == "the device's memory is too small for a copy of the clients' data"
     assert recorder.recordings == 0
+
+
+def as_bytes(one: Visit) -> tuple[Visit, Visit]:
+    """Return `one` with pictures that lie as bytes, and with the same ones prepared beforehand."""
+    generator = torch.Generator().manual_seed(one.client)
+    held = torch.randint(256, (len(one.y), 2, 6, 6), generator=generator, dtype=torch.uint8)
+    normalise = Normalise((0.4, 0.5), (0.3, 0.2), 255.0)
+    raw = Inputs(held, Prepare(normalise, 4, v.CPU))
+    return replace(one, inputs=raw), replace(one, inputs=Inputs(normalise(held.numpy())))
+
+
+@pytest.mark.parametrize("augment", [None, noisy])
+def test_bytes_are_looked_up_and_prepared_inside_the_step(augment: Any) -> None:
+    """Called and recorded, to the bit; what a method prepares from all examples is the same too."""
+    net, recorder = v.small_net(dtype=torch.float32), TapeRecorder()
+    pairs = [as_bytes(v.visit(net, i, n)) for i, n in enumerate((9, 6, 3))]
+    for objective in (OBJECTIVES["plain"], OBJECTIVES["taught"]):
+        expected = one_by_one(net, objective, [prepared for _, prepared in pairs], augment)
+        one = Captured(net, objective, examples=9, record=recorder)
+        for (held, _), plain in zip(pairs, expected, strict=True):
+            v.enter(net, held)
+            equal(one.train(held, objective.prepare(held), v.settings(), augment), plain)
+        assert one.refused is None
+        for found, plain in zip(one_by_one(net, objective, [held for held, _ in pairs], augment), expected):
+            equal(found, plain)
+    assert recorder.recordings == 2
+    (stage,) = one._recordings._stages.values()
+    assert (stage._x.held.dtype, stage._x.held.shape) == (torch.uint8, (9, 2, 6, 6))
+
+
+def test_a_recording_of_bytes_does_not_serve_inputs_that_are_prepared() -> None:
+    net, objective, recorder = v.small_net(dtype=torch.float32), Objective(Settings()), TapeRecorder()
+    one = Captured(net, objective, record=recorder)
+    for made, client in enumerate(as_bytes(v.visit(net, 0, 9)), start=1):
+        v.enter(net, client)
+        one.train(client, {}, v.settings())
+        assert recorder.recordings == made

@@ -10,6 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcross.client import device
 from fedcross.client.batched import trainer as batched
@@ -18,12 +19,15 @@ from fedcross.client.resident.process import _work
 from fedcross.client.trainer import augmentation_stream
 from fedcross.core.errors import ConfigError, DeviceError
 from fedcross.core.settings import Settings
+from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.engines.grid import answer, identify
 from fedcross.strategies.parts.objective import Objective
 from fedcross.tasks.augment import Augment, build
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._recurrent import LastStepLSTM
 from fedcross.tasks.models._split import Split
 from tests.support import visits as v
+from tests.support.toy import app, message
 
 CPU = torch.device("cpu")
 GIB = 2.0**30
@@ -94,15 +98,27 @@ def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision:
         torch.backends.cudnn.deterministic = repeats
 
 
+class Single(TorchDispatchMode):
+    """Refuses float64 on the device ``meta``, as MPS does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(one, Tensor) and one.device.type == "meta" and one.dtype == torch.float64:
+                raise TypeError(f"{func}: this device has no float64")
+        return out
+
+
 def test_augmentation_draws_on_the_cpu_whatever_the_device() -> None:
     """On MPS there is no float64, and another device's generator draws other numbers."""
-    net = v.small_net()
-    one = v.visit(net, 0, 4)
-    one.x = torch.empty(4, 2, 6, 6, device="meta")
+    images = torch.empty(4, 2, 6, 6, device="meta")
+    labels = torch.zeros(4, dtype=torch.int64, device="meta")
+    one = v.visit(v.small_net(), 0, 4, inputs=Inputs(images), y=labels)
     assert augmentation_stream(one).device == CPU
-    turned = build(Augment(rotate=15, crop=1, flip=True))
+    turned = build(Augment(rotate=15, crop=1, flip=True, resized_crop=True))
     assert turned is not None
-    assert turned(one.x.float(), augmentation_stream(one)).shape == one.x.shape
+    with Single():
+        assert turned(images, augmentation_stream(one)).shape == images.shape
 
 
 @pytest.mark.parametrize(
@@ -138,6 +154,15 @@ def test_a_broken_device_ends_the_process_that_trains() -> None:
     head, _, goes_on = _work(failing, "train", "", content)
     assert head["error"] == "DeviceError"
     assert not goes_on
+
+
+def test_a_broken_device_ends_the_run_of_the_batched_engine() -> None:
+    """Any other error is a fault of the clients, which a run outlives."""
+    grid = BatchedGrid(app, 2, {}, failing, Params())
+    with pytest.raises(DeviceError):
+        grid.send_and_receive([message(0), message(1)])
+    odd = BatchedGrid(app, 2, {}, lambda *_: 1 / 0, Params())  # type: ignore[arg-type, return-value]
+    assert [reply.has_error() for reply in odd.send_and_receive([message(0), message(1)])] == [True, True]
 
 
 def test_too_little_memory_halves_the_stack_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from fedcross.conf.schema import load
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.parts.objective import Objective
 from fedcross.tasks.scoring import accuracy
+from tests.support.emulated_gpu import emulated_gpu
 from tests.support.federation import SMALL, run
 
 
@@ -89,7 +90,7 @@ def test_examples_are_drawn_anew_for_every_round():
         assert chosen.setdefault(number, rows) == rows  # the same round draws the same
     assert set(chosen[1]) != set(chosen[2])
     everything = examples(Workshop(load([*SMALL, "train.examples=100000"])), 1, 1)[0]
-    assert torch.equal(everything, whole)
+    assert torch.equal(everything[:], whole)
 
 
 def test_examples_stay_prepared_while_there_is_room(monkeypatch):
@@ -100,7 +101,26 @@ def test_examples_stay_prepared_while_there_is_room(monkeypatch):
     first = [examples(shop, i, 1) for i in range(3)]
     again = [examples(shop, i, 2) for i in range(3)]
     assert [a[0] is b[0] for a, b in zip(first, again)] == [True, True, False]
-    assert all(torch.equal(x, own_x) and torch.equal(y, own_y) for (x, y), (own_x, own_y) in zip(again, whole))
+    assert all(torch.equal(x[:], own_x) and torch.equal(y, own_y) for (x, y), (own_x, own_y) in zip(again, whole))
+
+
+def test_a_gpu_has_room_for_four_times_as_many_pictures(monkeypatch):
+    """Room for three clients' pictures as bytes, with labels of 8 bytes each: as float32 on a CPU not one fits."""
+    monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
+    config = load(SMALL)
+    plain = Workshop(config)
+    sizes = [len(plain.data.partition.train[i]) for i in range(3)]
+    monkeypatch.setattr(visiting, "KEPT_BYTES", sum(size * (64 + 8) for size in sizes))
+    monkeypatch.setattr(visiting, "KEPT_SHARE", 0)
+    here = [examples(plain, i, 1) for i in range(3)]
+    with emulated_gpu(monkeypatch):
+        shop = Workshop(config.model_copy(update={"device": "cuda"}))
+        there = [examples(shop, i, 1) for i in range(3)]
+        assert list(shop.prepared) == [0, 1, 2]
+        assert [inputs.nbytes for inputs, _ in there] == [64 * size for size in sizes]
+        assert all(torch.equal(a[:].cpu(), b[:]) for (a, _), (b, _) in zip(there, here))
+    assert plain.prepared == {}
+    assert [inputs.nbytes for inputs, _ in here] == [256 * size for size in sizes]
 
 
 def test_a_run_is_the_same_whether_examples_stay_prepared_or_not(tmp_path, monkeypatch):

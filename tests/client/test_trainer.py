@@ -8,6 +8,7 @@ from fedcross.client.workshop import one_thread
 from fedcross.conf.schema import Train
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.tasks.inputs import Inputs
 
 
 class Line(nn.Module):
@@ -31,7 +32,7 @@ def visit_of(net, x, y, lr=0.5, momentum=None):
         extras={},
         config={},
         state={},
-        x=x,
+        inputs=Inputs(x),
         y=y,
         client=0,
         round=1,

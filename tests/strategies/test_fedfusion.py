@@ -23,6 +23,7 @@ from fedcross.strategies.parts.objective import Batch, Objective, Trained, Visit
 from fedcross.strategies.round.federation import RoundReport
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models import create
 from fedcross.tasks.models._split import Split
 from fedcross.tasks.models.dropout import Dropout, dropout_names, seed_dropout
@@ -51,7 +52,7 @@ def visit_of(net: ModuleNet, client: int = 0, **changes: object) -> Visit:
         "params": {n: p.detach().clone() for n, p in net.params.items()},
         "buffers": {n: b.clone() for n, b in net.buffers.items()},
         "extras": {}, "config": {}, "state": {},
-        "x": torch.randn(EXAMPLES, 1, 6, 6, generator=generator),
+        "inputs": Inputs(torch.randn(EXAMPLES, 1, 6, 6, generator=generator)),
         "y": torch.arange(EXAMPLES) % 3,
         "client": client, "round": 1, "rounds": 9, "seed": 1, "classes": 3, "lr": 0.2,
     }  # fmt: skip

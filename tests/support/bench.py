@@ -23,6 +23,7 @@ from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.strategies.wire.records import Arrays, spec_of
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._split import Split
 from tests.support.federation import run, same, session
 
@@ -52,7 +53,7 @@ def open_visit(net: ModuleNet, x: Any, y: Any, **values: Any) -> Visit:
     settled |= {"classes": net.module.classifier.out_features, **values}
     params = {name: p.detach().clone() for name, p in net.params.items()}
     buffers = {name: b.clone() for name, b in net.buffers.items()}
-    return Visit(net=net, params=params, buffers=buffers, x=inputs, y=labels, **settled)
+    return Visit(net=net, params=params, buffers=buffers, inputs=Inputs(inputs), y=labels, **settled)
 
 
 def play(

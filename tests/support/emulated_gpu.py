@@ -19,7 +19,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.support.tape import WAITS, Tape, name_of
 
@@ -50,11 +49,15 @@ class GpuRecorder:
         self.recordings = self.replays = 0
 
     def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
+        call()  # as the warm-up on a side stream
+        return self.record(call)
+
+    def record(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Record `call`, which runs once, and return what repeats it."""
         self.recordings += 1
         mode, tape = _Operations.current, Tape()
         if mode is None:
             raise RuntimeError("there is no emulated GPU")
-        call()  # as the warm-up on a side stream
         mode.tape = tape
         try:
             call()
@@ -138,25 +141,20 @@ class _Operations(TorchDispatchMode):
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
             kwargs = {**kwargs, "device": torch.device("cuda:0")}  # torch's core made it beside a tensor of this GPU
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves: list[Tensor] = []
+        inside = _undressed(args, leaves), {name: _undressed(value, leaves) for name, value in kwargs.items()}
         device = self._device(func, leaves, kwargs)
         known = {id(leaf.inner) if isinstance(leaf, GpuTensor) else id(leaf): leaf for leaf in leaves}
         if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
+            inside[1]["device"] = torch.device("cpu")
         with _disable_current_modes():
-            inside = tree_map_only(GpuTensor, lambda tensor: tensor.inner, (args, kwargs))
             out = func(*inside[0], **inside[1])
             if self.tape is not None:
                 self.tape.add(func, *inside, out)
-        if str(func).startswith("aten._to_copy") and id(out) in known:
+        if name_of(func) == "_to_copy" and id(out) in known:
             out = out.clone()
 
-        def dressed(tensor: Tensor) -> Tensor:
-            if id(tensor) in known:
-                return known[id(tensor)]
-            return tensor if device is None else GpuTensor(tensor, device)
-
-        return tree_map_only(Tensor, dressed, out)
+        return _dressed(out, known, device)
 
     def _device(self, func: Any, leaves: list[Tensor], kwargs: Any) -> torch.device | None:
         """Return the device of the result, None for the CPU; count, and refuse what a GPU refuses."""
@@ -185,6 +183,28 @@ class _Operations(TorchDispatchMode):
         if self.tape is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
         self.counted.waits.append(what)
+
+
+def _undressed(value: Any, leaves: list[Tensor]) -> Any:
+    """Return an argument of an operation with the inner tensors; append its tensors to `leaves`.
+
+    Arguments are tensors, plain values, and lists or tuples of them; torch's trees take four times as long.
+    """
+    if isinstance(value, Tensor):
+        leaves.append(value)
+        return value.inner if isinstance(value, GpuTensor) else value
+    return type(value)([_undressed(one, leaves) for one in value]) if type(value) in (list, tuple) else value
+
+
+def _dressed(value: Any, known: dict[int, Tensor], device: torch.device | None) -> Any:
+    """Return a result of an operation with the tensors of the GPU; arguments that it returns are those of `known`.
+
+    No closure: one that calls itself would keep the tensors until garbage is collected, and nothing could swap them.
+    """
+    if isinstance(value, Tensor):
+        found = known.get(id(value))
+        return found if found is not None else value if device is None else GpuTensor(value, device)
+    return type(value)([_dressed(one, known, device) for one in value]) if type(value) in (list, tuple) else value
 
 
 class _Functions(TorchFunctionMode):

@@ -18,6 +18,7 @@ from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Visit
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.wire.protocol import Payload, Upload
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._split import Split
 from tests.support.federation import run, same
 
@@ -51,7 +52,7 @@ def visit_of(net: ModuleNet, payload: Payload, x: Any, y: Any, number: int = 1) 
         extras=payload.extras,
         config=payload.config,
         state={},
-        x=torch.as_tensor(x, dtype=torch.float64),
+        inputs=Inputs(torch.as_tensor(x, dtype=torch.float64)),
         y=torch.as_tensor(y, dtype=torch.int64),
         client=payload.client,
         round=number,

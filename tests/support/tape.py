@@ -7,17 +7,18 @@ place while recording is not found. What a graph cannot record (a number that Py
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 #: Operations for which the host waits: not permitted while a stream is captured.
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero"}
 
 
+@cache
 def name_of(func: Any) -> str:
     """Return the name of an operation without namespace and overload."""
     return str(func).removeprefix("aten.").split(".")[0]
@@ -40,9 +41,14 @@ class Tape:
         with torch._C._AutoDispatchBelowAutograd():  # where the operations were recorded
             for func, args, kwargs, out in self.calls:
                 again = func(*args, **kwargs)
-                for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                for old, new in zip(_several(out), _several(again), strict=True):
                     if isinstance(old, Tensor) and old.numel() and old.data_ptr() != new.data_ptr():
                         old.copy_(new)
+
+
+def _several(out: Any) -> Any:
+    """Return the results of an operation, one or several."""
+    return out if isinstance(out, (list, tuple)) else (out,)
 
 
 class _Listening(TorchDispatchMode):

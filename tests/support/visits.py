@@ -12,6 +12,7 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.conf.schema import Train
 from fedcross.core.randomness import key
 from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._split import Split
 from fedcross.tasks.models.dropout import Dropout, dropout_states, seed_dropout
 
@@ -44,7 +45,7 @@ def visit(net: ModuleNet, client: int, n: int, **changes: Any) -> Visit:
         "extras": {},
         "config": {},
         "state": {},
-        "x": torch.randn((n, 2, 6, 6), generator=generator, dtype=kind),
+        "inputs": Inputs(torch.randn((n, 2, 6, 6), generator=generator, dtype=kind)),
         "y": torch.randint(0, 3, (n,), generator=generator),
         "client": client,
         "round": 3,

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedcross.client.batched.captured import Together
+from fedcross.client.batched.state import alike, fitting
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.flat_model import ModuleNet
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective, Visit
 from tests.client.batched.test_trainer import EXACT, agree, one_by_one
-from tests.client.test_captured import OBJECTIVES, Counting, Reading
+from tests.client.test_captured import OBJECTIVES, Counting, Reading, as_bytes, noisy
 from tests.support import visits as v
 from tests.support.tape import TapeRecorder
 
@@ -58,9 +58,6 @@ def test_larger_clients_and_other_numbers_of_them_are_recorded_anew() -> None:
 
 
 def test_augments_with_the_draws_of_the_sequential_trainer() -> None:
-    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
-        return x + torch.rand(x.shape, generator=generator, dtype=x.dtype)
-
     net = v.small_net(norm=True)
     together, _ = compared(net, Objective(Settings()), rounds(net, (6, 9), (9, 3)), noisy)
     assert together.refused is None
@@ -87,3 +84,39 @@ def test_what_cannot_be_recorded_is_trained_without() -> None:
             continue
         together, _ = compared(net, objective, visits)
         assert reason in str(together.refused)
+
+
+@pytest.mark.parametrize("augment", [None, noisy])
+@pytest.mark.parametrize("graph", [False, True])
+def test_bytes_are_looked_up_and_prepared_in_each_step(augment: Any, graph: bool) -> None:
+    """Stacks of bytes give what stacks of prepared inputs give, to the bit, called and recorded."""
+    net, objective = v.small_net(dtype=torch.float32), OBJECTIVES["taught"]
+    pairs = [as_bytes(v.visit(net, i, n)) for i, n in enumerate((9, 6, 3))]
+    held, plain = ([v.work(net, objective, pair[i]) for pair in pairs] for i in (0, 1))
+    results = []
+    for works in (held, plain):
+        together = Together(net, objective, record=TapeRecorder()) if graph else None
+        results.append(train_batched(net, objective, works, v.settings(), augment, together=together))
+        assert together is None or together.refused is None
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a.flat, b.flat)
+        assert a.loss == b.loss
+
+
+def test_bytes_and_prepared_inputs_are_not_stacked() -> None:
+    """A partition may change the pictures of some clients to numbers."""
+    net, objective = v.small_net(dtype=torch.float32), Objective(Settings())
+    pairs = [as_bytes(v.visit(net, i, 6)) for i in range(3)]
+    mixed = [v.work(net, objective, pairs[i][i % 2]) for i in range(3)]
+    assert alike(mixed) == [[0, 2], [1]]
+    found = train_batched(net, objective, mixed, v.settings())
+    for a, b in zip(found, one_by_one(net, objective, [pair[1] for pair in pairs]), strict=True):
+        torch.testing.assert_close(a.flat, b.flat, rtol=0, atol=1e-5)
+
+
+def test_the_memory_of_a_client_counts_its_bytes() -> None:
+    """1,000 pictures of 2x6x6 pixels, where they lie and in the stack: 144,000 bytes, or 576,000 as float32."""
+    net, objective, memory = v.small_net(dtype=torch.float32), Objective(Settings()), 10**10
+    held, plain = (v.work(net, objective, one) for one in as_bytes(v.visit(net, 0, 1000)))
+    each = [memory / fitting(net, objective, work, 4, memory) for work in (held, plain)]
+    assert each[1] - each[0] == pytest.approx(576_000 - 144_000, rel=1e-3)

@@ -6,7 +6,10 @@ import torch
 from torch import nn
 
 from fedcross.client.flat_model import ModuleNet
+from fedcross.core.errors import ConfigError
+from fedcross.strategies.fedct import FedCT
 from fedcross.strategies.fedproc import FedProc, Prototypical
+from fedcross.strategies.moon import Moon
 from fedcross.strategies.parts.projection import Projected, project
 from fedcross.tasks.models import create
 from fedcross.tasks.models._split import Split, weights
@@ -22,13 +25,13 @@ def split():
 def test_the_head_of_the_authors_is_as_wide_as_its_input():
     # LeNet-5: 62,006 - 850 + 84*84 + 84 + 84*256 + 256 + 2,570 = 92,626; with 512: 84*512 + 512 + 512*256 + 256.
     lenet = create("lenet5", {}, CIFAR10, 1)
-    assert weights(project(lenet, Projected(hidden=None))) == 92_626
-    assert weights(project(lenet, Projected())) == 238_574
+    assert weights(project(lenet, Projected(hidden=None), "Moon")) == 92_626
+    assert weights(project(lenet, Projected(), "Moon")) == 238_574
 
 
 @pytest.mark.parametrize("projection", [True, False])
 def test_unit_networks_read_unit_vectors(projection):
-    model = project(split(), Projected(projection=projection, hidden=None, width=5), unit=True)
+    model = project(split(), Projected(projection=projection, hidden=None, width=5), "FedProc", unit=True)
     z = model.features(torch.randn(7, 6))
     assert z.shape == (7, 5 if projection else 4)
     assert z.norm(dim=1).tolist() == pytest.approx([1.0] * 7, abs=1e-6)
@@ -37,7 +40,42 @@ def test_unit_networks_read_unit_vectors(projection):
 
 def test_without_head_and_unit_the_model_is_left_alone():
     model = split()
-    assert project(model, Projected(projection=False)) is model
+    assert project(model, Projected(projection=False), "Moon") is model
+
+
+class Deep(nn.Module):
+    """A user's network whose classifier has two layers."""
+
+    def __init__(self, embedding=4):
+        super().__init__()
+        self.features, self.classifier = nn.Linear(6, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        if embedding:
+            self.embedding = embedding
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [(Moon, {}, "Moon"), (FedProc, {}, "FedProc"), (FedCT, {"base": "moon"}, "FedCT")],
+)
+def test_a_model_without_a_linear_classifier_is_refused_in_words(kind, settings, named):
+    words = rf"method {named}: .* Deep has as classifier a Sequential, not an nn\.Linear\. .*method\.projection=false"
+    with pytest.raises(ConfigError, match=words):
+        kind.network(Deep(), kind.Params(**settings), 1)
+
+
+def test_a_model_that_does_not_say_how_wide_its_embedding_is_is_refused_in_words():
+    with pytest.raises(ConfigError, match=r"Sequential, not an nn\.Linear and no attribute embedding"):
+        Moon.network(Deep(embedding=None), Moon.Params(), 1)
+    with pytest.raises(ConfigError, match="FedProc: its projection head needs"):  # unit vectors take a new network too
+        FedProc.network(Deep(), FedProc.Params(projection=False, unit=True), 1)
+
+
+def test_moon_without_a_head_takes_any_classifier():
+    model = Deep(embedding=None)
+    assert Moon.network(model, Moon.Params(projection=False), 1) is model
 
 
 def test_fedprocs_prototypes_are_means_of_unit_vectors_where_the_network_ends_in_them(tmp_path):

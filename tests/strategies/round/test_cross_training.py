@@ -18,6 +18,7 @@ from fedcross.strategies.parts.objective import Visit
 from fedcross.strategies.round.cross_training import CrossTraining
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.protocol import Round
+from fedcross.tasks.inputs import Inputs
 from tests.support import visits
 from tests.support.federation import SMALL, run, same, session
 
@@ -105,8 +106,8 @@ def two_phases(overrides):
             net: ModuleNet = shop.net
             net.load(arrays)
             visit = Visit(
-                net, dict(net.params), dict(net.buffers), {}, {}, {}, x, y, client, 1, 1, config.seed, 10, lr=0.01,
-                exchange=exchange,
+                net, dict(net.params), dict(net.buffers), {}, {}, {}, Inputs(x), y, client, 1, 1, config.seed, 10,
+                lr=0.01, exchange=exchange,
             )  # fmt: skip
             with one_thread(torch.device("cpu")):
                 train(net, method_class("fedavg").Objective(config.method), visit, {}, config.train)
@@ -139,7 +140,7 @@ def test_the_second_phase_sees_its_own_batches(tmp_path):
 
     x = torch.arange(20).float().unsqueeze(1)
     both = [
-        Visit(None, {}, {}, {}, {}, {}, x, x[:, 0].long(), 0, 1, 1, 1, 20, 0.1, exchange=e)  # type: ignore[arg-type]
+        Visit(None, {}, {}, {}, {}, {}, Inputs(x), x[:, 0].long(), 0, 1, 1, 1, 20, 0.1, exchange=e)  # type: ignore[arg-type]
         for e in (0, 1)
     ]
     first, second = ([int(i) for _, y, _ in batches(visit, 1, 5) for i in y] for visit in both)
