@@ -269,16 +269,20 @@ def part(name: str) -> ModuleType:
 
 def become(program: str) -> NoReturn:
     """Run `program` in this process, guarded; its arguments are this process's."""
-    ready = None
+    ready: Any = None
+
+    def running() -> int:
+        return children() - (ready.held if ready else 0)
+
     try:
         most, runs = most_objects(os.environ.get(VARIABLE)), most_runs(os.environ.get(RUNS))
         if program == SUPEREXEC and (way := part("ready").switch(os.environ.get(READY))) != "off":
-            ready = part("superexec").keeper(way, lambda: not runs or children() < runs)
+            ready = part("superexec").keeper(way, lambda: not runs or running() < runs)
     except ValueError as error:
         sys.exit(str(error))
     [entry] = entry_points(group="console_scripts", name=program)
     start = entry.load()
-    if not guard(program, most, runs, lambda: children() - (ready.held if ready else 0)):
+    if not guard(program, most, runs, running):
         other = f"this is flwr {version('flwr')} and not {' or '.join(CHECKED)}"
         print(f"fedcross: {program} starts unguarded, {other}: {OPEN[program]}.", file=sys.stderr, flush=True)
     elif ready is not None:

@@ -20,8 +20,8 @@ from .partner import Partner
 #: Variable: ``on``, ``off``, or ``once`` for a SuperExec of a single run.
 SWITCH = "FEDCROSS_READY"
 WAYS = ("on", "off", "once")
-#: Seconds that a run waits for a process whose imports are not done, and for the answer of one whose are.
-PATIENCE_S, ANSWER_S = 5.0, 5.0
+#: Seconds in which a process has to answer to a run: one whose imports are done, and one that is in the middle of them.
+ANSWER_S, PATIENCE_S = 5.0, 20.0
 #: Seconds after a run's start before the next process is prepared, which would make that start slower.
 SETTLE_S = 20.0
 #: After so many processes in a row that ended by themselves, no other one is started.
@@ -80,27 +80,27 @@ class Ready:
         return int(self.waiting is not None)
 
     def look(self) -> None:
-        """See to the process, between two questions for a run: start it, notice its end, end it after a long rest."""
+        """See to the process between two questions for a run: start it, notice its end, end it if it is not needed."""
         now = self.clock()
         if self.waiting is None:
             if now >= self.not_before and self.room():
                 self.waiting, self.imported = self.start(), False
+        elif not self.room():
+            self.dismiss()  # a run of another app has the memory
         elif now - self.last >= self.idle_s:
             log(INFO, "fedcross: no run for %.0f s; the process that was ready ends", self.idle_s)
-            self._rest()
+            self.dismiss()
+            self.not_before = float("inf")
         else:
             self._hear(0)
 
     def take(self, given: dict[str, Any]) -> bool:
         """Give a run to the process; return False if Flower has to start one."""
-        self.last = self.clock()
-        self.not_before = float("inf") if self.once or self.deaths >= MOST_DEATHS else self.last + SETTLE_S
-        if not self.imported and not self._hear(PATIENCE_S):
-            return False
+        self._note_run()
         if (process := self.waiting) is None:
             return False
         process.tell(given)
-        if not self._hear(ANSWER_S):
+        if not self._answers():
             if self.waiting is not None:
                 process.kill()  # it has not begun, and never will: another one may
                 self._died("did not answer")
@@ -111,10 +111,10 @@ class Ready:
         return True
 
     def leave(self) -> None:
-        """Note that Flower starts the run of another app: the process goes on waiting; none is prepared just now."""
-        self.last = self.clock()
-        if not self.once and self.deaths < MOST_DEATHS:
-            self.not_before = self.last + SETTLE_S
+        """Note that Flower starts the run of another app."""
+        self._note_run()
+        if self.once:
+            self.dismiss()
 
     def dismiss(self) -> None:
         """End the process, if there is one."""
@@ -122,21 +122,29 @@ class Ready:
             self.waiting.end()
             self.waiting, self.imported = None, False
 
-    def _rest(self) -> None:
-        self.dismiss()
-        self.not_before = float("inf")
+    def _note_run(self) -> None:
+        self.last = self.clock()
+        over = self.once or self.deaths >= MOST_DEATHS
+        self.not_before = float("inf") if over else self.last + SETTLE_S
 
-    def _hear(self, seconds: float) -> bool:
-        """Return whether the process says something within `seconds`; note what it means, or that it has ended."""
+    def _answers(self) -> bool:
+        """Return whether the process takes the run that it was told of."""
+        said = self._hear(ANSWER_S if self.imported else PATIENCE_S)
+        if said is not None and "taken" not in said:
+            said = self._hear(ANSWER_S)
+        return said is not None and "taken" in said
+
+    def _hear(self, seconds: float) -> dict[str, Any] | None:
+        """Return what the process says within `seconds`, None if nothing; note its first word, and its end."""
         if self.waiting is None:
-            return False
+            return None
         try:
             said = self.waiting.hear(seconds)
         except EOFError:
             self._died("ended")
-            return False
+            return None
         self.imported = self.imported or said is not None
-        return said is not None
+        return said
 
     def _died(self, how: str) -> None:
         process, self.waiting, self.imported = self.waiting, None, False
@@ -144,4 +152,5 @@ class Ready:
         self.deaths += 1
         ever = "Flower starts the processes of runs from now on" if self.deaths >= MOST_DEATHS else "Flower starts one"
         log(WARNING, "fedcross: the process that was ready for a run %s (exit code %s). %s.", how, code, ever)
-        self.not_before = float("inf") if self.deaths >= MOST_DEATHS else self.clock() + SETTLE_S
+        later = float("inf") if self.deaths >= MOST_DEATHS else self.clock() + SETTLE_S
+        self.not_before = max(self.not_before, later)

@@ -5,7 +5,8 @@ the first one has left. It imports nothing of fedcross, because a run brings its
 loads the bundle, as in a process that Flower starts.
 
 On the line to the SuperExec: it says ``ready``; it hears ``token`` with ``arguments`` and answers ``taken``; on ``go``
-it begins. If the line ends before that, it ends, and has asked for nothing in the run's name.
+it begins. If the line ends before that, it ends, and has asked for nothing in the run's name. A run may come while it
+still imports: then it leaves the rest to the run, which so is never later than in a new process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -29,10 +31,12 @@ IMPORTS = ("torch", "hydra", "pydantic", "safetensors.torch", "scipy.optimize", 
 MODULE, FUNCTION = "flwr.superlink.cli.flwr_serverapp", "flwr_serverapp"
 
 
-def prepare() -> Callable[[], None]:
-    """Import what a run needs, and return the function that is Flower's command."""
+def prepare(line: socket.socket) -> Callable[[], None]:
+    """Import what a run needs, until there is one; return the function that is Flower's command."""
     start: Callable[[], None] = getattr(import_module(MODULE), FUNCTION)
     for name in IMPORTS:
+        if select.select([line], [], [], 0)[0]:
+            break
         with suppress(ImportError):
             import_module(name)
     return start
@@ -62,17 +66,22 @@ def become(start: Callable[[], None], given: dict[str, Any]) -> None:
             stream.flush()
             os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(15, PROGRAM.encode(), 0, 0, 0)  # 15: PR_SET_NAME, what ps and pgrep show
+    call_itself(PROGRAM)
     sys.argv = [beside(PROGRAM), *given["arguments"], "--token", given["token"]]
     start()
+
+
+def call_itself(name: str) -> None:
+    """Take a name for ``ps`` and ``pgrep`` (Linux); the command line stays that of a process that waits."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)  # 15: PR_SET_NAME
 
 
 def main(arguments: list[str]) -> int:
     """Wait for a run on the socket with descriptor ``arguments[0]`` and become its ServerApp."""
     line = socket.socket(fileno=int(arguments[0]))
     try:
-        start = prepare()
+        start = prepare(line)
     except KeyboardInterrupt:
         return 0
     given = await_run(line)
