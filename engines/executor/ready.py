@@ -119,6 +119,7 @@ class Ready:
     def dismiss(self) -> None:
         """End the process, if there is one."""
         if self.waiting is not None:
+            self.waiting.kill()  # in the middle of an import it would not notice that its line is closed
             self.waiting.end()
             self.waiting, self.imported = None, False
 

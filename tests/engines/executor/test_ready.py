@@ -138,7 +138,7 @@ def test_without_runs_its_memory_is_given_back_until_there_is_one_again() -> Non
     assert kept.ready.held == 1
     kept.later(1)
     assert kept.ready.held == 0
-    assert first.heard == ["end"]
+    assert first.heard == ["kill", "end"]
     kept.later(1000)
     assert kept.ready.held == 0
     assert not kept.ready.take(RUN)
@@ -167,7 +167,7 @@ def test_where_no_further_run_may_start_no_process_takes_memory() -> None:
     kept.full = True
     kept.ready.leave()
     kept.later(1)
-    assert first.heard == ["end"]
+    assert first.heard == ["kill", "end"]
     kept.later(SETTLE_S)
     assert kept.ready.held == 0
     kept.full = False
@@ -195,7 +195,7 @@ def test_the_superexec_s_end_is_the_process_s() -> None:
     kept.later(0)
     kept.ready.dismiss()
     kept.ready.dismiss()
-    assert process.heard == ["end"]
+    assert process.heard == ["kill", "end"]
 
 
 def test_the_variable_names_one_of_three_ways() -> None:
