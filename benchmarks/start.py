@@ -172,8 +172,7 @@ def main() -> None:
     print(text)
     if not given.dry:
         load = f"Load of the machine: {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores."
-        head = f"## From a run's submission to its first round\n\n{machine()}\n\n{load} Medians of {given.turns} turns:"
-        write_section("start", f"{head}\n\n{text}")
+        write_section("start", f"{machine()}\n\n{load} Medians of {given.turns} turns:\n\n{text}")
 
 
 if __name__ == "__main__":
