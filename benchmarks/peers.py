@@ -201,10 +201,8 @@ def main() -> None:
     text += compare(work, given.repeats, checkouts)
     print(text)
     if not given.dry:
-        write_section(
-            "peers" if given.workload == "w" else f"peers {given.workload}",
-            f"## Beside other frameworks\n\n{machine()}\n\n{text}",
-        )
+        section, head = ("peers", "## Beside other frameworks\n\n") if work.name == "w" else (f"peers {work.name}", "")
+        write_section(section, f"{head}{machine()}\n\n{text}")
 
 
 if __name__ == "__main__":
