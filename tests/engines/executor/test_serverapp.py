@@ -90,7 +90,8 @@ def test_a_waiting_process_holds_nothing_of_fedcross_and_ends_with_its_line() ->
     """What is imported must not be what a run's bundle brings."""
     code = (
         "import socket, sys; sys.path[:] = [p for p in sys.path if p]; from runpy import run_path;"
-        f"load = run_path({program.__file__!r})['load']; part = load('serverapp'); part.IMPORTS = ();"
+        f"load = run_path({program.__file__!r})['load']; part = load('serverapp');"
+        "part.MODULE, part.FUNCTION, part.IMPORTS = 'json', 'loads', ();"
         "ours, its = socket.socketpair(); part.prepare(its); ours.close(); assert part.await_run(its) is None;"
         "print(sorted(n for n in sys.modules if n.split('.')[0] in ('fedcross', 'torch')))"
     )
