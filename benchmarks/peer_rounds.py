@@ -10,10 +10,13 @@ FOLDER holds ``work.json`` and ``data.npz``. A line on the pipe ``FOLDER/go`` re
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -197,6 +200,72 @@ def blazefl(folder: Path, work: dict[str, Any]) -> None:
         turns.done()
 
 
+def pfllib(folder: Path, work: dict[str, Any]) -> None:
+    """PFLlib: the parts of its FedAvg's round, without its evaluation; its SGD has no momentum."""
+    place = folder / "system"  # it reads ../dataset/NAME/train/CLIENT.npz before each client's training
+    place.mkdir()
+    n, (x, y) = work["examples"], load(folder, work)
+    for client in range(work["drawn"]):
+        for part in ("train", "test"):
+            file = folder / "dataset" / "bench" / part / f"{client}.npz"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            own = slice(client * n, (client + 1) * n if part == "train" else client * n + 1)
+            np.savez(file, data=np.array({"x": x[own].numpy(), "y": y[own].numpy()}, dtype=object))
+    os.chdir(place)
+    sys.path.insert(0, str(Path(work["checkout"]) / "system"))
+    off = ("few_shot", "random_join_ratio", "time_select", "auto_break", "dlg_eval", "learning_rate_decay")
+    none = ("client_drop_rate", "train_slow_rate", "send_slow_rate", "num_new_clients", "fine_tuning_epoch_new")
+    settings: dict[str, Any] = dict.fromkeys(off, False) | dict.fromkeys(none, 0)
+    settings |= {"device": "cpu", "dataset": "bench", "num_classes": 10, "model": network(work["model"])}
+    settings |= {"global_rounds": 1, "local_epochs": work["epochs"], "batch_size": work["batch"], "top_cnt": 1}
+    settings |= {"local_learning_rate": work["lr"], "learning_rate_decay_gamma": 1.0, "num_clients": work["drawn"]}
+    settings |= {"join_ratio": 1.0, "goal": "bench", "time_threthold": 1e9, "save_folder_name": "items"}
+    settings |= {"algorithm": "FedAvg", "eval_gap": 1, "dlg_gap": 1, "batch_num_per_client": 1}
+    server = import_module("flcore.servers.serveravg").FedAvg(SimpleNamespace(**settings), 0)
+    turns = Turns(folder)
+    while turns.wait():
+        server.selected_clients = server.select_clients()
+        server.send_models()
+        for client in server.selected_clients:
+            client.train()
+        server.receive_models()
+        server.aggregate_parameters()
+        turns.done()
+
+
+def lab(folder: Path, work: dict[str, Any]) -> None:
+    """The code of FedCross's authors: the client's training and the aggregation of their FedAvg, without evaluation."""
+    sys.path.insert(0, work["checkout"])
+    aggregate, client_of = import_module("models.Fed").Aggregation, import_module("models.Update").LocalUpdate_FedAvg
+    from torch.utils.data import TensorDataset
+
+    class Named(nn.Module):
+        """The workload's network; their loop reads a named output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network(work["model"])
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"output": self.body(x)}
+
+    n, data, model = work["examples"], TensorDataset(*load(folder, work)), Named()
+    settings = SimpleNamespace(
+        local_bs=work["batch"], local_ep=work["epochs"], optimizer="sgd", dynamic_lr=0, lr=work["lr"]
+    )
+    settings.momentum, settings.weight_decay, settings.device = work["momentum"], 0.0, "cpu"
+    turns = Turns(folder)
+    while turns.wait():
+        sent = []
+        for client in range(work["drawn"]):
+            own = client_of(args=settings, dataset=data, idxs=range(client * n, (client + 1) * n))
+            sent.append(own.train(round=0, net=copy.deepcopy(model)))
+        model.load_state_dict(aggregate(sent, [n] * len(sent)))
+        turns.done()
+
+
+PEERS = {"pfl": pfl, "fluke": fluke, "blazefl": blazefl, "pfllib": pfllib, "lab": lab}
+
 if __name__ == "__main__":
     home = Path(sys.argv[2])
-    {"pfl": pfl, "fluke": fluke, "blazefl": blazefl}[sys.argv[1]](home, json.loads((home / "work.json").read_text()))
+    PEERS[sys.argv[1]](home, json.loads((home / "work.json").read_text()))

@@ -4,9 +4,12 @@
 
     python -m benchmarks.peers --workload w            # installs the peers, writes docs/performance.md
     python -m benchmarks.peers --workload lenet5 --epochs 1 --repeats 2 --dry
+    python -m benchmarks.peers --workload lenet5 --pfllib ~/PFLlib --lab ~/Federated_Learning
 
 Each environment also uses the packages of this one (the same torch), after its own. A peer that cannot be installed or
-does not answer is listed with the reason.
+does not answer is listed with the reason. Two peers are programs and not packages; they take part if a checkout is
+named: PFLlib (github.com/TsingZ0/PFLlib, Apache-2.0) and the code of FedCross's authors
+(github.com/mastlab-T3S/Federated_Learning, which states no licence: it is run where it lies, none of it is here).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -47,6 +50,13 @@ PEERS = {
     "fluke": ("fluke-fl==0.8.1", "fluke, one process, two threads"),
     "blazefl": ("blazefl==2.0.3", "BlazeFL, one process, thread pool of two, without momentum"),
 }
+#: Peers of which a checkout is named: what their environment needs, and how the table calls them.
+CHECKOUTS = {
+    "pfllib": ("h5py==3.14.0", "PFLlib, one process, two threads, without momentum"),
+    "lab": ("loguru==0.7.3", "FedCross's authors' code, one process, two threads"),
+}
+#: Torch's threads in each process of a peer, where it is not one.
+THREADS = {"fluke": "2", "pfllib": "2", "lab": "2"}
 #: BlazeFL asks for Python 3.12 but its code runs on 3.11; the comparison wants one Python and one torch for all.
 OPTIONS = {"blazefl": ["--ignore-requires-python", "--no-deps"]}
 ENVIRONMENTS = Path("~/.cache/fedcross/peers").expanduser()
@@ -85,16 +95,17 @@ def _last(text: str) -> str:
 class Peer:
     """Runs another framework's rounds one by one."""
 
-    def __init__(self, name: str, python: Path, folder: Path, work: Workload) -> None:
+    def __init__(self, name: str, python: Path, folder: Path, work: Workload, checkout: Path | None = None) -> None:
         self.home = folder / name
         self.home.mkdir()
-        (self.home / "work.json").write_text(json.dumps(asdict(work)))
+        place = {} if checkout is None else {"checkout": str(checkout.resolve())}
+        (self.home / "work.json").write_text(json.dumps(asdict(work) | place))
         (self.home / "data.npz").symlink_to(folder / "data.npz")
         for pipe in ("go", "done"):
             os.mkfifo(self.home / pipe)
         script = [str(Path(__file__).with_name("peer_rounds.py")), name, str(self.home)]
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name == "pfl" else []
-        threads = "2" if name == "fluke" else "1"
+        threads = THREADS.get(name, "1")
         self.log = (self.home / "log").open("w+")
         self.process = subprocess.Popen(
             [str(python), *launch, *script],
@@ -142,8 +153,9 @@ def family(pid: int) -> list[int]:
     return pids
 
 
-def compare(work: Workload, repeats: int) -> str:
-    """Return the table of one workload."""
+def compare(work: Workload, repeats: int, checkouts: Mapping[str, Path]) -> str:
+    """Return the table of one workload; `checkouts` says where those of :data:`CHECKOUTS` lie that take part."""
+    wanted = PEERS | {key: CHECKOUTS[key] for key in checkouts}
     with tempfile.TemporaryDirectory(prefix="fedcross-bench-") as name:
         folder = Path(name)
         os.environ["FEDCROSS_STATE"], os.environ["FEDCROSS_CACHE"] = str(folder / "state"), str(folder / "cache")
@@ -155,9 +167,10 @@ def compare(work: Workload, repeats: int) -> str:
         peers: list[Peer] = []
         absent: dict[str, str] = {}
         try:
-            for key, (package, title) in PEERS.items():
+            for key, (package, title) in wanted.items():
                 try:
-                    peer = Peer(key, environment(package, ENVIRONMENTS / key, OPTIONS.get(key, ())), folder, work)
+                    python = environment(package, ENVIRONMENTS / key, OPTIONS.get(key, ()))
+                    peer = Peer(key, python, folder, work, checkouts.get(key))
                     peers.append(peer)
                     peer.round()  # the first one imports and warms up
                     runners[title] = peer.round
@@ -177,15 +190,19 @@ def main() -> None:
     parser.add_argument("--workload", choices=list(WORKLOADS), default="w")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
+    for key, (_, title) in CHECKOUTS.items():
+        parser.add_argument(f"--{key}", type=Path, metavar="FOLDER", help=f"a checkout: {title.partition(',')[0]}")
     parser.add_argument("--dry", action="store_true", help="print only, leave docs/performance.md as it is")
     given = parser.parse_args()
     torch.set_num_threads(1)
     work = replace(WORKLOADS[given.workload], epochs=given.epochs)
     text = f"**{work.model}**, K={work.drawn}, E={work.epochs}, medians of {given.repeats} turns:\n\n"
-    text += compare(work, given.repeats)
+    checkouts = {key: vars(given)[key] for key in CHECKOUTS if vars(given)[key] is not None}
+    text += compare(work, given.repeats, checkouts)
     print(text)
     if not given.dry:
-        write_section("peers", f"## Beside other frameworks\n\n{machine()}\n\n{text}")
+        section, head = ("peers", "## Beside other frameworks\n\n") if work.name == "w" else (f"peers {work.name}", "")
+        write_section(section, f"{head}{machine()}\n\n{text}")
 
 
 if __name__ == "__main__":

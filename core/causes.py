@@ -261,8 +261,9 @@ CAUSES = (
     ),
     Cause(
         "superlink_lost",
-        "The SuperLink went away during the run.",
-        "the SuperLink cannot be asked any more|SuperLink ended in the middle of the run",
+        "The SuperLink, or the SuperExec, went away during the run.",
+        "the SuperLink cannot be asked any more|SuperLink ended in the middle of the run"
+        "|SuperExec ended in the middle of the run",
         "engines/runs.py",
         1,
         RUN,

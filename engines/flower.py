@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CONNECTION = "fedcross"
 LOOPBACK = "127.0.0.1"
+#: Names of the processes without which a run cannot go on.
+SUPERLINK, SUPEREXEC = "superlink", "superexec"
 #: What a federation on this machine starts.
 PROGRAMS = ("flower-superlink", "flower-superexec", "flower-supernode", "flwr-serverapp", "flwr")
 #: Environment variables that hold folders; Flower's processes get them as absolute paths.
@@ -189,7 +191,8 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
     Parameters
     ----------
     family : Family
-        This function adds the process ``run``. If it has a process ``superlink``, that one must not end.
+        This function adds the process ``run``. Its processes ``superlink`` and ``superexec``, if it
+        has them, must not end.
     app : Path
         Folder with a ``pyproject.toml`` that names the Flower app.
     run_config : Path
@@ -214,7 +217,7 @@ def start(family: Family, app: Path, run_config: Path, *more: str) -> int:
     command = [executable("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more]
     run = family.start("run", command)
     while run.poll() is None:
-        _superlink_lives(family)
+        _server_lives(family)
         time.sleep(_POLL_SECONDS)
     found = _RUN_ID.search(ANSI.sub("", family.log("run").read_text(encoding="utf-8", errors="replace")))
     if found is None or run.returncode != 0:
@@ -227,7 +230,7 @@ def finish(family: Family, run_id: int, client: ControlHttpClient, sink: LogSink
     gone, killed = {*family.ended(), "run"}, memory.kills()
 
     def check() -> None:
-        _superlink_lives(family)
+        _server_lives(family)
         for name in set(family.ended()) - gone:
             # A federation goes on without a client; the ServerApp counts missing replies.
             sink(f"{name} ended (exit code {family.exit_code(name)}); the run goes on without it.")
@@ -249,6 +252,7 @@ def finish(family: Family, run_id: int, client: ControlHttpClient, sink: LogSink
         raise error
 
 
-def _superlink_lives(family: Family) -> None:
-    if "superlink" in family.ended():
-        raise family.failure("superlink", "SuperLink ended in the middle of the run.")
+def _server_lives(family: Family) -> None:
+    for name, program in ((SUPERLINK, "SuperLink"), (SUPEREXEC, "SuperExec")):
+        if name in family.ended():
+            raise family.failure(name, f"{program} ended in the middle of the run.")

@@ -8,11 +8,12 @@ stored.
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
-wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on.
+wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on. And it starts
+a process for each run that imports everything anew: ``executor/superexec.py`` gives runs to one that is ready.
 
-Only this file changes functions of Flower, one per program (``deploy/patience.py`` and ``executor/node.py`` change
-times that it waits). :data:`CHECKED` are the versions that they were compared with; with another version the program
-starts as Flower made it, with a warning.
+Only this file and that one change functions of Flower (``deploy/patience.py`` and ``executor/node.py`` change times
+that it waits). :data:`CHECKED` are the versions that they were compared with; with another version the program starts
+as Flower made it, with a warning.
 
 ::
 
@@ -30,8 +31,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points, version
+from importlib.util import module_from_spec, spec_from_file_location
 from logging import INFO, WARNING
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 #: The versions with which everything of fedcross that uses private parts of Flower was compared (this file, and
@@ -47,10 +50,13 @@ MOST, VARIABLE = 4096, "FEDCROSS_REPLY_OBJECTS"
 RUNS = "FEDCROSS_RUNS_AT_ONCE"
 #: Pause between two questions of the SuperExec after an error: the first one and the longest one.
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
+#: Variable: whether a process is ready for the next run (``executor/ready.py``).
+READY = "FEDCROSS_READY"
+SUPEREXEC = "flower-superexec"
 #: What is open in each program with a version of Flower that this file does not know.
 OPEN = {
     "flower-superlink": "a small reply of a registered device may take all memory of the SuperLink",
-    "flower-superexec": "an error of the SuperLink may end the SuperExec and its ServerApps",
+    SUPEREXEC: "an error of the SuperLink may end the SuperExec and its ServerApps",
 }
 #: Name -> names of its children, None for an object that is not stored.
 Stored = Callable[[str], "frozenset[str] | None"]
@@ -234,7 +240,7 @@ def queued(
     return call
 
 
-def guard(program: str, most: int, runs: int = 0) -> bool:
+def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = children) -> bool:
     """Replace the one function of `program` in this process; return False if this is another version of Flower."""
     if version("flwr") not in CHECKED:
         return False
@@ -246,21 +252,41 @@ def guard(program: str, most: int, runs: int = 0) -> bool:
         from flwr.supercore.runtime import RuntimeHttpClient
 
         asks = outliving(RuntimeHttpClient.AcquireTask)
-        RuntimeHttpClient.AcquireTask = queued(asks, runs) if runs else asks  # type: ignore[method-assign]
+        RuntimeHttpClient.AcquireTask = queued(asks, runs, running) if runs else asks  # type: ignore[method-assign]
     return True
+
+
+def part(name: str) -> ModuleType:
+    """Return a file of ``executor/``, which this script imports as that folder's own processes do."""
+    found = spec_from_file_location("_fedcross_program", Path(__file__).resolve().parent / "executor" / "program.py")
+    if found is None or found.loader is None:
+        sys.exit("engines/executor: this part of fedcross is missing. Install fedcross again.")
+    program = module_from_spec(found)
+    found.loader.exec_module(program)
+    module: ModuleType = program.load(name)
+    return module
 
 
 def become(program: str) -> NoReturn:
     """Run `program` in this process, guarded; its arguments are this process's."""
+    ready: Any = None
+
+    def running() -> int:
+        return children() - (ready.held if ready else 0)
+
     try:
         most, runs = most_objects(os.environ.get(VARIABLE)), most_runs(os.environ.get(RUNS))
+        if program == SUPEREXEC and (way := part("ready").switch(os.environ.get(READY))) != "off":
+            ready = part("superexec").keeper(way, lambda: not runs or running() < runs)
     except ValueError as error:
         sys.exit(str(error))
     [entry] = entry_points(group="console_scripts", name=program)
     start = entry.load()
-    if not guard(program, most, runs):
+    if not guard(program, most, runs, running):
         other = f"this is flwr {version('flwr')} and not {' or '.join(CHECKED)}"
         print(f"fedcross: {program} starts unguarded, {other}: {OPEN[program]}.", file=sys.stderr, flush=True)
+    elif ready is not None:
+        part("superexec").attach(ready)
     sys.exit(start())
 
 

@@ -93,8 +93,9 @@ def launch(
         config = flower.write_run_config(state / "run.toml", overrides)
 
         family = stack.enter_context(Family(work, flower.environment(home, extra_environment), [state]))
-        family.start("superlink", superlink_command(port, server, authority.public, state / "state.db"))
+        family.start("superlink", superlink_command(port, server, authority.public, state / "state.db", secret))
         flower.wait_for_superlink(family, port)
+        family.start(flower.SUPEREXEC, superexec_command(port, authority.public, secret))
         fleet_port = port if relay is None else relay(port)
         with contextlib.closing(flower.control_client(port, authority.public)) as client:
             for i, node in enumerate(nodes):
@@ -105,14 +106,24 @@ def launch(
             flower.submit(family, app, config, client, sink)
 
 
-def superlink_command(port: int, server: KeyPair, authority: Path, database: Path) -> list[str]:
-    """Return the command that starts the SuperLink."""
+def superlink_command(port: int, server: KeyPair, authority: Path, database: Path, secret: Path) -> list[str]:
+    """Return the command that starts the SuperLink; who has the `secret` may take the ServerApp's task."""
     return [
         *guarded.command("flower-superlink"),
         *("--host", flower.LOOPBACK, "--port", str(port)),
         *("--ssl-certfile", str(server.public), "--ssl-keyfile", str(server.private)),
-        *("--ssl-ca-certfile", str(authority), "--enable-supernode-auth"),
+        *("--ssl-ca-certfile", str(authority), "--enable-supernode-auth", "--isolation", "process"),
+        *("--superexec-auth-secret-file", str(secret)),
         *("--database", str(database), "--disable-runtime-dependency-installation"),
+    ]
+
+
+def superexec_command(port: int, authority: Path, secret: Path) -> list[str]:
+    """Return the command that starts the SuperExec, which prepares one process: there will be one run."""
+    return [
+        *("env", f"{guarded.READY}=once", *guarded.command("flower-superexec")),
+        *("--runtime-api-address", f"{flower.LOOPBACK}:{port}", "--root-certificates", str(authority)),
+        *("--superexec-auth-secret-file", str(secret)),
     ]
 
 

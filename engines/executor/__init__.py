@@ -1,4 +1,6 @@
-"""Runs a SuperNode and answers its messages in a process that stays: Flower starts a process per message.
+"""Does the work of a SuperNode, and of a SuperExec, in processes that are there before: Flower starts new ones.
+
+A SuperNode's messages are answered in a process that stays:
 
 ::
 
@@ -7,7 +9,16 @@
     crew         starts and ends the worker, hands it tasks, reports a worker that died
     worker       one process for one app bundle; answers one message after another
     flower_runtime   the only file that uses classes of Flower's Runtime API
-    program      the command line of both
+    program      the command line of all parts
+
+A SuperExec's run begins in a process that has imported what it needs, and ends with it:
+
+::
+
+    superexec    Flower's SuperExec asks here before it starts a process
+    ready        keeps one process ready: when there is one, and when Flower starts one after all
+    serverapp    that process
+    partner      a process and the line to it; the worker is one too
 
 The folder needs Flower and nothing of fedcross, and imports its own files under a name of its own: the worker loads
 fedcross (or another app) from the bundle that the server has sent, and must not have imported another one before.

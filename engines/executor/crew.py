@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,8 +16,8 @@ from typing import Any
 from flwr.common.logger import log
 
 from . import flower_runtime as runtime
+from .partner import Partner
 from .program import beside
-from .program import command as part_command
 
 #: Seconds without a task after which a worker ends.
 IDLE_S = 1800.0
@@ -28,10 +25,9 @@ IDLE_S = 1800.0
 ALIVE_S = 15.0
 #: Pause before a worker is started after a second one has died: the first one, and the longest one.
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
-GRACE_S = 10.0
 
 
-class Worker:
+class Worker(Partner):
     """A worker process and the line to it.
 
     Parameters
@@ -44,62 +40,11 @@ class Worker:
 
     def __init__(self, address: str, bundle: str) -> None:
         self.bundle = bundle
-        own, other = socket.socketpair()
-        with other:
-            self._process = subprocess.Popen(
-                [*part_command("worker"), str(other.fileno()), address],
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches the supervisor, which ends it
-            )
-        self._line, self._rest = own, b""
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
+        super().__init__("worker", address)
 
     def hand(self, token: str) -> None:
         """Hand over a task; a worker that has died shows in :meth:`hear`."""
-        try:
-            self._line.sendall(f"{json.dumps({'token': token})}\n".encode())
-        except OSError:
-            return
-
-    def hear(self, seconds: float) -> dict[str, Any] | None:
-        """Return what the worker says next, or None if it says nothing within `seconds`.
-
-        Raises
-        ------
-        EOFError
-            If it has ended.
-        """
-        while b"\n" not in self._rest:
-            if not select.select([self._line], [], [], seconds)[0]:
-                return None
-            try:
-                found = self._line.recv(1 << 16)
-            except OSError as error:
-                raise EOFError from error
-            if not found:
-                raise EOFError
-            self._rest += found
-        line, _, self._rest = self._rest.partition(b"\n")
-        said: dict[str, Any] = json.loads(line)
-        return said
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self._process.kill()
-
-    def end(self) -> int:
-        """Close the line, on which the process ends, and return its exit code; negative numbers are signals."""
-        self._line.close()
-        try:
-            return self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        self.tell({"token": token})
 
 
 @dataclass

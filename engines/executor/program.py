@@ -1,4 +1,4 @@
-"""Starts the supervisor, the SuperNode or the worker; a script that imports this folder under a private name.
+"""Starts the parts of this folder, which it imports under a private name; a script.
 
 ::
 
@@ -13,10 +13,11 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 #: Name of this folder in the processes that it starts. There, no part of fedcross is imported before its bundle is.
 PRIVATE = "_fedcross_executor"
-PARTS = ("supervisor", "node", "worker")
+PARTS = ("supervisor", "node", "worker", "serverapp")
 
 
 def command(part: str) -> list[str]:
@@ -33,21 +34,27 @@ def beside(name: str) -> str:
     return path
 
 
+def load(part: str) -> ModuleType:
+    """Return the module `part` of this folder, imported under the private name."""
+    if PRIVATE not in sys.modules:
+        folder = Path(__file__).resolve().parent
+        found = importlib.util.spec_from_file_location(
+            PRIVATE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        if found is None or found.loader is None:
+            raise SystemExit(f"{folder}: this part of fedcross is missing. Install fedcross again.")
+        package = importlib.util.module_from_spec(found)
+        sys.modules[PRIVATE] = package
+        found.loader.exec_module(package)
+    return importlib.import_module(f"{PRIVATE}.{part}")
+
+
 def main(arguments: list[str]) -> int:
     """Run the part that the first argument names and return its exit code."""
     part, *rest = arguments or [""]
     if part not in PARTS:
         raise SystemExit(f"{part or 'nothing'}: start one of {', '.join(PARTS)}.")
-    folder = Path(__file__).resolve().parent
-    found = importlib.util.spec_from_file_location(
-        PRIVATE, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if found is None or found.loader is None:
-        raise SystemExit(f"{folder}: this part of fedcross is missing. Install fedcross again.")
-    package = importlib.util.module_from_spec(found)
-    sys.modules[PRIVATE] = package
-    found.loader.exec_module(package)
-    run: Callable[[list[str]], int] = importlib.import_module(f"{PRIVATE}.{part}").main
+    run: Callable[[list[str]], int] = load(part).main
     return run(rest)
 
 

@@ -33,8 +33,9 @@ from types import FrameType
 from flwr.common.logger import log
 
 from . import flower_runtime as runtime
-from .crew import GRACE_S, IDLE_S, Actions, Crew
+from .crew import IDLE_S, Actions, Crew
 from .node import PROGRAM
+from .partner import GRACE_S
 from .program import beside
 from .program import command as own
 

@@ -5,6 +5,7 @@ import shlex
 import socket
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import flwr
@@ -139,3 +140,20 @@ def test_the_last_line_of_a_run_that_failed_says_whether_memory_ran_out(
     with pytest.raises(FederationError) as caught:
         flower.finish(NoProcess(tmp_path, {}), 7, None, print)  # type: ignore[arg-type]
     assert says in str(caught.value).splitlines()[-1]
+
+
+@pytest.mark.parametrize(("name", "program"), [("superlink", "SuperLink"), ("superexec", "SuperExec")])
+def test_a_run_does_not_wait_for_a_server_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, program: str
+) -> None:
+    class Ended(Family):
+        def ended(self) -> list[str]:
+            return [name, "supernode-0"]
+
+    def follow(client: object, run: int, sink: object, check: Callable[[], None]) -> Listed:
+        check()
+        return Listed(run, "finished:completed", "", "", "")
+
+    monkeypatch.setattr(runs, "follow", follow)
+    with pytest.raises(FederationError, match=f"{program} ended in the middle of the run"):
+        flower.finish(Ended(tmp_path, {}), 7, None, print)  # type: ignore[arg-type]

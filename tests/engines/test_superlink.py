@@ -12,7 +12,11 @@ from fedcross.engines.executor import program
 
 def test_superlink_is_closed_by_tls_and_node_keys_and_keeps_its_state(tmp_path: Path) -> None:
     command = superlink.superlink_command(
-        8443, KeyPair(tmp_path / "s.crt", tmp_path / "s.key"), tmp_path / "ca.crt", tmp_path / "state.db"
+        8443,
+        KeyPair(tmp_path / "s.crt", tmp_path / "s.key"),
+        tmp_path / "ca.crt",
+        tmp_path / "state.db",
+        tmp_path / "secret",
     )
     assert command[:4] == guarded.command("flower-superlink")
     options = dict(itertools.pairwise(command))
@@ -24,6 +28,20 @@ def test_superlink_is_closed_by_tls_and_node_keys_and_keeps_its_state(tmp_path: 
     assert options["--database"] == f"{tmp_path}/state.db"
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(command)
     assert "--insecure" not in command
+    # Without the secret, every local user could take the run's task, with its code and configuration.
+    assert options["--isolation"] == "process"
+    assert options["--superexec-auth-secret-file"] == f"{tmp_path}/secret"
+
+
+def test_superexec_has_the_secret_and_prepares_a_process_for_one_run(tmp_path: Path) -> None:
+    command = superlink.superexec_command(8443, tmp_path / "ca.crt", tmp_path / "secret")
+    assert command[:2] == ["env", "FEDCROSS_READY=once"]
+    assert command[2:6] == guarded.command("flower-superexec")
+    assert dict(zip(command[6::2], command[7::2], strict=True)) == {
+        "--runtime-api-address": "127.0.0.1:8443",
+        "--root-certificates": f"{tmp_path}/ca.crt",
+        "--superexec-auth-secret-file": f"{tmp_path}/secret",
+    }
 
 
 def test_supernode_knows_its_partition(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class Attack:
             ("superexec", "flwr-serverapp", "serverapp"),
             ("superlink", "flower-superlink", "superlink"),
         ):
-            listed = docker("top", self.federation.container(service), "-eo", "pid,rss,args", check=False).stdout
+            listed = docker("top", self.federation.container(service), "-eo", "pid,rss,comm,args", check=False).stdout
             sizes = [int(line.split()[1]) for line in listed.splitlines()[1:] if name in line]
             if sizes:
                 self.memory[key].append(max(sizes) // 1024)

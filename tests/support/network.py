@@ -55,6 +55,8 @@ class Network:
         The SuperLink's ``--database`` instead of a file.
     address_space : int, optional
         Most bytes of addresses that the SuperLink may have.
+    ready : str
+        Whether the SuperExec keeps a process ready for the next run; no test but that one's own needs it.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class Network:
         superexec: bool = True,
         database: str = "",
         address_space: int | None = None,
+        ready: str = "off",
     ) -> None:
+        self._ready = ready
         self.work, self.clients, self._superexec = work, clients, superexec
         self._database, self._address_space = database, address_space
         self.visits = work / "visits"
@@ -113,7 +117,7 @@ class Network:
         self.start_superlink()
         self.secret = secret
         command = [
-            *guarded.command("flower-superexec"),
+            *("env", f"{guarded.READY}={self._ready}", *guarded.command("flower-superexec")),
             *("--runtime-api-address", f"{flower.LOOPBACK}:{self.port}"),
             *("--root-certificates", str(self.authority.public), "--superexec-auth-secret-file", str(secret)),
         ]
