@@ -59,6 +59,8 @@ def _no_process_is_left_behind() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCROSS_TESTS", value := secrets.token_hex(8))
         yield
+        if "tests.support.warm" in sys.modules:
+            sys.modules["tests.support.warm"].end()
     assert left_behind(f"FEDCROSS_TESTS={value}", patience_s=60) == []
 
 
