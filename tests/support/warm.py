@@ -138,14 +138,12 @@ class Process:
         self.stderr: IO[str] | None = None
         own = zygote()
         self._zygote = own
-        before = sys.path[sys.path.index(str(ROOT)) + 1 :] if str(ROOT) in sys.path else sys.path
         request = {
             "arguments": self.args,
             "cwd": str(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
             "start_new_session": start_new_session,
             "umask": umask if umask >= 0 else _umask(),
-            "path": [path for path in before if path],
         }
         with contextlib.ExitStack() as stack:
             silent = stack.enter_context(Path(os.devnull).open("r+b", buffering=0)).fileno()
