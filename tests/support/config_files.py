@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf, grammar_parser
+from omegaconf.base import Metadata
 
 #: Texts of settings that are kept with what was read in them.
 MOST_TEXTS = 8192
@@ -27,6 +29,7 @@ MOST_TEXTS = 8192
 def read_once() -> None:
     """Have Hydra keep what it has read of a file until the file changes, and of a setting's text, in this process."""
     _keep_files()
+    _copy_marks()
     _keep_texts()
     _choices_where_needed()
 
@@ -54,6 +57,19 @@ def _keep_files() -> None:
 
     ConfigRepository.load_config = load_config  # type: ignore[method-assign]
     ConfigLoaderImpl._embed_result_config = staticmethod(embedded)  # type: ignore[method-assign, assignment]
+
+
+def _copy_marks() -> None:
+    """Copy what OmegaConf notes on each value field by field: types and names do not change, two tables may."""
+
+    def copied(self: Metadata, memo: dict[int, Any]) -> Metadata:
+        new: Metadata = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.flags = None if self.flags is None else dict(self.flags)
+        new.resolver_cache = copy.deepcopy(self.resolver_cache, memo) if self.resolver_cache else defaultdict(dict)
+        return new
+
+    Metadata.__deepcopy__ = copied  # type: ignore[attr-defined]
 
 
 def _keep_texts() -> None:
