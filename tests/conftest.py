@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support import config_files
@@ -43,6 +44,10 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config_files.read_once()
+    # Hypothesis fails a test whose examples take long to make, which is so for any test on a machine with other work.
+    calm = {*hypothesis.settings().suppress_health_check, hypothesis.HealthCheck.too_slow}
+    hypothesis.settings.register_profile("any load", hypothesis.settings(), deadline=None, suppress_health_check=calm)
+    hypothesis.settings.load_profile("any load")
 
 
 def pytest_unconfigure() -> None:
