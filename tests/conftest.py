@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support import config_files
@@ -43,6 +44,10 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config_files.read_once()
+    # Hypothesis fails a test whose examples take long to make, which is so for any test on a machine with other work.
+    calm = {*hypothesis.settings().suppress_health_check, hypothesis.HealthCheck.too_slow}
+    hypothesis.settings.register_profile("any load", hypothesis.settings(), deadline=None, suppress_health_check=calm)
+    hypothesis.settings.load_profile("any load")
 
 
 def pytest_unconfigure() -> None:
@@ -59,6 +64,8 @@ def _no_process_is_left_behind() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCROSS_TESTS", value := secrets.token_hex(8))
         yield
+        if "tests.support.warm" in sys.modules:
+            sys.modules["tests.support.warm"].end()
     assert left_behind(f"FEDCROSS_TESTS={value}", patience_s=60) == []
 
 

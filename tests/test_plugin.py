@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fedcross.core.paths import import_root
 from fedcross.core.plugins import named_folders
 from fedcross.server.commands.main import main
 from fedcross.strategies.round.registry import method_class
+from tests.support import warm
 from tests.support.federation import run
 
 METHOD = '''
@@ -80,10 +80,10 @@ def test_a_method_in_three_new_files_runs(plugin, tmp_path):
 
 @pytest.mark.slow
 def test_its_own_test_runs_too(plugin):
-    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/strategies/test_toy.py"]
+    own = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/strategies/test_toy.py"]
     checkout = Path(__file__).resolve().parents[1]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = subprocess.run(own, cwd=plugin, env=environment, capture_output=True, text=True, timeout=600)
+    done = warm.run(own, cwd=plugin, env=environment)
     assert done.returncode == 0, done.stdout
 
 

@@ -2,12 +2,14 @@
 
 import pytest
 
-from benchmarks.calls import CLIENTS, counted
+from benchmarks.calls import counted
 
 
+# Six clients are held to more than the ten of the table: what all share is divided by fewer.
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "clients"), [("lenet5", 3), ("resnet20", CLIENTS)])
-def test_a_batched_step_calls_fewer_operations_for_each_client(model, clients):
+@pytest.mark.parametrize(("model", "clients"), [("lenet5", 3), ("resnet20", 6)])
+def test_a_batched_step_calls_fewer_operations_for_each_client(model, clients, monkeypatch):
+    monkeypatch.setattr("benchmarks.calls.BATCH", 2)  # examples cost time, not calls
     found = counted(model, clients)
     alone = found.pop("one client")
     assert set(found) == {"batched", "batched, recorded"}

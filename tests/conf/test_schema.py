@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 from itertools import zip_longest
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import PACKAGES, Train, load
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.round.federation import Federation, Meeting
+from tests.support import warm
 
 
 def faults(*overrides):
@@ -192,19 +191,9 @@ def test_no_setting_of_the_server_reaches_a_device(tmp_path):
         "HOME": str(tmp_path / "nobody"),
         "FEDCROSS_DATA": str(tmp_path / "data"),
     }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            ON_A_DEVICE,
-            json.dumps({**SERVER_SETTINGS, "all": [one for settings in SERVER_SETTINGS.values() for one in settings]}),
-        ],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    everything = [one for settings in SERVER_SETTINGS.values() for one in settings]
+    words = ["-c", ON_A_DEVICE, json.dumps({**SERVER_SETTINGS, "all": everything})]
+    done = warm.run(words, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     same, told, leaked = json.loads(done.stdout.splitlines()[-1])
     assert same == dict.fromkeys([*SERVER_SETTINGS, "all"], True)

@@ -1,4 +1,7 @@
-"""Some of the faults of ``python -m tests.faults.injections``, each in a real process; the command does them all."""
+"""Some of the faults of ``python -m tests.faults.injections``, each in a real process; the command does them all.
+
+Those that need torch are forked from a process that has imported it (tests.support.warm).
+"""
 
 import os
 
@@ -18,8 +21,8 @@ ONE_PROCESS = ("folder_unwritable", "certificate_expired", "wrong_server_name", 
 SEVERAL = ("checkpoint_unwritable", "folder_in_use", "audit_changed", "clients_refuse", "missing_program")
 
 
-def check(how, name, folder):
-    with Bench(folder / name) as bench:
+def check(how, name, folder, warm=False):
+    with Bench(folder / name, warm=warm) as bench:
         told = how[name](bench)
     # The time is for the table; a test on a machine that does other work besides cannot promise it.
     assert (told.names, told.code) == ((name,), EXIT[name]), told.text
@@ -33,13 +36,13 @@ def test_a_fault_in_a_real_process_is_named(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ONE_PROCESS, *SEVERAL])
 def test_a_fault_in_real_processes_is_named(name, tmp_path):
-    check(HERE, name, tmp_path)
+    check(HERE, name, tmp_path, warm=True)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount a disk of its own")
 def test_a_full_disk_is_named(tmp_path):
-    check(HERE, "disk_full", tmp_path)
+    check(HERE, "disk_full", tmp_path, warm=True)
 
 
 @pytest.mark.slow

@@ -1,12 +1,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.killer import ACCEPTED, DRAWN, POINTS, ROUNDS
 from tests.support.scale import WHOLE, size
 
@@ -20,14 +19,11 @@ CASES = [[point, 2 + trial % (ROUNDS - 1)] for trial in range(size(1, 5)) for po
 @pytest.mark.parametrize("method", ["fedcross", "scaffold"] if WHOLE else ["fedcross"])
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path, method):
     cases = [case for case in CASES if method == "fedcross" or case[0] != "mixing"]  # one model: nothing to mix
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.killer", str(tmp_path), json.dumps(cases), f"method={method}"],
+    done = warm.run(
+        ["-m", "tests.support.killer", str(tmp_path), json.dumps(cases), f"method={method}"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=600 if not WHOLE else 3000,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     whole, *found = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]

@@ -1,12 +1,12 @@
 """What ends a run and what must not: a configuration that all clients refuse, and a claim to another's partition."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.network import Network, lines, wait_for_rounds
 
 PATIENCE_S = 1500
@@ -26,14 +26,11 @@ ENGINES = [
 def test_what_all_clients_refuse_ends_the_run_with_their_words(tmp_path, engine):
     output = tmp_path / "run"
     own = ["engine.workers=1"] if engine == "local" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "fedcross", *SETTINGS, f"engine={engine}", *own, f"output={output}"],
+    done = warm.run(
+        ["-m", "fedcross", *SETTINGS, f"engine={engine}", *own, f"output={output}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
         timeout=PATIENCE_S,
-        check=False,
     )
     told = done.stdout + done.stderr
     assert done.returncode != 0, told[-3000:]

@@ -7,14 +7,13 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fedcross.core.overrides import quote
 from fedcross.core.private_files import SHARE
+from tests.support import warm
 from tests.support.command import main
 from tests.support.network import ROOT
 from tests.support.scale import size
@@ -171,18 +170,16 @@ def test_a_run_that_was_killed_goes_on_elsewhere_from_copied_files(runs, tmp_pat
         "from fedcross.server.commands.main import main; sys.exit(main(sys.argv[1:]))"
     )
     home = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
-    died = subprocess.run(
-        [sys.executable, "-c", code, *SMALL, f"rounds={END}", f"output={first}"],
-        env={**home, "HOME": str(tmp_path)}, cwd=tmp_path, capture_output=True, check=False, timeout=600,
-    )  # fmt: skip
+    died = warm.run(
+        ["-c", code, *SMALL, f"rounds={END}", f"output={first}"], env={**home, "HOME": str(tmp_path)}, cwd=tmp_path
+    )
     assert died.returncode == -9, died.stderr[-2000:]
     shutil.copytree(first, machine)
     shutil.rmtree(first.parent)
     (tmp_path / "home").mkdir()
-    resumed = subprocess.run(
-        [sys.executable, "-m", "fedcross", f"resume={quote(str(machine.relative_to(tmp_path / 'elsewhere')))}"],
+    resumed = warm.run(
+        ["-m", "fedcross", f"resume={quote(str(machine.relative_to(tmp_path / 'elsewhere')))}"],
         env={**home, "HOME": str(tmp_path / "home")}, cwd=tmp_path / "elsewhere", umask=0o027,
-        capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     assert model(machine) == model(runs / "whole")

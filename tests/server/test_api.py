@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from flwr.serverapp import ServerApp
 import fedcross
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.paths import import_root
+from tests.support import warm
 
 SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
 SMALL += ["train.epochs=1", "logger=none", "engine.workers=1"]
@@ -126,16 +128,14 @@ def test_an_interrupt_ends_cleanly_and_leaves_no_process(tmp_path):
         f"output={folder}",
     ]
     code = f"import fedcross\ntry:\n    fedcross.run(*{settings!r})\nexcept KeyboardInterrupt:\n    print('ended')\n"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path
-    ) as process:
+    with closing(warm.Process(["-c", code], stdout=subprocess.PIPE, start_new_session=True, cwd=tmp_path)) as process:
         assert process.stdout is not None
         for line in process.stdout:  # progress shows: lines, for this is no terminal
             if "round 2/" in line:
                 break
         process.send_signal(signal.SIGINT)
         assert process.stdout.read().splitlines()[-1] == "ended"
-    assert process.returncode == 0
+        assert process.wait() == 0
     left = (
         [p for p in Path("/proc").glob("[0-9]*") if _session(p) == process.pid] if Path("/proc/self").exists() else []
     )

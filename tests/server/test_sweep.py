@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from fedcross.server.identity import fingerprint
 from fedcross.server.jobs import standing, sweep_job
 from fedcross.server.sweep import applicable, plan
 from tests.server.commands.test_run import SMALL, call, environment
+from tests.support import warm
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow
@@ -156,7 +155,7 @@ def test_an_experiments_setting_by_data_set_reaches_the_job(monkeypatch, tmp_pat
     assert run.settings["method.mu"] == 0.01
 
 
-def wait_for(metrics: Path, lines: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for(metrics: Path, lines: int, process: warm.Process) -> None:
     until = time.monotonic() + 600
     while not (metrics.exists() and metrics.read_text().count("\n") >= lines):
         assert time.monotonic() < until
@@ -169,11 +168,12 @@ def test_a_sweep_killed_in_the_middle_ends_with_the_same_table(monkeypatch, tmp_
     sweep = ["-m", *TINY, "method=fedavg,fedcross", "seed=1", "rounds=40"]
     assert call(monkeypatch, tmp_path, *sweep, "hydra.sweep.dir=whole") == 0
     mark = fingerprint(load([*TINY, "method=fedcross"]))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedcross", *sweep, "hydra.sweep.dir=cut"],
-        cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    process = warm.Process(
+        ["-m", "fedcross", *sweep, "hydra.sweep.dir=cut"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
         start_new_session=True,
-    )  # fmt: skip
+    )
     wait_for(tmp_path / "cut" / f"fedcross-digits-seed1-{mark}" / "metrics.jsonl", 3, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -192,11 +192,8 @@ def test_jobs_side_by_side_give_what_they_give_in_order(monkeypatch, tmp_path):
     sweep = ["-m", *TINY, "method=scaffold,fedcross", "seed=1,2", "rounds=3"]
     assert call(monkeypatch, tmp_path, *sweep, "hydra.sweep.dir=alone") == 0
     parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=together"]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedcross", *sweep, *parallel], cwd=tmp_path, capture_output=True, text=True,
-        timeout=600,
-        env={k: v for k, v in environment(tmp_path).items() if k != "FEDCROSS_STATE"} | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    own = {k: v for k, v in environment(tmp_path).items() if k != "FEDCROSS_STATE"} | {"OMP_NUM_THREADS": "1"}
+    done = warm.run(["-m", "fedcross", *sweep, *parallel], cwd=tmp_path, env=own)
     assert done.returncode == 0, done.stderr
     assert len(results(tmp_path / "together")) == 4
     assert table(tmp_path / "together") == table(tmp_path / "alone")

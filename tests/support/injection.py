@@ -17,6 +17,7 @@ from pathlib import Path
 from fedcross.core.causes import CAUSES, cause_of
 from fedcross.core.keys import KeyPair
 from tests.support.network import lines
+from tests.support.warm import Process
 
 ROOT = Path(__file__).parents[2]
 #: How long it may take until a fault is named, in seconds.
@@ -49,16 +50,23 @@ class Told:
 
 
 class Watched:
-    """A process of which each line is kept, with the moment at which it came."""
+    """A process of which each line is kept, with the moment at which it came; `warm`: forked (tests.support.warm)."""
 
-    def __init__(self, command: Sequence[str], folder: Path, **variables: str) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, *, warm: bool = False, **variables: str) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FEDCROSS_", "HYDRA_"))}
         own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "400", **variables}
         self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            list(command), cwd=folder, env={**kept, **own}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+        self.process: subprocess.Popen[str] | Process
+        if warm:
+            self.process = Process(
+                command, cwd=folder, env={**kept, **own}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        else:
+            self.process = subprocess.Popen(
+                list(command), cwd=folder, env={**kept, **own}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+            )  # fmt: skip
         self.said: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -112,10 +120,14 @@ class Watched:
 
 
 class Bench:
-    """A folder for one fault, and the processes that it starts; a context manager that leaves none behind."""
+    """A folder for one fault, and the processes that it starts; a context manager that leaves none behind.
 
-    def __init__(self, folder: Path) -> None:
+    `warm`: the ``fedcross`` commands find their libraries imported. For tests; the times of a table are of new ones.
+    """
+
+    def __init__(self, folder: Path, *, warm: bool = False) -> None:
         self.folder = folder
+        self.warm = warm
         self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> Bench:
@@ -125,15 +137,16 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
-    def start(self, command: Sequence[str], **variables: str) -> Watched:
+    def start(self, command: Sequence[str], *, warm: bool = False, **variables: str) -> Watched:
         """Start a program."""
-        found = Watched(command, self.folder, **variables)
+        found = Watched(command, self.folder, warm=warm, **variables)
         self.stack.callback(found.end)
         return found
 
     def fedcross(self, *arguments: str, **variables: str) -> Watched:
-        """Start the ``fedcross`` command."""
-        return self.start([sys.executable, "-m", "fedcross", *arguments], **variables)
+        """Start the ``fedcross`` command; with variables that a library may read at its import, always a new one."""
+        warm = self.warm and all(name.startswith("FEDCROSS_") for name in variables)
+        return self.start([sys.executable, "-m", "fedcross", *arguments], warm=warm, **variables)
 
     def ends(self, *arguments: str, **variables: str) -> Told:
         """Return what the command says of a fault that is there from its start on."""

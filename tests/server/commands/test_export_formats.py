@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -18,6 +16,7 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.commands import formats
 from fedcross.server.commands.export import export, network
 from fedcross.server.launch import launch
+from tests.support import warm
 from tests.support.command import subcommand
 
 main = subcommand("export")
@@ -111,7 +110,7 @@ def test_the_printed_lines_run(finished, tmp_path, capsys, monkeypatch, kind):
     assert main([str(finished), "--format", kind, "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert said.out.strip() == str(out)
-    done = subprocess.run([sys.executable, "-c", said.err], capture_output=True, text=True, check=False)
+    done = warm.run(["-c", said.err])
     assert done.returncode == 0, done.stderr
     assert kind == "safetensors" or "(1, 10)" in done.stdout.replace("torch.Size([1, 10])", "(1, 10)")
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fedcross.core.paths import import_root
 from fedcross.server.commands.method_template import files
+from tests.support import warm
 from tests.support.command import subcommand
 
 main = subcommand("new-method")
@@ -31,13 +30,12 @@ def test_the_files_run_and_pass_their_test(
         "FEDCROSS_PATH": str(tmp_path / "mine"),
     }  # fmt: skip
     test = tmp_path / "mine" / "tests" / "test_my_way2.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm.run(["-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "5 passed" in done.stdout
-    run = [sys.executable, "-m", "fedcross", "method=my_way2", "task=digits", "task.limit=100", "rounds=1",
+    run = ["-m", "fedcross", "method=my_way2", "task=digits", "task.limit=100", "rounds=1",
            "partition=iid", "engine.workers=1", "logger=none", "output=out"]  # fmt: skip
-    done = subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm.run(run, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"velocity"' in (tmp_path / "out" / "metrics.jsonl").read_text()
 

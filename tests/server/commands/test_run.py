@@ -13,6 +13,7 @@ from fedcross.core.paths import import_root
 from fedcross.server.check import check_overrides
 from fedcross.server.commands.main import main
 from fedcross.server.sweep import applicable
+from tests.support import warm
 
 SMALL = [
     "task.limit=200",
@@ -101,10 +102,12 @@ def test_help_imports_neither_torch_nor_ray(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedcross", *SMALL, "rounds=100000", "hydra.run.dir=one"],
-        cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        process = warm.Process(
+            ["-m", "fedcross", *SMALL, "rounds=100000", "hydra.run.dir=one"],
+            cwd=tmp_path, env=environment(tmp_path), stderr=file,
+        )  # fmt: skip
     metrics = tmp_path / "one" / "metrics.jsonl"
     waiting_until = time.monotonic() + 600
     while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
@@ -113,10 +116,11 @@ def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     try:
-        _, told = process.communicate(timeout=600)
+        code = process.wait(timeout=600)
     finally:
         process.kill()  # else a run that Ctrl-C does not end would go on for ever
-    assert process.returncode == 130
+    told = said.read_text()
+    assert code == 130
     assert "resume=" in told
     assert "Traceback" not in told
     assert all(json.loads(text) for text in metrics.read_text().splitlines())
