@@ -72,10 +72,12 @@ RUN set -eu; \
     /opt/tools/bin/pip --python /opt/fedcross/bin/python install --quiet --no-deps --no-index --prefix /build/app /build/wheels/*.whl
 
 FROM ${BASE_IMAGE} AS fedcross
-# A fixed user id, so that volumes keep their owner when the image changes.
+# A fixed user id, so that volumes keep their owner when the image changes. A device's bundle has a user of its own: it
+# must pass through /keys to the folder that is mounted there.
 RUN set -eu; \
     useradd --uid 10001 --user-group --home-dir /state --no-create-home --shell /usr/sbin/nologin fedcross; \
-    keys="/keys /keys/authority /keys/server /keys/superexec /keys/public /keys/page /keys/client-1 /keys/client-2 /keys/client-3"; \
+    install -d -m 0711 -o 10001 -g 10001 /keys; \
+    keys="/keys/authority /keys/server /keys/superexec /keys/public /keys/page /keys/client-1 /keys/client-2 /keys/client-3"; \
     install -d -m 0700 -o 10001 -g 10001 $keys /state; \
     install -d -m 0755 -o 10001 -g 10001 /data /data/server /data/client-1 /data/client-2 /data/client-3 /outputs
 # Nothing can be installed in a container.

@@ -169,11 +169,13 @@ def step(
 
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs, labels and row numbers of all epochs' batches, ordered by seed, round, client and exchange."""
+    inputs = visit.inputs
     for order in orders(visit, epochs):
-        held, y = visit.inputs.held[order], visit.y[order]
+        held, y = inputs.held[order], visit.y[order]
         for start in range(0, len(order), size):
             part = slice(start, start + size)
-            yield visit.inputs.ready(held[part]), y[part], order[part]
+            x = held[part]
+            yield x if inputs.prepare is None else inputs.ready(x), y[part], order[part]
 
 
 def later(visit: Visit) -> tuple[int, ...]:

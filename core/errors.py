@@ -64,12 +64,12 @@ class UploadError(ProtocolError):
     reason : str
         Short snake_case name of the kind of fault, used as a counter (``non_finite``, ``wrong_shape``, ...).
     detail : str
-        What was seen.
+        What was seen. A device may have written it, so it is made one line without control characters.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(f"{reason}: {one_line(detail)}")
 
 
 class FederationError(FedcrossError):
@@ -78,6 +78,12 @@ class FederationError(FedcrossError):
 
 class DeviceError(FedcrossError):
     """The GPU failed so that this process cannot use it any more; only a new process can."""
+
+
+def one_line(text: str) -> str:
+    """Return `text` in one line; what a terminal would obey (escape sequences, a carriage return) as an escape."""
+    joined = " ".join(part for part in text.split("\n") if part.strip())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
 
 
 #: Names that a message lists at most.

@@ -14,6 +14,7 @@ import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +43,7 @@ def private_folder(path: Path) -> Path:
 
 def check_folder(path: Path) -> Path:
     """Return `path` if it is a folder that only its owner can enter; else raise StorageError."""
-    if not path.is_dir():
+    if not _seen(path, Path.is_dir):
         raise StorageError(f"{path}: no such folder of keys. Make it with fedcross deploy.")
     _check_mode(path, "700")
     return path
@@ -56,10 +57,20 @@ def check_private(path: Path) -> Path:
     StorageError
         If it is missing, is no regular file, or is open to group or others.
     """
-    if not path.is_file():
+    if not _seen(path, Path.is_file):
         raise StorageError(f"{path}: no such key file. Make it with fedcross deploy.")
     _check_mode(path, "600")
     return path
+
+
+def _seen(path: Path, kind: Callable[[Path], bool]) -> bool:
+    try:
+        return kind(path)
+    except PermissionError as error:
+        raise StorageError(
+            f"{path}: user {os.getuid()} may not look there. Run as the owner of the keys (a device in a container: "
+            "DEVICE_USER in its .env)."
+        ) from error
 
 
 def _check_mode(path: Path, wanted: str) -> None:

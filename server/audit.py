@@ -235,6 +235,8 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 def _texts(path: Path) -> tuple[list[bytes], bool]:
     """Return the lines of `path`, and whether the last one is complete."""
     try:
+        if path.exists() and not path.is_file():  # to read a pipe would wait for ever
+            raise StorageError(f"{path}: no regular file. A run writes one with log.audit=true.")
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise StorageError(f"{path}: no audit trail. A run on this machine writes one with log.audit=true.") from error

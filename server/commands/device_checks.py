@@ -31,10 +31,16 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
     from fedcross.core.keys import validity
     from fedcross.core.private_files import check_folder, check_private
 
-    if not folder.is_dir():
+    try:
+        names = sorted(folder.iterdir())
+    except PermissionError:
+        whose = "Run as the owner of the keys (a device in a container: DEVICE_USER in its .env)."
+        yield fault(f"{folder}: user {os.getuid()} may not look there. {whose}")
+        return
+    except OSError:
         yield fault(f"{folder}: no such folder. Name the folder 'keys' of the device's bundle.")
         return
-    keys = sorted(folder.glob("*-node.key"))
+    keys = [path for path in names if path.name.endswith("-node.key")]
     if len(keys) != 1:
         yield fault(f"{folder}: {len(keys)} files *-node.key, a device has one. Take the folder that new-client made.")
     secret = folder / SECRET

@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import check_private, private_folder, write_private
+from fedcross.core.private_files import check_folder, check_private, private_folder, write_private
 from tests.support.command import subcommand
 
 main = subcommand("deploy")
@@ -247,3 +247,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["authority", ca]) == 2
     finally:
         os.umask(before)
+
+
+def test_a_key_where_this_user_may_not_look_is_an_error_in_words(tmp_path, monkeypatch):
+    def closed(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    monkeypatch.setattr(Path, "is_dir", closed)
+    for check in (check_private, check_folder):
+        with pytest.raises(StorageError, match=r"may not look there\. Run as the owner of the keys"):
+            check(tmp_path / "key")

@@ -213,3 +213,9 @@ def test_the_build_sees_every_package() -> None:
     }
     named = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert folders <= named
+
+
+def test_any_user_of_a_bundle_s_container_can_pass_to_its_keys() -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    assert "install -d -m 0711 -o 10001 -g 10001 /keys;" in image
+    assert ' keys="/keys/authority ' in image

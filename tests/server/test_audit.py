@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import re
 
@@ -107,6 +108,12 @@ def test_a_fault_says_where_it_is(tmp_path, change, fault):
     path = written(tmp_path / "run")
     path.write_bytes(b"".join(text + b"\n" for text in change(path.read_bytes().split(b"\n")[:-1])))
     assert check(path.parent).faults[0].startswith(fault)
+
+
+def test_a_pipe_in_the_place_of_the_trail_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / audit.NAME)
+    with pytest.raises(StorageError, match="no regular file"):
+        check(tmp_path)
 
 
 def test_lines_of_another_run_are_named(tmp_path):

@@ -1,6 +1,7 @@
 """What ``fedcross doctor --device`` says on the device, beside a gateway that answers as ours does."""
 
 import http.server
+import os
 import ssl
 import threading
 from email.utils import formatdate
@@ -84,6 +85,16 @@ def test_keys_that_are_open_or_missing(keys, tmp_path):
     make_node_key(keys, "other")
     assert "2 files *-node.key, a device has one" in faults(device_checks.check_node_key(keys))[0]
     assert "Name the folder 'keys'" in faults(device_checks.check_node_key(tmp_path / "none"))[0]
+
+
+def test_keys_of_another_user(keys, monkeypatch):
+    def closed(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    (said,) = faults(device_checks.check_node_key(keys))
+    assert f"user {os.getuid()} may not look there" in said
+    assert "DEVICE_USER" in said
 
 
 def test_a_server_of_another_federation(gateway, tmp_path):
