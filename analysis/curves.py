@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette for colour-blind readers, without its yellow (too faint on white)."""
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+LONG, WIDE = 40, 110
+"""If a name has more letters, all names stand below the axes, in lines of so many."""
 DIRECT = 7
 """Up to this many curves, names stand at the line ends; a panel with more curves has a legend."""
 SMOOTH_FROM = 100
@@ -50,7 +53,8 @@ def plot_curves(groups: Sequence[Group], x: str, path: Path) -> None:
     panels = list(dict.fromkeys(group.problem for group in groups))
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(7.6 * columns, 4.4 * rows), dpi=140, layout="constrained")
+    below = max(_lines([_name(g) for g in groups if g.problem == panel]) for panel in panels)
+    figure = Figure(figsize=(7.6 * columns, (4.4 + 0.14 * below) * rows), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
     style = styles(groups)
@@ -60,6 +64,15 @@ def plot_curves(groups: Sequence[Group], x: str, path: Path) -> None:
     for axes in all_axes[len(panels) :]:
         axes.set_axis_off()
     figure.savefig(path)
+
+
+def _name(group: Group) -> str:
+    return group.method if group.finished else f"{group.method} (unfinished)"
+
+
+def _lines(names: Sequence[str]) -> int:
+    """Return how many lines the names take below the axes; 0 where there is room elsewhere."""
+    return sum(len(textwrap.wrap(name, WIDE)) for name in names) if max(map(len, names)) > LONG else 0
 
 
 def _panel(axes: Axes, groups: Sequence[Group], x: str, style: dict[str, tuple[str, object]]) -> None:
@@ -77,7 +90,7 @@ def _panel(axes: Axes, groups: Sequence[Group], x: str, style: dict[str, tuple[s
             mean, std = trailing_mean(mean), trailing_mean(std)
         if len(group.runs) > 1:
             axes.fill_between(at, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
-        name = group.method if group.finished else f"{group.method} (unfinished)"
+        name = _name(group)
         marker = "o" if at.size <= 25 else None
         axes.plot(at, mean, color=colour, linestyle=dash, linewidth=1.8, marker=marker, markersize=3, label=name)
         ends.append((float(at[-1]), float(mean[-1]), name, colour))
@@ -86,7 +99,17 @@ def _panel(axes: Axes, groups: Sequence[Group], x: str, style: dict[str, tuple[s
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.02)
-    if len(ends) > DIRECT:
+    if ends and _lines([name for _, _, name, _ in ends]):
+        lines, names = axes.get_legend_handles_labels()
+        axes.legend(
+            lines,
+            [textwrap.fill(name, WIDE) for name in names],
+            fontsize=7,
+            frameon=False,
+            loc="upper left",
+            bbox_to_anchor=(0, -0.14),
+        )
+    elif len(ends) > DIRECT:
         axes.legend(fontsize=7, ncols=2, frameon=False, loc="lower right")
     else:
         _name_ends(axes, ends)
