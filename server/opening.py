@@ -90,6 +90,8 @@ def read(config: RunConfig) -> FederatedData:
     """Read the data of `config`, and say so before and after."""
     say(f"Reading {config.names['task']} ...")
     data = config.load_data()
-    parts = f"{len(data.task.train)} training examples over {len(data.partition)} clients"
+    parts = "training examples on the devices"
+    if not data.partition.own:
+        parts = f"{len(data.task.train)} training examples over {len(data.partition)} clients"
     say(f"{parts}, {len(data.task.test)} test examples, {data.task.classes} classes")
     return data

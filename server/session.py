@@ -185,7 +185,8 @@ class Session:
         emit(event, **fields)
         if self.board is not None:
             self.board.online = len(self.method.nodes.online)
-            self.board.note(event, fields)
+            key = self.method.nodes.keys.get(fields["node"]) if event == "request_sent" else None
+            self.board.note(event, {**fields, "key": key} if key else fields)
 
     def _round(self, number: int) -> dict[str, Any]:
         started = time.perf_counter()

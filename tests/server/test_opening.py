@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fedcross
 from fedcross.conf.compose import compose
 from fedcross.server.launch import RunInterrupted
-from fedcross.server.opening import describe
+from fedcross.server.opening import describe, read
 from tests.support.command import main
 
 SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
@@ -67,3 +68,10 @@ def test_an_interrupt_names_the_folder_and_the_command(tmp_path, name, shown, mo
 
 def test_the_package_knows_its_version():
     assert fedcross.__version__.count(".") == 2
+
+
+def test_devices_with_data_of_their_own_have_no_number_of_examples(capsys):
+    task = SimpleNamespace(train=[], test=[0] * 5, classes=10)
+    data = SimpleNamespace(task=task, partition=SimpleNamespace(own=True))
+    read(SimpleNamespace(names={"task": "arrays"}, load_data=lambda: data))
+    assert capsys.readouterr().out.splitlines()[1] == "training examples on the devices, 5 test examples, 10 classes"

@@ -164,3 +164,12 @@ def test_a_session_talks_to_its_clients_by_way_of_the_judge(tmp_path, monkeypatc
     monkeypatch.setattr("fedcross.server.session.judged", lambda grid: made.append(copy.copy(grid)) or made[0])
     ready = session(tmp_path)
     assert made == [ready.grid]
+
+
+def test_the_page_knows_the_keys_of_the_nodes(tmp_path):
+    shown = session(tmp_path, "serve.page=true")
+    shown.method.nodes.keys[7] = "fp"
+    for node in (7, 8):
+        asked = {"round": 1, "exchange": 0, "slot": node, "client": node, "node": node, "bytes_down": 1}
+        shown._tell("request_sent", asked)
+    assert [device["key"] for device in shown.board.snapshot()["devices"]] == ["fp", ""]
