@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.recordings import Recorder, steps
+from fedcross.client.recordings import Recorder, rows_of_plan, steps
 from fedcross.client.trainer import Augment, Stepper, augmentation_stream, host_orders, train
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Trained, Visit
@@ -42,7 +42,7 @@ class Captured(Recorder["_Stage"]):
         """Return the stage for this visit; None if the plain loop should train it."""
 
         def key() -> Hashable:
-            return _kind(visit, prepared, settings, padded=self._objective.batchable), augmented
+            return _kind(visit, prepared, settings, self._objective.by_row), augmented
 
         def make() -> _Stage:
             room = max(self._examples, len(visit.y))
@@ -77,20 +77,20 @@ class _Stage:
     ) -> None:
         self._net, self._size, self._room = net, settings.batch, room
         self.uses = 0
-        count = len(visit.y)
         self._x, self._y = visit.inputs.like(_space(visit.inputs.held, room)), _space(visit.y, room)
         #: Augmentation draws on the host, so augmented inputs come from outside.
         self._inputs = _space(net.arrange(visit.inputs[:1]), self._size) if augmented else None
-        self._orders = visit.y.new_zeros(steps(room, self._size, settings.epochs), self._size)
+        self._orders = visit.y.new_zeros(rows_of_plan(room, self._size, settings.epochs), self._size)
         self._number = visit.y.new_zeros(())
         self._momentum, self._lr, self._total = (
             torch.zeros_like(net.flat),
             net.flat.new_zeros(()),
             net.flat.new_zeros(()),
         )
-        leaves, spec = tree_flatten(prepared)
-        by_row = [objective.batchable and _is_by_row(leaf, count) for leaf in leaves]
-        self._leaves = [_fixed(leaf, net.device, room if rows else None) for leaf, rows in zip(leaves, by_row)]
+        leaves, spec = tree_flatten_with_path(prepared)
+        self._leaves = [
+            _fixed(leaf, net.device, room if _is_by_row(path, objective.by_row) else None) for path, leaf in leaves
+        ]
         own: Prepared = tree_unflatten(self._leaves, spec)
         self._stepper = Stepper(net, objective, own, settings, self._momentum, self._total, self._lr)
         state = [net.flat, self._momentum, self._total, self._number, *net.module.buffers()]
@@ -149,29 +149,26 @@ class _Stage:
         return [len(piece) for piece in pieces]
 
 
-def _kind(visit: Visit, prepared: Prepared, settings: Train, *, padded: bool) -> Any:
+def _kind(visit: Visit, prepared: Prepared, settings: Train, by_row: frozenset[str]) -> Any:
     """Return what visits must have in common to use one recording: what a step's Python code can see.
 
-    With `padded`, an objective looks a tensor of one entry per example up by its rows only, as in the batched trainer;
-    such tensors may have any number of rows.
+    The prepared tensors that `by_row` names may have any number of rows.
     """
-    leaves, spec = tree_flatten(prepared)
+    leaves, spec = tree_flatten_with_path(prepared)
     fixed = settings.batch, settings.momentum, settings.weight_decay, settings.clip
-    kinds = tuple(_leaf_kind(leaf, len(visit.y), padded=padded) for leaf in leaves)
+    kinds = tuple(_leaf_kind(leaf, padded=_is_by_row(path, by_row)) for path, leaf in leaves)
     return fixed, visit.inputs.kind, str(spec), kinds
 
 
-def _leaf_kind(leaf: Any, examples: int, *, padded: bool) -> Any:
+def _leaf_kind(leaf: Any, *, padded: bool) -> Any:
     if not isinstance(leaf, Tensor):
         return repr(leaf)
-    if padded and _is_by_row(leaf, examples):
-        return "rows", leaf.shape[1:], leaf.dtype
-    return leaf.shape, leaf.dtype
+    return ("rows", leaf.shape[1:], leaf.dtype) if padded else (leaf.shape, leaf.dtype)
 
 
-def _is_by_row(leaf: Any, examples: int) -> bool:
-    """Return whether `leaf` is a tensor with one entry per example."""
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == examples
+def _is_by_row(path: tuple[Any, ...], by_row: frozenset[str]) -> bool:
+    """Return whether the prepared value at `path` is one that `by_row` names."""
+    return path[0].key in by_row
 
 
 def _fixed(leaf: Any, device: torch.device, room: int | None) -> Any:

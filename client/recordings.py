@@ -11,7 +11,7 @@ from flwr.common.logger import log
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedcross.client.cuda_graphs import Record, Replay
+from fedcross.client.cuda_graphs import WARM_UP, Record, Replay
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.parts.objective import Objective, Prepared
 
@@ -114,3 +114,12 @@ class Recorder(Generic[S]):
 def steps(examples: int, size: int, epochs: int) -> int:
     """Return the number of steps of a visit with batches of `size`."""
     return epochs * -(-examples // size)
+
+
+def rows_of_plan(examples: int, size: int, epochs: int) -> int:
+    """Return how many rows the plan of a recorded visit has: its steps, and those that a warm-up looks up beyond them.
+
+    The step's number grows with each call, so a warm-up and the recording read as many rows as they make calls; what
+    they compute is undone.
+    """
+    return max(steps(examples, size, epochs), WARM_UP + 1)

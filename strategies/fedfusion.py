@@ -162,6 +162,8 @@ class Fusion(Objective[FedFusionParams]):
     359 MiB), only while the client trains. Above ``cache_mib``, or with augmentation, it is computed batch by batch.
     """
 
+    by_row = frozenset({"cache"})
+
     def __init__(self, params: FedFusionParams) -> None:
         super().__init__(params)
         self.keeps = params.momentum == "keep"

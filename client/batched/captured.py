@@ -16,7 +16,7 @@ from fedcross.client.batched.state import StackedPrepared, StackedState, Work, p
 from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.recordings import Recorder, steps
+from fedcross.client.recordings import Recorder, rows_of_plan, steps
 from fedcross.client.trainer import Augment, augmentation_stream
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Objective, Trained, Visit
@@ -80,7 +80,7 @@ class _Stage:
         self._x, self._y = like.inputs.like(held.new_zeros(k, room, *held.shape[1:])), like.y.new_zeros(k, room)
         #: Augmentation draws on the host, so augmented inputs come from outside.
         self._inputs = one.new_zeros(k, self._size, *one.shape[1:]) if augmented else None
-        self._orders = like.y.new_zeros(steps(room, settings.batch, settings.epochs), k, self._size)
+        self._orders = like.y.new_zeros(rows_of_plan(room, settings.batch, settings.epochs), k, self._size)
         self._counts = like.y.new_zeros(self._orders.shape[:2])
         self._number = like.y.new_zeros(())
         self._first = torch.arange(k, device=net.device)[:, None] * room

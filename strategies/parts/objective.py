@@ -169,6 +169,9 @@ class Objective(Generic[P]):
 
     #: Whether the batched trainer may run this objective under vmap.
     batchable: bool = True
+    #: Names of prepared tensors with one entry per example, which `loss` reads at ``batch.rows`` alone: a recorded step
+    #: serves clients with other numbers of examples, and only these tensors may then be longer than the client's data.
+    by_row: frozenset[str] = frozenset()
     #: Whether ``finish`` returns a state that the client stores for its next visit.
     keeps: bool = False
     #: Whether a visit draws its examples from all clients' data together; the server's ``pooled-share`` says how large

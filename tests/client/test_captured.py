@@ -22,7 +22,7 @@ from fedcross.tasks.models._split import Split
 from fedcross.tasks.reading.params import Normalise
 from tests.client.batched.test_trainer import Noisy, Pulled, one_by_one
 from tests.support import visits as v
-from tests.support.tape import TapeRecorder
+from tests.support.tape import TapeRecorder, WarmRecorder
 
 #: Most of these clients have a short last batch, one has no full one, and some are larger than the first.
 SIZES = (9, 12, 5, 3, 14, 8)
@@ -30,6 +30,8 @@ SIZES = (9, 12, 5, 3, 14, 8)
 
 class Taught(Objective):
     """Looks a tensor of one entry per example up, and has a weight that changes from visit to visit."""
+
+    by_row = frozenset({"teacher"})
 
     def prepare(self, visit: Visit) -> Prepared:
         teacher = visit.net.logits(visit.params, visit.buffers, visit.x, train=False).detach()
@@ -39,6 +41,17 @@ class Taught(Objective):
         rows = torch.arange(len(batch.y)) if batch.rows is None else batch.rows
         apart = (net.logits(params, buffers, batch.x) - prepared["teacher"][rows]) ** 2
         return prepared["weight"] * batch.mean(apart.sum(1)) + super().loss(net, params, buffers, batch, prepared)
+
+
+class Pointed(Objective):
+    """Compares scores with all rows of a table that has as many rows as the client has examples, by chance."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        return {"table": torch.linspace(-1, 1, 5 * visit.classes, dtype=visit.x.dtype).view(5, visit.classes)}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        apart = torch.cdist(net.logits(params, buffers, batch.x), prepared["table"])
+        return batch.mean(torch.logsumexp(apart, 1)) + super().loss(net, params, buffers, batch, prepared)
 
 
 OBJECTIVES = {
@@ -93,6 +106,30 @@ def test_one_recording_serves_all_clients_if_the_largest_is_known() -> None:
         v.enter(net, client)
         equal(one.train(client, objective.prepare(client), v.settings()), plain)
     assert recorder.recordings == 1
+
+
+@pytest.mark.parametrize("examples", [4, 8, 12])
+def test_a_visit_of_fewer_steps_than_a_warm_up_is_recorded(examples: int) -> None:
+    net, objective = v.small_net(dtype=torch.float32), Objective(Settings())
+    client, recorder = v.visit(net, 0, examples), WarmRecorder()
+    (plain,) = one_by_one(net, objective, [client], epochs=1, batch=4)
+    one = Captured(net, objective, record=recorder)
+    for _ in range(3):
+        v.enter(net, client)
+        equal(one.train(client, {}, v.settings(epochs=1, batch=4)), plain)
+    assert one.refused is None
+    assert recorder.replays >= 2
+
+
+def test_a_table_with_as_many_rows_as_the_client_has_examples_stays_as_it_is() -> None:
+    net, objective = v.small_net(dtype=torch.float32), Pointed(Settings())
+    clients = [v.visit(net, number, size) for number, size in enumerate((5, 14, 5))]
+    expected = one_by_one(net, objective, clients, batch=4)
+    one = Captured(net, objective, examples=14, record=TapeRecorder())
+    for client, plain in zip(clients, expected, strict=True):
+        v.enter(net, client)
+        equal(one.train(client, objective.prepare(client), v.settings(batch=4)), plain)
+    assert one.refused is None
 
 
 def test_a_recurrent_network_is_recorded_too() -> None:

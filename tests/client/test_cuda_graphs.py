@@ -78,3 +78,15 @@ def test_a_step_that_cannot_be_recorded_is_called() -> None:
     assert step.state.tolist() == [6.0, 6.0]  # 3 * 1, and the numbers 0 to 2
     assert replay.refused is not None
     assert "cannot be recorded" in replay.refused
+
+
+def test_a_state_that_diverges_is_no_difference() -> None:
+    def step(state: Tensor) -> None:
+        state.mul_(1e30)
+
+    state, recorder = torch.tensor([1.0, 1e30]), Recorder()
+    replay = Replay(lambda: step(state), [state], recorder)
+    for _ in range(4):
+        replay()
+    assert state.isinf().all()
+    assert replay.refused is None

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedcross.client.cuda_graphs import WARM_UP
+
 #: Operations for which the host waits: not permitted while a stream is captured.
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero"}
 
@@ -80,3 +82,12 @@ class TapeRecorder:
             tape.replay()
 
         return replay
+
+
+class WarmRecorder(TapeRecorder):
+    """Makes as many calls before the recording as :func:`client.cuda_graphs.record_cuda` does."""
+
+    def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
+        for _ in range(WARM_UP - 1):
+            call()
+        return super().__call__(call)

@@ -16,7 +16,7 @@ from fedcross.strategies.parts.objective import Objective, Visit
 from tests.client.batched.test_trainer import EXACT, agree, one_by_one
 from tests.client.test_captured import OBJECTIVES, Counting, Reading, as_bytes, noisy
 from tests.support import visits as v
-from tests.support.tape import TapeRecorder
+from tests.support.tape import TapeRecorder, WarmRecorder
 
 
 def rounds(net: ModuleNet, *sizes: tuple[int, ...]) -> list[list[Visit]]:
@@ -55,6 +55,20 @@ def test_larger_clients_and_other_numbers_of_them_are_recorded_anew() -> None:
     together, recorder = compared(net, Objective(Settings()), rounds(net, (4, 5), (9, 5), (9, 5, 2)))
     assert together.refused is None
     assert recorder.recordings == 3
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (8, 5)])
+def test_rounds_of_fewer_steps_than_a_warm_up_are_recorded(sizes: tuple[int, ...]) -> None:
+    net, objective, recorder = v.small_net(), Objective(Settings()), WarmRecorder()
+    together, changes = Together(net, objective, record=recorder), {"epochs": 1, "batch": 4}
+    for clients in rounds(net, sizes, sizes, sizes):
+        expected = one_by_one(net, objective, clients, **changes)
+        works = [v.work(net, objective, client) for client in clients]
+        for a, b in zip(train_batched(net, objective, works, v.settings(**changes), together=together), expected):
+            agree(a, b, EXACT)
+    assert together.refused is None
+    assert recorder.recordings == 1
+    assert recorder.replays >= 1
 
 
 def test_augments_with_the_draws_of_the_sequential_trainer() -> None:
