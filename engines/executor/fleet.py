@@ -64,7 +64,8 @@ def enduring(make: Callable[[], Any], clock: Callable[[], float] = time.monotoni
             began: float = call.began
             if clock() - began > seconds:
                 return True
-            log(WARNING, "fedcross: a call to the SuperLink failed and is made again: %s", str(error).partition("\n")[0])
+            why = str(error).partition("\n")[0]
+            log(WARNING, "fedcross: a call to the SuperLink failed and is made again: %s", why)
             return False
 
         def begin(target: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
