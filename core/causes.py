@@ -152,6 +152,14 @@ CAUSES = (
         SERVER,
     ),
     Cause(
+        "serverapp_lost",
+        "The SuperLink heard no more of a run's server process: it was killed, or the SuperLink was too busy.",
+        "took the ServerApp's process for lost",
+        "engines/memory.py",
+        1,
+        SERVER,
+    ),
+    Cause(
         "trainer_stuck",
         "A device's trainer does not answer.",
         "The trainer did not answer within",

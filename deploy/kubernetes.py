@@ -56,6 +56,8 @@ GATEWAY_ANSWERS = (
     "try: r.urlopen('https://localhost:8443/', context=c, timeout=4)\n"
     "except e.HTTPError as x: raise SystemExit(x.code != 403)"
 )
+#: Alive while its SuperNode answers, so that a cut link ends no training; ready while the SuperLink answers it too.
+DEVICE_LINK = ["python3", "-m", "fedcross.engines.executor.link", "9094"]
 DEVICE_ANSWERS = "import urllib.request as r; r.urlopen('http://127.0.0.1:9094/health', timeout=4)"
 Manifests = dict[str, list[Object]]
 
@@ -399,6 +401,7 @@ def _device(plan: Plan, device: Member) -> list[Object]:
     command = f"fedcross deploy supernode /keys/device --name {device.name} --superlink gateway:{GATEWAY}"
     numbers = f"--partition {device.partition} --partitions {device.partitions}"
     answers = pods.probes({"exec": {"command": ["python3", "-c", DEVICE_ANSWERS]}}, period=30, timeout=10, start=600)
+    answers["readinessProbe"] |= {"exec": {"command": DEVICE_LINK}}
     box = pods.container(
         "supernode",
         plan.image,

@@ -11,9 +11,9 @@ So :func:`outliving` asks again. It also starts every run at once, whatever memo
 wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on. And it starts
 a process for each run that imports everything anew: ``executor/superexec.py`` gives runs to one that is ready.
 
-Only this file and that one change functions of Flower (``deploy/patience.py`` and ``executor/node.py`` change times
-that it waits). :data:`CHECKED` are the versions that they were compared with; with another version the program starts
-as Flower made it, with a warning.
+Only this file, that one and ``executor/fleet.py`` change functions of Flower (``deploy/patience.py`` and
+``executor/node.py`` change times that it waits). :data:`CHECKED` are the versions that they were compared with; with
+another version the program starts as Flower made it, with a warning.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Tells when the system killed a process of this control group because memory ran out (Linux, cgroup v2)."""
+"""Tells what ended a ServerApp that did not say it: whether the system killed it for memory (Linux, cgroup v2)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def end_of(details: str, before: int) -> str:
 
     `before` is what :func:`kills` returned when the run began.
 
-    A ServerApp that raises an error reports it itself. If the SuperLink just heard no more of its process, something
-    killed it, and that is nearly always the kernel.
+    A ServerApp that raises an error reports it itself. If the SuperLink just heard no more of its process, either
+    something killed the process, or the SuperLink's database was busy for so long that no sign of life got through.
+    Only the counter tells that memory ran out, and it counts processes of this command's control group alone.
     """
     if killed := kills() - before:
         return f"The system killed {killed} processes of this run for lack of memory (out of memory)."
     if "heartbeat" in details.lower():
         return (
-            "The ServerApp's process ended without a word, as when the system kills it for lack of memory (out of "
-            "memory; see memory.events of its container, or dmesg). Give it more, or lower clients_per_round."
+            "The SuperLink took the ServerApp's process for lost: no sign of life in time (a minute, once it runs). "
+            "Either the process was killed (memory.events of its container, or dmesg, says if it was for memory), or "
+            "the SuperLink was too busy to hear it (its log: database is locked). fedcross resume= goes on."
         )
     return ""

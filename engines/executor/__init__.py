@@ -5,7 +5,9 @@ A SuperNode's messages are answered in a process that stays:
 ::
 
     supervisor   starts the SuperNode and asks it for work
-    node         Flower's SuperNode with shorter pauses
+    node         Flower's SuperNode with shorter pauses, whose process ends with its loop
+    fleet        its calls to the SuperLink, which outlast passing errors
+    link         when the SuperLink last answered; the health check
     crew         starts and ends the worker, hands it tasks, reports a worker that died
     worker       one process for one app bundle; answers one message after another
     flower_runtime   the only file that uses classes of Flower's Runtime API

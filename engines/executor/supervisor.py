@@ -24,15 +24,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from types import FrameType
 
 from flwr.common.logger import log
 
 from . import flower_runtime as runtime
+from . import link
 from .crew import IDLE_S, Actions, Crew
 from .node import PROGRAM
 from .partner import GRACE_S
@@ -45,6 +46,8 @@ IDLE = "FEDCROSS_EXECUTOR_IDLE"
 FIRST_PAUSE_S, GROWTH, QUIET_PAUSE_S = 0.02, 3.0, 2.0
 #: After so many questions in a row without an answer, the log says why.
 AWAY_LOOKS = 15
+#: Seconds for what a SuperNode that has ended still wrote.
+LAST_WORDS_S = 1.0
 #: Exit code if the SuperNode refuses the secret.
 REFUSED = 4
 
@@ -66,7 +69,8 @@ class Node:
             preexec_fn=_end_with_parent,
         )
         self._wrote = threading.Event()
-        threading.Thread(target=self._pass_on, daemon=True).start()
+        self._reader = threading.Thread(target=self._pass_on, daemon=True)
+        self._reader.start()
 
     def _pass_on(self) -> None:
         if (pipe := self._process.stderr) is None:
@@ -100,14 +104,45 @@ class Node:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
+        self._reader.join(LAST_WORDS_S)  # they say why it ended
         return code if code >= 0 else 128 - code
 
 
-def serve(node: Node, door: runtime.Door, crew: Crew) -> int:
-    """Have all tasks of `node` done until it ends; return the exit code."""
+class Watch:
+    """Says in the log that the SuperLink does not answer the device, less and less often, and that it answers again.
+
+    It ends nothing: the SuperNode goes on asking, and a device that is cut off keeps its worker and its replies.
+
+    Parameters
+    ----------
+    answered : callable
+        Returns when the SuperLink answered last, in seconds of `clock`; None if it never did.
+    clock : callable
+        Tells the time in seconds.
+    """
+
+    def __init__(self, answered: Callable[[], float | None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._answered, self._clock = answered, clock
+        self._began, self._limit = clock(), link.CUT_OFF_S
+
+    def look(self) -> None:
+        """Look once."""
+        now, answered = self._clock(), self._answered()
+        silent = now - (self._began if answered is None else answered)
+        if silent > self._limit:
+            log(WARNING, "fedcross: no answer of the SuperLink for %.0f s; this device is cut off", silent)
+            self._limit = 2 * silent
+        elif silent <= link.CUT_OFF_S < self._limit:
+            log(INFO, "fedcross: the SuperLink answers again")
+            self._limit = link.CUT_OFF_S
+
+
+def serve(node: Node, door: runtime.Door, crew: Crew, look: Callable[[], None] = lambda: None) -> int:
+    """Have all tasks of `node` done until it ends, calling `look` before each question; return the exit code."""
     pause, away = FIRST_PAUSE_S, 0
     try:
         while not node.ended():
+            look()
             try:
                 task = door.acquire() if crew.ready else None
             except runtime.AwayError as error:  # it starts, or ends
@@ -145,7 +180,9 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, node.signal)
     if runtime.known():
         crew = Crew(Actions.at(address), float(os.environ.get(IDLE, IDLE_S)))
-        return serve(node, runtime.Door(address, secret), crew)
+        file = link.place(asked.port)
+        look = Watch(lambda: link.last(file)).look if file is not None else lambda: None
+        return serve(node, runtime.Door(address, secret), crew, look)
     log(WARNING, "fedcross: this Flower is not %s.x; it starts a process per message", " or ".join(runtime.CHECKED))
     options = ["--insecure", "--runtime-api-address", address, "--superexec-auth-secret-file", str(asked.secret)]
     executor = subprocess.Popen([beside("flower-superexec"), *options, "--parent-pid", str(os.getpid())])

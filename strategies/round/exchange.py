@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 
 from fedcross.core.allowance import Allowance
 from fedcross.strategies.round.guard import SUPERLINK_NODE_ID, Inbox
+from fedcross.strategies.round.waiting import Notice
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ class Exchange:
         self._repeatable: dict[str, _Request] = {}
         self._unrepeated: dict[str, _Request] = {}
         self._first: list[_Request] = []
-        self._deadline = time.monotonic() + rules.deadline_s
+        opened = time.monotonic()
+        self._deadline = opened + rules.deadline_s
+        self._notice = Notice(current.number, opened, self._deadline)
         #: How many slots had been won before this exchange was opened.
         self.inherited = len(inbox.won)
         inbox.single = is_blocking(grid)
@@ -209,6 +212,8 @@ class Exchange:
         inbox = self.inbox
         for replies in poll(self._grid, lambda: inbox.waiting if len(inbox.won) < enough else (), self._deadline):
             self.take(replies)
+            if not inbox.single:  # these clients work beside the server
+                self._notice.look(time.monotonic(), inbox.open_clients)
 
     def _settle(self, replies: Iterable[Message]) -> None:
         lost = [(reply, slot) for reply in replies if (slot := self.inbox.settle(reply)) is not None]

@@ -84,6 +84,10 @@ class Inbox:
         """Return whether a request was sent under this id."""
         return message_id in self._tickets
 
+    def open_clients(self) -> set[tuple[int, int]]:
+        """Return slot and client of each request whose reply may still win."""
+        return {(slot, self._tickets[message_id].expected.client) for message_id, slot in self.waiting.items()}
+
     def settle(self, reply: Message) -> int | None:
         """Accept or reject `reply`; return its slot if the slot is now lost (not won, no open request), else None."""
         asked, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id

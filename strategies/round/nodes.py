@@ -1,7 +1,9 @@
 """Which node holds which partition.
 
 Flower's node ids are random, so nothing here depends on them: clients are drawn and ordered by partition id. The server
-asks every node once for its partition id, with a ``query`` message.
+asks every node once for its partition id, with a ``query`` message. Once the first round has begun, it waits for a
+node's answer at most once: a node that is silent is left out until it answers, and makes no later round longer. For a
+node that joins later and whose key was registered for a partition it does not wait at all.
 
 A node's answer is a claim. A key that was registered for a partition (``fedcross deploy register --partition``) holds
 that one and no other. Once such a key has been seen, keys that were registered for none are refused: else one of them
@@ -13,7 +15,7 @@ refused, logged and counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import ERROR, INFO, WARNING, LogRecord
 from typing import Any, Protocol, runtime_checkable
@@ -26,10 +28,12 @@ from fedcross.core.admission import bound_partition, fingerprint
 from fedcross.core.errors import FederationError
 from fedcross.strategies.round.exchange import LocalClients, receive
 
-#: Seconds that one refresh waits for replies.
+#: Seconds that one refresh waits for answers.
 QUERY_WAIT_S = 30.0
 #: Seconds after which a node that has not answered is asked again.
 QUERY_OPEN_S = 300.0
+#: Most nodes that one line of the log names.
+MOST_NAMED = 5
 #: Flower's error code for an exception in the ClientApp. Other codes are lost nodes and crashes: those are asked again.
 NO_ANSWER_TO_QUERIES = 2
 #: What Flower's simulation logs, with two tracebacks, for a node whose ClientApp has no handler for queries.
@@ -81,6 +85,9 @@ class Nodes:
         self._last: list[int] | None = None  # connected nodes when the two above were made; None unless all were known
         self._told: set[bool] = set()  # what was logged about nodes that do not tell their partition
         self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, until when it may answer
+        self._gathering = True  # until enough clients were there for a first round
+        self._until: dict[int, float] = {}  # node -> until when a refresh waits for its answer
+        self._silent: set[int] = set()  # nodes that did not answer in that time, as the log has said
 
     def refresh(self, grid: Grid) -> list[int]:
         """Get the connected nodes from the grid, ask new ones for their partition, return the sorted partition ids."""
@@ -163,6 +170,7 @@ class Nodes:
                 self._on_waiting(len(partitions), count, wait_s)
                 log(INFO, "fedcross: %d of %d clients are connected, waiting %.0f s", len(partitions), count, wait_s)
             if len(partitions) >= count and (over or set(wanted) <= set(partitions)):
+                self._gathering = False
                 return partitions
             if over:
                 raise FederationError(
@@ -174,7 +182,8 @@ class Nodes:
     def _ask(self, grid: Grid, nodes: list[int], first: int) -> dict[int, int]:
         """Return node id -> partition id; nodes that have not replied are left for the next refresh.
 
-        A slow device may reply after :data:`QUERY_WAIT_S`: its query stays open, and it is not asked again meanwhile.
+        A slow device may reply after :data:`QUERY_WAIT_S`: its query stays open, and it is not asked again meanwhile;
+        each refresh looks for the reply, and once a first round has begun none waits for it any more.
         Nodes of another app, which reply with an exception because they do not know this query, are numbered in the
         order of their node ids, from `first` on.
         """
@@ -192,8 +201,7 @@ class Nodes:
             if message_id:  # else it could not be sent
                 self._asked[message_id] = node, now + QUERY_OPEN_S
         pending = {message_id: node for message_id, (node, _) in self._asked.items()}
-        with _without_expected_faults():
-            replies = list(receive(grid, pending, QUERY_WAIT_S))
+        replies = self._answers(grid, pending, now)
         for reply in replies:
             node = pending[reply.metadata.reply_to_message_id]
             del self._asked[reply.metadata.reply_to_message_id]
@@ -211,6 +219,34 @@ class Nodes:
         if foreign and not found:
             return {node: first + index for index, node in enumerate(sorted(foreign))}
         return found
+
+    def _answers(self, grid: Grid, pending: Mapping[str, int], now: float) -> list[Message]:
+        """Return the answers to these queries, message id -> node; after the start, wait for each node at most once."""
+        for node in pending.values():
+            if self._gathering:  # nothing can begin without them
+                self._until[node] = now + QUERY_WAIT_S
+            bound = self._bound.get(node) is not None
+            self._until.setdefault(node, now if bound else now + QUERY_WAIT_S)
+        awaited = {one for one, node in pending.items() if self._until[node] > now}
+        longest = max((self._until[pending[one]] for one in awaited), default=now)
+        with _without_expected_faults():
+            replies = [*receive(grid, awaited, longest - now), *receive(grid, pending.keys() - awaited, 0.0)]
+        answered = {reply.metadata.reply_to_message_id for reply in replies}
+        old = {one for one in pending if now - (self._asked[one][1] - QUERY_OPEN_S) > QUERY_WAIT_S}
+        if not self._gathering:
+            self._tell_silent([pending[one] for one in (awaited | old) - answered])
+        return replies
+
+    def _tell_silent(self, nodes: Collection[int]) -> None:
+        """Log, once for each node, that it has not told its partition and that nobody waits for it any longer."""
+        if new := sorted(set(nodes) - self._silent):
+            self._silent.update(new)
+            known = [f"{node} (key {self.keys[node]})" if node in self.keys else str(node) for node in new[:MOST_NAMED]]
+            more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
+            log(
+                WARNING, "fedcross: no word from node %s%s on its partition after %.0f s; left out until it answers",
+                ", ".join(known), more, QUERY_WAIT_S,
+            )  # fmt: skip
 
     def _note_width(self, partition: int, width: object) -> None:
         """Note the width of a device; a node that says nothing, or nonsense, has none."""

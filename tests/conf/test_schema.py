@@ -152,6 +152,9 @@ def test_a_method_s_name_means_the_method_and_a_deployment_is_defended():
     remote = ("engine=remote", "engine.address=superlink:8000", "engine.authority=ca.crt")
     assert load(remote).defence.enabled
     assert not load((*remote, "defence.enabled=false")).defence.enabled
+    assert plain.federation.deadline_s == 3600
+    assert load(remote).federation.deadline_s == 600  # nobody waits an hour for a device that is silent
+    assert load((*remote, "federation.deadline_s=5")).federation.deadline_s == 5
 
 
 #: What a client needs of `server`, a command line with every setting that belongs to the server: nothing of it.

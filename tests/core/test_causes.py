@@ -185,8 +185,11 @@ def test_a_fault_that_doctor_finds_is_named(name):
     assert cause_of(finding.text) is NAMES[name]
 
 
-def test_a_server_without_memory():
-    assert cause_of(memory.end_of("No heartbeat received", memory.kills())) is NAMES["out_of_memory"]
+def test_a_server_that_is_lost_lacks_memory_only_where_something_says_so(monkeypatch):
+    before = memory.kills()
+    assert cause_of(memory.end_of("No heartbeat received", before)) is NAMES["serverapp_lost"]
+    monkeypatch.setattr(memory, "kills", lambda: before + 1)
+    assert cause_of(memory.end_of("No heartbeat received", before)) is NAMES["out_of_memory"]
 
 
 def test_the_command_names_the_cause(tmp_path, capsys):

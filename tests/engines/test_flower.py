@@ -123,7 +123,7 @@ def test_scratch_in_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     ("kills", "details", "says"),
     [
         ([3, 5], "", "The system killed 2 processes of this run for lack of memory"),
-        ([3, 3], "No heartbeat received", "as when the system kills it for lack of memory"),
+        ([3, 3], "No heartbeat received", "took the ServerApp's process for lost"),
         ([3, 3], "ServerApp failed: no such run folder", "the end of its log"),
     ],
 )

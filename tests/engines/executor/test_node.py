@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from flwr.supernode import cli, start_client_internal
 
-from fedcross.engines.executor import node, supervisor
+from fedcross.engines.executor import link, node, supervisor
 from fedcross.engines.executor.node import LEAST_S, LOOK_S, Pauses
 from tests.support.clock import Clock
 
@@ -63,14 +66,58 @@ def test_the_loop_has_the_pauses_that_are_expected() -> None:
     assert sorted(ast.literal_eval(found.args[0]) for found in calls) == [0.5, 0.5, 3]
 
 
-def test_it_becomes_flowers_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
+def test_it_becomes_flowers_program_and_ends_with_its_loop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said, notes = [], []
+    monkeypatch.setenv(link.FOLDER, str(tmp_path))
     monkeypatch.setattr(start_client_internal, "time", time)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(node, "endure", notes.append)
+    monkeypatch.setattr(node.os, "_exit", sys.exit)
     monkeypatch.setattr(cli, "flower_supernode", lambda: said.append((list(sys.argv), start_client_internal.time)))
-    assert node.main(["--superlink", "h:1"]) == 0
+    with pytest.raises(SystemExit) as ended:
+        node.main(["--superlink", "h:1", "--port", "77"])
+    assert ended.value.code == node.ENDED
+    assert "the SuperNode's loop has ended" in capsys.readouterr().err
     [(words, used)] = said
-    assert words == ["flower-supernode", "--superlink", "h:1"]
+    assert words == ["flower-supernode", "--superlink", "h:1", "--port", "77"]
     assert isinstance(used, Pauses)
+    [note] = notes
+    note()
+    assert link.last(tmp_path / "fedcross-link-77") is not None
+
+
+ENDS = {
+    "returned": ("lambda: None", "loop has ended;"),
+    "raised": ("lambda: {}['x']", "loop has ended (KeyError);"),
+    "a thread of its own failed": ("lambda: (threading.Thread(target=lambda: 1 / 0).start(), time.sleep(60))",
+                                   "of the SuperNode has failed (ZeroDivisionError);"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_process_ends_however_its_loop_ended_and_whatever_threads_are_left(how: str) -> None:
+    """A real process: Flower's own stays, for its interface has a thread that goes on."""
+    start, says = ENDS[how]
+    code = (
+        "import threading, time\n"
+        "from fedcross.engines.executor import node\n"
+        "node.GRACE_S = 0.05\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        f"node.run({start})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == node.ENDED
+    assert says in ended.stderr
+
+
+def test_a_request_to_end_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    with pytest.raises(SystemExit) as ended:
+        node.run(lambda: sys.exit(0))
+    assert ended.value.code == 0
 
 
 def test_a_loop_without_these_pauses_stays_as_it_is(

@@ -12,6 +12,7 @@ from fedcross.engines import guarded
 from fedcross.engines.executor import flower_runtime, supervisor
 from fedcross.engines.executor.crew import Actions, Crew
 from fedcross.engines.executor.flower_runtime import CLAIM_LOST, AwayError, RefusedError, Task
+from tests.support.clock import Clock
 
 
 class FakeWorker:
@@ -273,3 +274,28 @@ def test_a_refused_secret_ends_the_device_with_a_code_of_its_own() -> None:
     node = FakeNode(3)
     assert supervisor.serve(node, FakeDoor(RefusedError("401")), World().crew()) == supervisor.REFUSED  # type: ignore[arg-type]
     assert node.told
+
+
+def test_a_device_that_is_cut_off_is_in_the_log_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(supervisor, "log", lambda _, text, *values: told.append(text % values))
+    clock, answered = Clock(), None
+    watch = supervisor.Watch(lambda: answered, clock.monotonic)
+    for _ in range(100):
+        watch.look()
+        clock.sleep(10)
+    silent = "fedcross: no answer of the SuperLink for %d s; this device is cut off"
+    assert told == [silent % seconds for seconds in (100, 210, 430, 870)]
+    answered = 995.0
+    watch.look()
+    watch.look()
+    assert told[4:] == ["fedcross: the SuperLink answers again"]
+    clock.now = 1100.0
+    watch.look()
+    assert told[5:] == [silent % 105]
+
+
+def test_the_link_is_looked_at_before_each_question() -> None:
+    looks: list[int] = []
+    supervisor.serve(FakeNode(3), FakeDoor(None, None, None), World().crew(), lambda: looks.append(1))  # type: ignore[arg-type]
+    assert len(looks) == 3

@@ -13,6 +13,7 @@ from fedcross.engines.grid import FIRST_NODE, LocalGrid, identify
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.round import nodes as module
 from fedcross.strategies.round.nodes import Nodes
+from tests.support.virtual import Clock
 
 
 class Growing:
@@ -93,7 +94,7 @@ class Slow:
     """Two nodes of ours; what they answer, and when, is the test's to say."""
 
     def __init__(self):
-        self.sent, self.answers = [], []
+        self.sent, self.answers, self.answer_to = [], [], {}
 
     def get_node_ids(self):
         return [11, 12]
@@ -101,6 +102,9 @@ class Slow:
     def push_messages(self, messages):
         before = len(self.sent)
         self.sent += messages
+        for number, message in enumerate(self.sent[before:], before):
+            if (told := self.answer_to.get(message.metadata.dst_node_id)) is not None:
+                self.answer(number, partition(told))
         return [str(number) for number in range(before, len(self.sent))]
 
     def pull_messages(self, message_ids):
@@ -152,6 +156,79 @@ def test_a_query_that_is_never_answered_is_put_again(slow, monkeypatch):
     assert len(slow.sent) == 4
 
 
+@pytest.fixture
+def told(monkeypatch):
+    lines = []
+    monkeypatch.setattr(module, "log", lambda _, text, *values: lines.append(text % values))
+    return lines
+
+
+def test_a_node_that_does_not_answer_costs_one_wait_in_all(monkeypatch, told):
+    """In virtual time: node 12 takes its queries and says nothing, over an hour of rounds."""
+    clock, grid, nodes = Clock(monkeypatch), Slow(), Nodes()
+    grid.answer_to = {11: 5}
+    assert nodes.wait_for(grid, 1, 100) == [5]
+    assert clock.now == pytest.approx(module.QUERY_WAIT_S)
+    for _ in range(360):
+        before = clock.now
+        assert nodes.wait_for(grid, 1, 100) == [5]
+        assert clock.now == before
+        clock.sleep(10)
+    assert len(grid.sent) > 10  # it was asked again and again
+    [line] = told
+    assert line == "fedcross: no word from node 12 on its partition after 30 s; left out until it answers"
+    grid.answer(len(grid.sent) - 1, partition(7))  # it answers after all
+    assert nodes.refresh(grid) == [5, 7]
+
+
+def test_before_the_first_round_slow_devices_are_waited_for_as_long_as_too_few_are_there(monkeypatch, told):
+    """So the first round is drawn from all of them, however slowly the first ones start."""
+    clock, grid, nodes = Clock(monkeypatch), Slow(), Nodes()
+    assert nodes.refresh(grid) == []
+    pull = grid.pull_messages
+    grid.pull_messages = lambda ids: pull(ids) if clock.now > 50 else []
+    grid.answer(0, partition(5))
+    grid.answer(1, partition(7))
+    assert nodes.wait_for(grid, 1, 100) == [5, 7]
+    assert 50 < clock.now < 51
+
+
+def test_nodes_that_come_later_are_waited_for_unless_their_keys_are_bound(monkeypatch, told):
+    clock = Clock(monkeypatch)
+    grid = Deployed({5: 0}, {5: ("partition-0", "2026-01")})
+    nodes = Nodes()
+    assert nodes.wait_for(grid, 1, 100) == [0]
+    grid.silent = {8, 9}
+    grid.ids.append(9)
+    grid.known[9] = ("partition-1", "2026-02")
+    assert nodes.refresh(grid) == [0]
+    assert (clock.now, told) == (0.0, [])
+    clock.sleep(module.QUERY_WAIT_S + 1)
+    nodes.refresh(grid)
+    assert clock.now == module.QUERY_WAIT_S + 1
+    [line] = told
+    assert "node 9 on its partition" in line
+    grid.ids.append(8)  # its key is bound to none
+    nodes.refresh(grid)
+    assert clock.now == pytest.approx(2 * module.QUERY_WAIT_S + 1)
+    [_, line] = told
+    assert "node 8 on its partition" in line
+    grid.answer(1, partition(1))
+    assert nodes.refresh(grid) == [0, 1]
+    assert nodes.online == {0: 5, 1: 9}
+
+
+def test_many_silent_nodes_are_one_line(slow, told):
+    nodes = Nodes()
+    nodes.keys[3] = "0123456789abcdef"
+    nodes._tell_silent(range(3, 11))
+    nodes._tell_silent([3, 4])
+    assert told == [
+        "fedcross: no word from node 3 (key 0123456789abcdef), 4, 5, 6, 7 and 3 more on its partition after 0 s; "
+        "left out until it answers"
+    ]
+
+
 def test_a_federation_that_stays_is_not_sorted_again_and_one_that_changes_is():
     grid, nodes = LocalGrid(ClientApp(), 5, {}), Nodes()
     first = nodes.refresh(grid)
@@ -172,6 +249,7 @@ class Deployed(Slow):
         super().__init__()
         identify()
         self.claims, self.known, self.ids = claims, known, list(claims)
+        self.silent = set()
 
     def get_node_ids(self):
         return list(self.ids)
@@ -183,7 +261,8 @@ class Deployed(Slow):
         messages = list(messages)
         ids = super().push_messages(messages)
         for number, message in zip(ids, messages):
-            self.answer(int(number), partition(self.claims[message.metadata.dst_node_id]))
+            if message.metadata.dst_node_id not in self.silent:
+                self.answer(int(number), partition(self.claims[message.metadata.dst_node_id]))
         return ids
 
 

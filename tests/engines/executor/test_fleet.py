@@ -1,0 +1,185 @@
+"""A device's calls outlast an error of the SuperLink and a handshake that is cut short; others end them as ever."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+from flwr.proto import fleet_pb2, heartbeat_pb2
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supernode import fleet_http_connection as connection
+
+from fedcross.engines.executor import fleet
+from tests.support.clock import Clock
+
+ANSWERS = {
+    "register-node": fleet_pb2.RegisterNodeFleetResponse(node_id=7),
+    "activate-node": fleet_pb2.ActivateNodeResponse(node_id=7),
+    "send-node-heartbeat": heartbeat_pb2.SendNodeHeartbeatResponse(success=True),
+    "pull-messages": fleet_pb2.PullMessagesResponse(),
+}
+
+
+class Fleet(ThreadingHTTPServer):
+    """Answers each call as a SuperLink does, after the statuses that `first` has for it."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.first: dict[str, list[int]] = {}
+        self.called: list[str] = []
+        super().__init__(("127.0.0.1", 0), Answer)
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Fleet)
+        self.rfile.read(int(self.headers["content-length"]))
+        name = self.path.rsplit("/", 1)[-1]
+        self.server.called.append(name)
+        status = (self.server.first.get(name) or [200]).pop(0)
+        found = ANSWERS.get(name)
+        body = found.SerializeToString() if found is not None and status == 200 else b""
+        self.send_response(status)
+        self.send_header("content-type", "application/protobuf")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def superlink() -> Iterator[Fleet]:
+    with Fleet() as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the time of the calls, whose pauses nobody waits for."""
+    clock = Clock()
+
+    def quick() -> Any:
+        invoker = make_simple_http_retry_invoker()
+        invoker.wait_function = clock.sleep
+        return invoker
+
+    monkeypatch.setattr(connection, fleet.MAKER, fleet.enduring(quick, clock.monotonic))
+    return clock
+
+
+def connected(superlink: Fleet) -> Any:
+    return connection.http_request_response(f"127.0.0.1:{superlink.server_port}", insecure=True)
+
+
+def test_a_device_outlasts_errors_of_the_superlink(superlink: Fleet, clock: Clock) -> None:
+    superlink.first = {"activate-node": [500, 502], "pull-messages": [500, 503, 500]}
+    with connected(superlink) as (node_id, receive, *_):
+        assert node_id == 7
+        assert receive() is None
+    assert superlink.called.count("activate-node") == 3
+    assert superlink.called.count("pull-messages") == 4
+
+
+def test_a_superlink_that_fails_for_minutes_ends_the_call(superlink: Fleet, clock: Clock) -> None:
+    superlink.first = {"pull-messages": [500] * 2000}
+    failed = []
+    with connected(superlink) as (_, receive, *_):
+        try:
+            receive()
+        except httpx.HTTPStatusError as error:
+            failed.append(error.response.status_code)
+    assert failed == [500]
+    assert clock.now > fleet.BUSY_S
+
+
+def test_a_refusal_ends_the_call_at_once(superlink: Fleet, clock: Clock) -> None:
+    superlink.first = {"pull-messages": [404, 200]}
+    with connected(superlink) as (_, receive, *_), pytest.raises(httpx.HTTPStatusError):
+        receive()
+    assert superlink.called.count("pull-messages") == 1
+
+
+def hang_up(door: socket.socket) -> None:
+    """Take one connection and end it where the handshake has begun."""
+    caller, _ = door.accept()
+    with caller:
+        caller.shutdown(socket.SHUT_WR)
+        while caller.recv(4096):
+            pass
+
+
+def test_a_handshake_that_is_cut_short_is_made_again() -> None:
+    """With the error that a real connection gives, at which Flower's own code gives up."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        threading.Thread(target=hang_up, args=(door,), daemon=True).start()
+        with pytest.raises(httpx.TransportError) as cut:
+            httpx.get(f"https://127.0.0.1:{door.getsockname()[1]}", timeout=20)
+    gives_up = make_simple_http_retry_invoker().should_giveup
+    assert gives_up is not None
+    assert gives_up(cut.value)
+    assert fleet.patience(cut.value) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"), None),
+        (httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out"), math.inf),
+        (httpx.ConnectError("Connection refused"), None),  # Flower makes it again without an end
+        (httpx.HTTPStatusError("", request=httpx.Request("POST", "http://h"), response=httpx.Response(503)), None),
+        (httpx.HTTPStatusError("", request=httpx.Request("POST", "http://h"), response=httpx.Response(401)), None),
+        (httpx.HTTPStatusError("", request=httpx.Request("POST", "http://h"), response=httpx.Response(500)), 300.0),
+        (ValueError("ssl"), None),
+    ],
+)
+def test_what_passes_and_what_does_not(error: Exception, seconds: float | None) -> None:
+    assert fleet.patience(error) == seconds
+
+
+def test_an_error_of_the_superlink_ends_no_heartbeat(superlink: Fleet) -> None:
+    noted = []
+    with connection.FleetHttpClient.from_server_address(
+        f"127.0.0.1:{superlink.server_port}", True, None, interceptors=[]
+    ) as client:
+        beat = fleet.beating(fleet.noting(client.SendNodeHeartbeat, lambda: noted.append(1)))
+        superlink.first = {"send-node-heartbeat": [500, 404]}
+        with pytest.raises(httpx.TransportError):  # which Flower's sender takes for no answer
+            beat(heartbeat_pb2.SendNodeHeartbeatRequest())
+        with pytest.raises(httpx.HTTPStatusError):
+            beat(heartbeat_pb2.SendNodeHeartbeatRequest())
+        assert noted == []
+        assert beat(heartbeat_pb2.SendNodeHeartbeatRequest()).success
+        assert noted == [1]
+
+
+def test_the_calls_of_this_version_of_flower_are_changed(monkeypatch: pytest.MonkeyPatch, superlink: Fleet) -> None:
+    client, noted = connection.FleetHttpClient, []
+    monkeypatch.setattr(connection, fleet.MAKER, make_simple_http_retry_invoker)
+    for name in fleet.CALLS:
+        monkeypatch.setattr(client, name, getattr(client, name))
+    fleet.endure(lambda: noted.append(1))
+    with connected(superlink) as (_, receive, *_):
+        before = len(noted)
+        receive()
+        assert len(noted) > before > 0
+    assert getattr(connection, fleet.MAKER) is not make_simple_http_retry_invoker
+
+
+def test_calls_that_are_not_known_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(connection, fleet.MAKER)
+    fleet.endure(lambda: None)
+    assert not hasattr(connection, fleet.MAKER)
+    assert "no calls that are known" in caplog.text
