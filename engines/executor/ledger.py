@@ -20,7 +20,7 @@ from fastapi import HTTPException
 UNFINISHED, GIVEN_UP_S = 4, 180.0
 #: A device may announce `BURST` of the largest replies at once, then one in `REFILL_S` seconds; smaller ones more
 #: often. An announcement costs at least `LEAST` objects.
-BURST, REFILL_S, LEAST = 2, 8.0, 16
+BURST, REFILL_S, LEAST = 2, 8.0, 8
 #: Seconds that an announcement waits for others; each keeps the database locked.
 QUEUE_S = 5.0
 #: Bytes that must stay free on the database's disk.

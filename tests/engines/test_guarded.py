@@ -151,6 +151,12 @@ def test_the_limit_can_be_set(text: str | None, most: int) -> None:
 def test_a_limit_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="FEDCROSS_REPLY_OBJECTS"):
         most_objects(text)
+    with pytest.raises(ValueError, match="FEDCROSS_REPLY_MIB"):
+        guarded.most_mib(text)
+
+
+def test_the_limit_of_bytes_can_be_set() -> None:
+    assert [guarded.most_mib(text) for text in (None, "", "7")] == [guarded.MOST_MIB, guarded.MOST_MIB, 7]
 
 
 def answers(*statuses: int) -> Callable[..., Any]:

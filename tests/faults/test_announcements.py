@@ -18,7 +18,7 @@ ADDRESSES = 6 << 30
 #: How the reasons begin for which the SuperLink refuses what the device pushes.
 REASONS = {
     "one object is announced",
-    "more than 4096 objects",
+    "more than 2048 objects",
     "objects nested more than",
     "a request and not",
     "it says that node",
