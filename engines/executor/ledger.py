@@ -115,11 +115,12 @@ class Ledger:
         if look:
             self._forget(account, state)
 
-    def may_store(self, node: int, run: int, name: str, size: int, state: Any) -> None:
+    def may_store(self, node: int, name: str, size: int, state: Any) -> None:
         """Raise if `node` may not store the object `name` of `size` bytes (status 507, or :class:`Later`)."""
-        if not self._reply(node, name):
+        reply = self._reply(node, name)
+        if not reply:
             return  # Flower takes only what has been announced
-        account = self._accounts[node]
+        account, run = self._accounts[node], reply.run
         if self._weight(account, run) + size > self.quota:
             self._forget(account, state)
             if self._weight(account, run) + size > self.quota:
@@ -177,7 +178,7 @@ def stored_within(
     def handler(request: Any, state: Any) -> Any:
         node, name, size = request.node.node_id, request.object_id, len(request.object_content)
         try:
-            ledger.may_store(node, request.run_id, name, size, state)
+            ledger.may_store(node, name, size, state)
         except HTTPException as error:
             refused(node, "an object", error.detail)
             raise

@@ -140,7 +140,8 @@ def steady(handler: Callable[..., Any], refused: Refusals) -> Callable[..., Any]
     @functools.wraps(handler)
     def call(request: Any, state: Any) -> Any:
         if not request.heartbeat_interval <= HEARTBEAT_S:
-            node = request.node.node_id if hasattr(request, "node") else 0
+            known = hasattr(request, "node")
+            node = request.node.node_id if known else state.get_node_id_by_public_key(request.public_key)
             why = f"{request.heartbeat_interval} s between two heartbeats"
             refused(node, "a heartbeat", why)
             raise HTTPException(400, f"{why}: {HEARTBEAT_S:.0f} s at most.")

@@ -122,6 +122,19 @@ def test_what_a_device_stores_is_bounded_until_it_is_deleted(caplog: pytest.LogC
     assert door.put("d", QUOTA // 2) == 200
 
 
+def test_each_run_has_its_own_bytes() -> None:
+    link, ledger = Link(), ledgers.Ledger(MOST, QUOTA, free=lambda state: None)
+    for run, text in ((1, "m"), (2, "n"), (1, "o")):
+        link.object_store.preregister(run, tree(text))
+        ledger.enter(NODE, name(text), 1)
+        ledger.left(NODE, name(text), run, [name(text)], link)
+    ledger.may_store(NODE, name("m"), QUOTA, link)
+    ledger.stored(NODE, name("m"), QUOTA)
+    ledger.may_store(NODE, name("n"), QUOTA, link)
+    with pytest.raises(HTTPException, match="FEDCROSS_REPLY_MIB"):
+        ledger.may_store(NODE, name("o"), 1, link)
+
+
 def test_a_reply_that_is_announced_again_keeps_its_weight() -> None:
     door = Door()
     made = tree("m", tree("a"), tree("b"))

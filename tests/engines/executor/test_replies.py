@@ -117,8 +117,9 @@ def test_a_request_is_found_in_flowers_database() -> None:
     assert asked_for(state, "n") is None
 
 
-def test_a_device_that_is_silent_for_long_is_not_online() -> None:
+def test_a_device_that_is_silent_for_long_is_not_online(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[Any] = []
+    state = SimpleNamespace(get_node_id_by_public_key={b"k": NODE}.get)
 
     def handler(request: Any, state: Any) -> str:
         calls.append(request)
@@ -131,9 +132,10 @@ def test_a_device_that_is_silent_for_long_is_not_online() -> None:
             ActivateNodeRequest(public_key=b"k", heartbeat_interval=seconds),
         ):
             with pytest.raises(HTTPException) as refusal:
-                call(request=request, state=None)
+                call(request=request, state=state)
             assert refusal.value.status_code == 400
     assert not calls
+    assert caplog.text.count(f"refused a heartbeat of node {NODE}: ") == 8
     for seconds in (30.0, HEARTBEAT_S):
         assert call(request=SendNodeHeartbeatRequest(heartbeat_interval=seconds), state=None) == "answer"
 
