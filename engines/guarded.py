@@ -3,15 +3,16 @@
 SuperLink: a device announces a reply as a tree of object names. Flower's object store in memory keeps one list of
 children per name and builds the tree from these lists again when the ServerApp asks. An announcement in which many
 places share children grows on the way: 4 KiB with 16 levels become 9 MB, and each further level doubles that. A tree
-of many thousand names keeps the database locked for seconds. So :func:`limited` looks at the tree before anything is
-stored, ``executor/replies.py`` at the message itself, and ``executor/ledger.py`` at how much a device stores.
+of many thousand names keeps the database locked for seconds. So ``executor/announced.py`` looks at the tree before
+anything is stored, ``executor/replies.py`` at the message itself, and ``executor/ledger.py`` at how much a device
+stores.
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
 wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on. And it starts
 a process for each run that imports everything anew: ``executor/superexec.py`` gives runs to one that is ready.
 
-Only this file and those two change functions of Flower (``deploy/patience.py`` and ``executor/node.py`` change times
+Only this file and those change functions of Flower (``deploy/patience.py`` and ``executor/node.py`` change times
 that it waits). :data:`CHECKED` are the versions that they were compared with; with another version the program starts
 as Flower made it, with a warning.
 
@@ -25,7 +26,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import entry_points, version
@@ -39,8 +39,6 @@ from typing import Any, NoReturn
 #: ``judged.py``, ``object_client.py``, ``flower.py``, ``grid.py``); ``executor/flower_runtime.py`` names their minor
 #: numbers once more.
 CHECKED = ("1.41.0", "1.42.0")
-#: Message, table of records, record, array, chunk: Flower's messages have no more levels.
-DEPTH = 5
 #: Most objects of a reply, unless the variable says otherwise. Over a network arrays travel packed, as pieces of 5 MiB:
 #: a reply of 1 GiB has about 220 objects. Not packed (``federation.packed=false``), each array has two or more. Flower
 #: takes about a millisecond for an object while the database is locked, and its other callers wait for 5 s.
@@ -57,15 +55,9 @@ READY = "FEDCROSS_READY"
 SUPEREXEC = "flower-superexec"
 #: What is open in each program with a version of Flower that this file does not know.
 OPEN = {
-    "flower-superlink": "a small reply of a registered device may take all memory of the SuperLink",
+    "flower-superlink": "a registered device may take all memory of the SuperLink, and give orders to other devices",
     SUPEREXEC: "an error of the SuperLink may end the SuperExec and its ServerApps",
 }
-#: Name -> names of its children, None for an object that is not stored.
-Stored = Callable[[str], "frozenset[str] | None"]
-
-
-def _nothing(name: str) -> None:
-    """Tell that nothing is stored."""
 
 
 def command(program: str) -> list[str]:
@@ -100,126 +92,6 @@ def _count(text: str | None, variable: str, what: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise ValueError(f"{variable}={text}: how many {what}? Give a whole number above 0.")
     return int(text)
-
-
-def fault(tree: Any, most: int, stored: Stored = _nothing) -> tuple[int, str] | None:
-    """Return HTTP status and reason if the announced `tree` must be refused, else None.
-
-    Equal names must have equal children, in the tree and in the store. Then what Flower builds from its lists has
-    exactly the places that were announced, and an object cannot be its own descendant.
-
-    Parameters
-    ----------
-    tree : ObjectTree
-        As announced.
-    most : int
-        Most places in the tree.
-    stored : callable
-        Tells what the store has.
-    """
-    found: dict[str, frozenset[str]] = {}
-    level, seen = [tree], 1
-    for _ in range(DEPTH):
-        below: list[Any] = []
-        for node in level:
-            seen += len(node.children)
-            if seen > most:
-                return 413, f"more than {most} objects"
-            name, children = node.object_id, frozenset(child.object_id for child in node.children)
-            if len(children) != len(node.children):
-                return 400, "an object names a child twice"
-            before = stored(name)
-            if found.setdefault(name, children) != children or (before is not None and before != children):
-                return 400, "one object is announced with different children"
-            below += node.children
-        level = below
-        if not level:
-            return None
-    return 400, f"objects nested more than {DEPTH} deep"
-
-
-def _contents(store: Any) -> Stored:
-    """Return what tells the children of a stored object.
-
-    Two announcements that are harmless one by one may grow together in the store in memory. Flower's SQL store itself
-    refuses a known object with other children.
-    """
-    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-
-    def children(name: str) -> frozenset[str] | None:
-        entry = store.store.get(name)
-        return None if entry is None else frozenset(entry.child_object_ids)
-
-    return children if isinstance(store, InMemoryObjectStore) else _nothing
-
-
-def limited(
-    push_messages: Callable[..., Any], most: int, ledger: Any = None, refused: Any = None
-) -> Callable[..., Any]:
-    """Return Flower's handler of announced replies, which refuses what is no reply or a tree that has a :func:`fault`.
-
-    A refusal is logged with the node, whose key the SuperLink has checked by then, and counted. Announcements are
-    stored one after the other: each locks the database, and of several at once some would end with an error.
-
-    Parameters
-    ----------
-    push_messages : callable
-        Flower's.
-    most : int
-        Most objects of a reply.
-    ledger, refused : optional
-        A ``Ledger`` of ``executor/ledger.py`` and ``Refusals`` of ``executor/replies.py``.
-    """
-    from fastapi import HTTPException
-
-    replies, ledgers = part("replies"), part("ledger")
-    ledger = ledger or ledgers.Ledger(most, MOST_MIB << 20)
-    refused = refused or replies.Refusals()
-    lock = threading.Lock()
-
-    def refuse(node: int, status: int, why: str) -> HTTPException:
-        refused(node, "a reply", why)
-        return HTTPException(status, f"This reply is refused: {why}.")
-
-    def check(request: Any, state: Any) -> None:
-        node = request.node.node_id
-        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise refuse(node, 400, "not one message with one tree")
-        # Flower takes a message that it has already once more, and stores the tree that comes with it, whatever it is.
-        if request.messages_list[0].metadata.message_id != request.message_object_trees[0].object_id:
-            raise refuse(node, 400, "message and tree have different names")
-        if why := replies.wrong(request, state, time.time()):
-            raise refuse(node, 400, why)
-        if found := fault(request.message_object_trees[0], most):
-            raise refuse(node, *found)
-
-    def store(request: Any, state: Any) -> Any:
-        if not lock.acquire(timeout=ledgers.QUEUE_S):
-            raise ledgers.Later("other replies are being announced")
-        try:
-            if found := fault(request.message_object_trees[0], most, _contents(state.object_store)):
-                raise refuse(request.node.node_id, *found)
-            return push_messages(request=request, state=state)
-        finally:
-            lock.release()
-
-    @functools.wraps(push_messages)
-    def handler(request: Any, state: Any) -> Any:
-        check(request, state)
-        [tree], node, wanted = request.message_object_trees, request.node.node_id, []
-        try:
-            ledger.enter(node, tree.object_id, replies.places(tree))
-            try:
-                answer = store(request, state)
-                wanted = list(answer.objects_to_push)
-            finally:
-                ledger.left(node, tree.object_id, request.messages_list[0].metadata.run_id, wanted, state)
-        except ledgers.Later as later:
-            refused(node, "a reply for now", later.why)
-            raise
-        return answer
-
-    return handler
 
 
 def outliving(acquire_task: Callable[..., Any], sleep: Callable[[float], object] = time.sleep) -> Callable[..., Any]:
@@ -283,9 +155,9 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
     if program == "flower-superlink":
         from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 
-        replies, ledgers = part("replies"), part("ledger")
+        announced, replies, ledgers = part("announced"), part("replies"), part("ledger")
         ledger, refused = ledgers.Ledger(most, mib << 20), replies.Refusals()
-        fleet.push_messages = limited(fleet.push_messages, most, ledger, refused)
+        fleet.push_messages = announced.limited(fleet.push_messages, most, ledger, refused)
         fleet.push_object = ledgers.stored_within(fleet.push_object, ledger, refused)
         fleet.activate_node = replies.steady(fleet.activate_node, refused)
         fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)

@@ -1,4 +1,4 @@
-"""How much the devices announce and store at the SuperLink, and how much of it is allowed; :mod:`engines.guarded` asks.
+"""How much the devices announce and store at the SuperLink, and how much of it is allowed; :mod:`announced` asks.
 
 What is known here is in memory: a SuperLink that starts again knows nothing of the replies before.
 """

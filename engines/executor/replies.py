@@ -1,4 +1,4 @@
-"""Which messages the SuperLink takes from a device; :mod:`engines.guarded` asks before it stores one.
+"""Which messages the SuperLink takes from a device; :mod:`announced` asks before one is stored.
 
 Flower checks that a caller has the key of the node that it says it is (``request.node``), and little of the message
 that it brings. So a registered device can store requests for other devices in the server's name, times that are no

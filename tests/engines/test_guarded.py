@@ -21,7 +21,10 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fedcross.engines import guarded
-from fedcross.engines.guarded import CHECKED, MOST, children, fault, limited, most_objects, most_runs, outliving, queued
+from fedcross.engines.executor.announced import fault, limited
+from fedcross.engines.executor.ledger import Ledger
+from fedcross.engines.executor.replies import Refusals
+from fedcross.engines.guarded import CHECKED, MOST, children, most_objects, most_runs, outliving, queued
 from tests.support.fleet_door import NODE, Link, pushed
 from tests.support.trees import deep, name, shared, tree, wide
 
@@ -35,7 +38,7 @@ def places_of(link: Link, root: str) -> int:
 
 
 def handler(link: Link, most: int = MOST) -> Callable[[PushMessagesRequest], Any]:
-    made = limited(link.push, most)
+    made = limited(link.push, most, Ledger(most, 1 << 30), Refusals())
     return lambda request: made(request=request, state=link)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fastapi import HTTPException
 
-from fedcross.engines import guarded
+from fedcross.engines.executor import ledger as ledgers
+from fedcross.engines.executor.announced import limited
 from fedcross.engines.executor.ledger import (
     AGAIN_S,
     GIVEN_UP_S,
@@ -25,8 +26,6 @@ from tests.support.fleet_door import NODE, Link, pushed, put
 from tests.support.trees import name, tree, wide
 
 MOST, QUOTA = 100, 1000
-#: As the handlers import it.
-ledgers: Any = guarded.part("ledger")
 
 
 class Door:
@@ -36,7 +35,7 @@ class Door:
         self.now, self.link, self.free = 0.0, Link(), free
         self.ledger = ledgers.Ledger(most, QUOTA, lambda: self.now, lambda state: self.free)
         refused = Refusals()
-        self._push = guarded.limited(self.link.push, most, self.ledger, refused)
+        self._push = limited(self.link.push, most, self.ledger, refused)
         self._put = stored_within(self.link.push_object, self.ledger, refused)
 
     def announce(self, made: Any, node: int = NODE) -> int:
@@ -102,7 +101,7 @@ def test_an_error_of_flowers_frees_the_place() -> None:
     def broken(request: Any, state: Any) -> None:
         raise RuntimeError("database is locked")
 
-    push = guarded.limited(broken, MOST, door.ledger, Refusals())
+    push = limited(broken, MOST, door.ledger, Refusals())
     for number in range(2 * UNFINISHED):
         with pytest.raises(RuntimeError):
             push(request=pushed(tree(f"m{number}")), state=door.link)
@@ -171,7 +170,7 @@ def test_announcements_are_stored_one_after_the_other(monkeypatch: pytest.Monkey
             assert go.wait(60)
         return door.link.push(request, state)
 
-    push = guarded.limited(slow, MOST, door.ledger, Refusals())
+    push = limited(slow, MOST, door.ledger, Refusals())
     first = threading.Thread(target=push, kwargs={"request": pushed(tree("m")), "state": door.link})
     first.start()
     try:

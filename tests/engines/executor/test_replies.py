@@ -18,8 +18,10 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
+from fedcross.engines.executor.announced import limited
+from fedcross.engines.executor.ledger import Ledger
 from fedcross.engines.executor.replies import HEARTBEAT_S, Refusals, asked_for, steady, wrong
-from fedcross.engines.guarded import MOST, limited
+from fedcross.engines.guarded import MOST
 from tests.support.fleet_door import NODE, Link, pushed
 from tests.support.trees import deep
 
@@ -58,7 +60,7 @@ def test_what_is_no_reply_of_the_caller_is_refused_and_named(
 ) -> None:
     link = Link()
     with pytest.raises(HTTPException) as refusal:
-        limited(link.push, MOST)(request=pushed(deep(3), **told), state=link)
+        limited(link.push, MOST, Ledger(MOST, 1 << 30), Refusals())(request=pushed(deep(3), **told), state=link)
     assert refusal.value.status_code == 400
     assert why in refusal.value.detail
     assert not link.pushes
@@ -82,7 +84,7 @@ def test_what_is_no_reply_of_the_caller_is_refused_and_named(
 def test_honest_replies_pass(told: dict[str, Any]) -> None:
     link = Link()
     assert wrong(pushed(deep(2), **told), link, time.time()) is None
-    limited(link.push, MOST)(request=pushed(deep(2), **told), state=link)
+    limited(link.push, MOST, Ledger(MOST, 1 << 30), Refusals())(request=pushed(deep(2), **told), state=link)
     assert link.pushes == 1
 
 
