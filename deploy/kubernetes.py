@@ -40,7 +40,8 @@ DEFAULTS = {
     "FEDCROSS_SERVER_MEMORY": "4g",
     "FEDCROSS_SERVER_CPUS": "1",
     "FEDCROSS_SERVERAPP_MEMORY": "3g",
-    "FEDCROSS_REPLY_OBJECTS": "4096",
+    "FEDCROSS_REPLY_OBJECTS": "2048",
+    "FEDCROSS_REPLY_MIB": "1024",
     "FEDCROSS_RUNS_AT_ONCE": "1",
     "FEDCROSS_PAGE_PORT": "8444",
 }
@@ -290,7 +291,7 @@ def _superlink(plan: Plan) -> list[Object]:
         [*command.split(), "--host", "0.0.0.0"],  # noqa: S104 - its own pod's; the policies say who reaches it
         {"keys": pods.KEYS, "state": "/state"},
         {"cpu": "1", "memory": "2Gi"},
-        env=_env(FEDCROSS_REPLY_OBJECTS=plan.settings["FEDCROSS_REPLY_OBJECTS"]),
+        env=_env(**{name: plan.settings[name] for name in ("FEDCROSS_REPLY_OBJECTS", "FEDCROSS_REPLY_MIB")}),
         ports=[{"containerPort": SUPERLINK}],
         **pods.probes(health, period=5, timeout=10, start=300),
     )

@@ -1,17 +1,18 @@
-"""Starts Flower's programs of the server with two holes of Flower closed; a script that needs Flower only.
+"""Starts Flower's programs of the server with holes of Flower closed; a script that needs Flower only.
 
 SuperLink: a device announces a reply as a tree of object names. Flower's object store in memory keeps one list of
 children per name and builds the tree from these lists again when the ServerApp asks. An announcement in which many
 places share children grows on the way: 4 KiB with 16 levels become 9 MB, and each further level doubles that. A tree
-of many thousand names keeps the database locked for seconds. So :func:`limited` looks at the tree before anything is
-stored.
+of many thousand names keeps the database locked for seconds. So ``executor/announced.py`` looks at the tree before
+anything is stored, ``executor/replies.py`` at the message itself, and ``executor/ledger.py`` at how much a device
+stores.
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
 wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on. And it starts
 a process for each run that imports everything anew: ``executor/superexec.py`` gives runs to one that is ready.
 
-Only this file, that one and ``executor/fleet.py`` change functions of Flower (``deploy/patience.py`` and
+Only this file, those and ``executor/fleet.py`` change functions of Flower (``deploy/patience.py`` and
 ``executor/node.py`` change times that it waits). :data:`CHECKED` are the versions that they were compared with; with
 another version the program starts as Flower made it, with a warning.
 
@@ -25,11 +26,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import entry_points, version
 from importlib.util import module_from_spec, spec_from_file_location
 from logging import INFO, WARNING
@@ -41,11 +39,13 @@ from typing import Any, NoReturn
 #: ``judged.py``, ``object_client.py``, ``flower.py``, ``grid.py``); ``executor/flower_runtime.py`` names their minor
 #: numbers once more.
 CHECKED = ("1.41.0", "1.42.0")
-#: Message, table of records, record, array, chunk: Flower's messages have no more levels.
-DEPTH = 5
-#: Most objects of a reply, unless the variable says otherwise. A state of 1,000 entries in two records (SCAFFOLD's,
-#: say) has about 4,000: an array and at least one chunk each.
-MOST, VARIABLE = 4096, "FEDCROSS_REPLY_OBJECTS"
+#: Most objects of a reply, unless the variable says otherwise. Over a network arrays travel packed, as pieces of 5 MiB:
+#: a reply of 1 GiB has about 220 objects. Not packed (``federation.packed=false``), each array has two or more. Flower
+#: takes about a millisecond for an object while the database is locked, and its other callers wait for 5 s.
+MOST, VARIABLE = 2048, "FEDCROSS_REPLY_OBJECTS"
+#: MiB of a device's replies to one run that may lie at the SuperLink, unless the variable says otherwise: a network of
+#: 250 million float32 values.
+MOST_MIB, MIB_VARIABLE = 1024, "FEDCROSS_REPLY_MIB"
 #: Variable: how many ServerApps of one SuperExec run at once; not set: any number.
 RUNS = "FEDCROSS_RUNS_AT_ONCE"
 #: Pause between two questions of the SuperExec after an error: the first one and the longest one.
@@ -55,15 +55,9 @@ READY = "FEDCROSS_READY"
 SUPEREXEC = "flower-superexec"
 #: What is open in each program with a version of Flower that this file does not know.
 OPEN = {
-    "flower-superlink": "a small reply of a registered device may take all memory of the SuperLink",
+    "flower-superlink": "a registered device may take all memory of the SuperLink, and give orders to other devices",
     SUPEREXEC: "an error of the SuperLink may end the SuperExec and its ServerApps",
 }
-#: Name -> names of its children, None for an object that is not stored.
-Stored = Callable[[str], "frozenset[str] | None"]
-
-
-def _nothing(name: str) -> None:
-    """Tell that nothing is stored."""
 
 
 def command(program: str) -> list[str]:
@@ -82,6 +76,11 @@ def most_objects(text: str | None) -> int:
     return _count(text, VARIABLE, "objects may a reply have") or MOST
 
 
+def most_mib(text: str | None) -> int:
+    """Return how many MiB of a device's replies may lie at the SuperLink. Errors as :func:`most_objects`."""
+    return _count(text, MIB_VARIABLE, "MiB may the replies of a device have") or MOST_MIB
+
+
 def most_runs(text: str | None) -> int:
     """Return how many runs at once the environment's `text` allows; 0: any number. Errors as :func:`most_objects`."""
     return _count(text, RUNS, "runs may be on at once")
@@ -93,97 +92,6 @@ def _count(text: str | None, variable: str, what: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise ValueError(f"{variable}={text}: how many {what}? Give a whole number above 0.")
     return int(text)
-
-
-def fault(tree: Any, most: int, stored: Stored = _nothing) -> tuple[int, str] | None:
-    """Return HTTP status and reason if the announced `tree` must be refused, else None.
-
-    Equal names must have equal children, in the tree and in the store. Then what Flower builds from its lists has
-    exactly the places that were announced, and an object cannot be its own descendant.
-
-    Parameters
-    ----------
-    tree : ObjectTree
-        As announced.
-    most : int
-        Most places in the tree.
-    stored : callable
-        Tells what the store has.
-    """
-    found: dict[str, frozenset[str]] = {}
-    level, seen = [tree], 1
-    for _ in range(DEPTH):
-        below: list[Any] = []
-        for node in level:
-            seen += len(node.children)
-            if seen > most:
-                return 413, f"more than {most} objects"
-            name, children = node.object_id, frozenset(child.object_id for child in node.children)
-            if len(children) != len(node.children):
-                return 400, "an object names a child twice"
-            before = stored(name)
-            if found.setdefault(name, children) != children or (before is not None and before != children):
-                return 400, "one object is announced with different children"
-            below += node.children
-        level = below
-        if not level:
-            return None
-    return 400, f"objects nested more than {DEPTH} deep"
-
-
-@contextmanager
-def _contents(store: Any, lock: threading.Lock) -> Iterator[Stored]:
-    """Yield what tells the children of a stored object.
-
-    Two announcements that are harmless one by one may grow together, so those for the store in memory are looked at and
-    stored one after the other. Flower's SQL store itself refuses a known object with other children.
-    """
-    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-
-    if not isinstance(store, InMemoryObjectStore):
-        yield _nothing
-        return
-
-    def children(name: str) -> frozenset[str] | None:
-        entry = store.store.get(name)
-        return None if entry is None else frozenset(entry.child_object_ids)
-
-    with lock:
-        yield children
-
-
-def limited(push_messages: Callable[..., Any], most: int) -> Callable[..., Any]:
-    """Return Flower's handler of announced replies, which refuses trees that have a :func:`fault`.
-
-    A refusal is logged with the node, whose key the SuperLink has checked by then, and counted.
-    """
-    from fastapi import HTTPException
-    from flwr.common.logger import log
-
-    lock, counting = threading.Lock(), threading.Lock()
-    refused: Counter[int] = Counter()
-
-    def refuse(node: int, status: int, why: str) -> HTTPException:
-        with counting:
-            refused[node] += 1
-            own, all_of_them = refused[node], refused.total()
-        log(WARNING, "fedcross: refused a reply of node %s: %s (%s of it, %s in all)", node, why, own, all_of_them)
-        return HTTPException(status, f"This reply is refused: {why}.")
-
-    @functools.wraps(push_messages)
-    def handler(request: Any, state: Any) -> Any:
-        node = request.node.node_id
-        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise refuse(node, 400, "not one message with one tree")
-        # Flower takes a message that it has already once more, and stores the tree that comes with it, whatever it is.
-        if request.messages_list[0].metadata.message_id != request.message_object_trees[0].object_id:
-            raise refuse(node, 400, "message and tree have different names")
-        with _contents(state.object_store, lock) as stored:
-            if found := fault(request.message_object_trees[0], most, stored):
-                raise refuse(node, *found)
-            return push_messages(request=request, state=state)
-
-    return handler
 
 
 def outliving(acquire_task: Callable[..., Any], sleep: Callable[[float], object] = time.sleep) -> Callable[..., Any]:
@@ -240,14 +148,19 @@ def queued(
     return call
 
 
-def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = children) -> bool:
-    """Replace the one function of `program` in this process; return False if this is another version of Flower."""
+def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = children, mib: int = MOST_MIB) -> bool:
+    """Replace functions of `program` in this process; return False if this is another version of Flower."""
     if version("flwr") not in CHECKED:
         return False
     if program == "flower-superlink":
-        from flwr.superlink.servicer.fleet import fleet_handlers
+        from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 
-        fleet_handlers.push_messages = limited(fleet_handlers.push_messages, most)
+        announced, replies, ledgers = part("announced"), part("replies"), part("ledger")
+        ledger, refused = ledgers.Ledger(most, mib << 20), replies.Refusals()
+        fleet.push_messages = announced.limited(fleet.push_messages, most, ledger, refused)
+        fleet.push_object = ledgers.stored_within(fleet.push_object, ledger, refused)
+        fleet.activate_node = replies.steady(fleet.activate_node, refused)
+        fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)
     else:
         from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -276,13 +189,14 @@ def become(program: str) -> NoReturn:
 
     try:
         most, runs = most_objects(os.environ.get(VARIABLE)), most_runs(os.environ.get(RUNS))
+        mib = most_mib(os.environ.get(MIB_VARIABLE))
         if program == SUPEREXEC and (way := part("ready").switch(os.environ.get(READY))) != "off":
             ready = part("superexec").keeper(way, lambda: not runs or running() < runs)
     except ValueError as error:
         sys.exit(str(error))
     [entry] = entry_points(group="console_scripts", name=program)
     start = entry.load()
-    if not guard(program, most, runs, running):
+    if not guard(program, most, runs, running, mib):
         other = f"this is flwr {version('flwr')} and not {' or '.join(CHECKED)}"
         print(f"fedcross: {program} starts unguarded, {other}: {OPEN[program]}.", file=sys.stderr, flush=True)
     elif ready is not None:

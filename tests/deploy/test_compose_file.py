@@ -128,7 +128,7 @@ def test_flowers_pieces_of_arrays_pass_the_gateways_cap() -> None:
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
     from flwr.proto.fleet_pb2 import PushMessagesRequest
 
-    from fedcross.engines.guarded import MOST, VARIABLE
+    from fedcross.engines.guarded import MIB_VARIABLE, MOST, MOST_MIB, VARIABLE
     from tests.support.trees import wide
 
     config = (ROOT / "deploy" / "gateway.cfg").read_text()
@@ -139,6 +139,7 @@ def test_flowers_pieces_of_arrays_pass_the_gateways_cap() -> None:
     largest = PushMessagesRequest(message_object_trees=[wide(MOST - 1)]).ByteSize()
     assert 1.5 * largest < announcement < 2 * largest
     assert SERVICES["superlink"]["environment"][VARIABLE] == f"${{{VARIABLE}:-{MOST}}}"
+    assert SERVICES["superlink"]["environment"][MIB_VARIABLE] == f"${{{MIB_VARIABLE}:-{MOST_MIB}}}"
 
 
 def test_the_gateway_leaves_slots_for_others() -> None:

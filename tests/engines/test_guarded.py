@@ -16,45 +16,29 @@ import pytest
 from fastapi import HTTPException
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.message_pb2 import Metadata, ObjectTree
-from flwr.proto.node_pb2 import Node
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fedcross.engines import guarded
-from fedcross.engines.guarded import CHECKED, MOST, children, fault, limited, most_objects, most_runs, outliving, queued
+from fedcross.engines.executor.announced import fault, limited
+from fedcross.engines.executor.ledger import Ledger
+from fedcross.engines.executor.replies import Refusals
+from fedcross.engines.guarded import CHECKED, MOST, children, most_objects, most_runs, outliving, queued
+from tests.support.fleet_door import NODE, Link, pushed
 from tests.support.trees import deep, name, shared, tree, wide
-
-NODE = 4711
-
-
-def pushed(*trees: ObjectTree, node: int = NODE) -> PushMessagesRequest:
-    messages = [ProtoMessage(metadata=Metadata(message_id=one.object_id)) for one in trees]
-    return PushMessagesRequest(node=Node(node_id=node), messages_list=messages, message_object_trees=trees)
-
-
-class Link:
-    """The part of a SuperLink behind the handler: stores what it is told."""
-
-    def __init__(self) -> None:
-        self.object_store = InMemoryObjectStore()
-
-    def push(self, request: PushMessagesRequest, state: Link) -> list[str]:
-        assert state is self
-        return self.object_store.preregister(1, request.message_object_trees[0])
-
-    def places(self, root: str) -> int:
-        return count(self.object_store.get_object_tree(root))
 
 
 def count(found: ObjectTree) -> int:
     return 1 + sum(map(count, found.children))
 
 
+def places_of(link: Link, root: str) -> int:
+    return count(link.object_store.get_object_tree(root))
+
+
 def handler(link: Link, most: int = MOST) -> Callable[[PushMessagesRequest], Any]:
-    made = limited(link.push, most)
+    made = limited(link.push, most, Ledger(most, 1 << 30), Refusals())
     return lambda request: made(request=request, state=link)
 
 
@@ -101,7 +85,7 @@ def test_what_grows_is_refused(made: ObjectTree, status: int) -> None:
 def test_what_does_not_grow_passes_and_is_built_as_announced(made: ObjectTree) -> None:
     link = Link()
     handler(link)(pushed(made))
-    assert link.places(made.object_id) == count(made)
+    assert places_of(link, made.object_id) == count(made)
 
 
 def test_a_refusal_stores_nothing_and_is_logged_with_the_node_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,11 +114,11 @@ def test_several_harmless_announcements_do_not_grow_together() -> None:
         made = tree(f"r{step}", *(tree(f"{side}{step}", below) for side in "wxyz"))
         assert fault(made, MOST) is None
         try:
-            push(pushed(made))
+            push(pushed(made, node=step % 5 + 2))  # no device announces more than a few
         except HTTPException:
             assert step > 0
         else:
-            built = max(built, link.places(made.object_id))
+            built = max(built, places_of(link, made.object_id))
     assert built == 9
     # In the other order the leaf is known first, and what hangs below it later is not told apart from a lie.
     with pytest.raises(HTTPException):
@@ -158,7 +142,7 @@ def test_without_the_guard_flower_builds_what_was_not_announced() -> None:
     link, made = Link(), shared(10)
     link.push(pushed(made), link)
     assert made.ByteSize() < 3000
-    assert link.places(name("root")) == 2**11 - 1
+    assert places_of(link, name("root")) == 2**11 - 1
 
 
 @pytest.mark.parametrize(("text", "most"), [(None, MOST), ("", MOST), ("9", 9)])
@@ -170,6 +154,12 @@ def test_the_limit_can_be_set(text: str | None, most: int) -> None:
 def test_a_limit_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="FEDCROSS_REPLY_OBJECTS"):
         most_objects(text)
+    with pytest.raises(ValueError, match="FEDCROSS_REPLY_MIB"):
+        guarded.most_mib(text)
+
+
+def test_the_limit_of_bytes_can_be_set() -> None:
+    assert [guarded.most_mib(text) for text in (None, "", "7")] == [guarded.MOST_MIB, guarded.MOST_MIB, 7]
 
 
 def answers(*statuses: int) -> Callable[..., Any]:
@@ -193,15 +183,17 @@ def test_the_superexec_outlives_errors_of_the_superlink_and_no_others() -> None:
         answers(404)(lambda call: outliving(call, pauses.append))
 
 
-def test_only_one_function_changes_and_only_in_the_version_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = fleet_handlers.push_messages
-    monkeypatch.setattr(fleet_handlers, "push_messages", original)  # restored at the end
+def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("push_messages", "push_object", "activate_node", "send_node_heartbeat")
+    originals = {one: getattr(fleet_handlers, one) for one in names}
+    for one, original in originals.items():
+        monkeypatch.setattr(fleet_handlers, one, original)  # restored at the end
     monkeypatch.setattr(guarded, "version", lambda package: "1.43.0")
     assert not guarded.guard("flower-superlink", MOST)
-    assert fleet_handlers.push_messages is original
+    assert all(getattr(fleet_handlers, one) is original for one, original in originals.items())
     monkeypatch.setattr(guarded, "version", lambda package: CHECKED[-1])
     assert guarded.guard("flower-superlink", MOST)
-    assert fleet_handlers.push_messages.__wrapped__ is original  # type: ignore[attr-defined]
+    assert all(getattr(fleet_handlers, one).__wrapped__ is original for one, original in originals.items())
 
 
 def test_an_unknown_version_starts_with_a_word_about_what_is_open(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
@@ -70,10 +71,20 @@ class Announcer:
                 print(f"announcement: {type(error).__name__}: {error}", flush=True)
             else:
                 print("announcement: accepted", flush=True)
+        order = {"reply_to_message_id": "", "src_node_id": 1, "dst_node_id": self.connection.node}
+        forged: list[dict[str, Any]] = [order, {"src_node_id": 1}, {"created_at": math.nan}, {"ttl": math.nan}]
+        for number, told in enumerate([*forged, {}]):
+            try:  # the last one says that its work took no number of seconds
+                announce(self.connection, message, tree(f"forged {number}"), math.nan if not told else 0.0, **told)
+            except Exception as error:  # noqa: BLE001 - a refusal; the next one
+                print(f"forgery: {type(error).__name__}: {error}", flush=True)
+            else:
+                print("announcement: accepted", flush=True)
 
 
-def announce(connection: Connection, message: Message, made: ObjectTree) -> None:
-    """Announce `made` as the reply to `message`, and send no object."""
+def announce(connection: Connection, message: Message, made: ObjectTree, runtime: float = 0.0, **told: object) -> None:
+    """Announce `made` as the reply to `message`, and send no object; `told` replaces parts of its metadata."""
     shell = Message(RecordDict(), reply_to=message)
     shell.metadata.__dict__.update({"_message_id": made.object_id, "_src_node_id": connection.node})
-    connection._send(shell, made, 0.0)
+    shell.metadata.__dict__.update({f"_{part}": value for part, value in told.items()})
+    connection._send(shell, made, runtime)

@@ -1,0 +1,140 @@
+"""Announced replies that the SuperLink refuses before it stores anything; :mod:`engines.guarded` says why."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import HTTPException
+
+from . import ledger as ledgers
+from .replies import Refusals, places, wrong
+
+#: Message, table of records, record, array, chunk: Flower's messages have no more levels.
+DEPTH = 5
+#: Name -> names of its children, None for an object that is not stored.
+Stored = Callable[[str], "frozenset[str] | None"]
+
+
+def _nothing(name: str) -> None:
+    """Tell that nothing is stored."""
+
+
+def fault(tree: Any, most: int, stored: Stored = _nothing) -> tuple[int, str] | None:
+    """Return HTTP status and reason if the announced `tree` must be refused, else None.
+
+    Equal names must have equal children, in the tree and in the store. Then what Flower builds from its lists has
+    exactly the places that were announced, and an object cannot be its own descendant.
+
+    Parameters
+    ----------
+    tree : ObjectTree
+        As announced.
+    most : int
+        Most places in the tree.
+    stored : callable
+        Tells what the store has.
+    """
+    found: dict[str, frozenset[str]] = {}
+    level, seen = [tree], 1
+    for _ in range(DEPTH):
+        below: list[Any] = []
+        for node in level:
+            seen += len(node.children)
+            if seen > most:
+                return 413, f"more than {most} objects"
+            name, children = node.object_id, frozenset(child.object_id for child in node.children)
+            if len(children) != len(node.children):
+                return 400, "an object names a child twice"
+            before = stored(name)
+            if found.setdefault(name, children) != children or (before is not None and before != children):
+                return 400, "one object is announced with different children"
+            below += node.children
+        level = below
+        if not level:
+            return None
+    return 400, f"objects nested more than {DEPTH} deep"
+
+
+def _contents(store: Any) -> Stored:
+    """Return what tells the children of a stored object.
+
+    Two announcements that are harmless one by one may grow together in the store in memory. Flower's SQL store itself
+    refuses a known object with other children.
+    """
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+
+    def children(name: str) -> frozenset[str] | None:
+        entry = store.store.get(name)
+        return None if entry is None else frozenset(entry.child_object_ids)
+
+    return children if isinstance(store, InMemoryObjectStore) else _nothing
+
+
+def limited(
+    push_messages: Callable[..., Any], most: int, ledger: ledgers.Ledger, refused: Refusals
+) -> Callable[..., Any]:
+    """Return Flower's handler of announced replies, which refuses what is no reply or a tree that has a :func:`fault`.
+
+    A refusal is logged with the node, whose key the SuperLink has checked by then, and counted. Announcements are
+    stored one after the other: each locks the database, and of several at once some would end with an error.
+
+    Parameters
+    ----------
+    push_messages : callable
+        Flower's.
+    most : int
+        Most objects of a reply.
+    ledger : Ledger
+        What the devices have announced and stored.
+    refused : Refusals
+        Gets every refusal.
+    """
+    lock = threading.Lock()
+
+    def refuse(node: int, status: int, why: str) -> HTTPException:
+        refused(node, "a reply", why)
+        return HTTPException(status, f"This reply is refused: {why}.")
+
+    def check(request: Any, state: Any) -> None:
+        node = request.node.node_id
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise refuse(node, 400, "not one message with one tree")
+        # Flower takes a message that it has already once more, and stores the tree that comes with it, whatever it is.
+        if request.messages_list[0].metadata.message_id != request.message_object_trees[0].object_id:
+            raise refuse(node, 400, "message and tree have different names")
+        if why := wrong(request, state, time.time()):
+            raise refuse(node, 400, why)
+        if found := fault(request.message_object_trees[0], most):
+            raise refuse(node, *found)
+
+    def store(request: Any, state: Any) -> Any:
+        if not lock.acquire(timeout=ledgers.QUEUE_S):
+            raise ledgers.Later("other replies are being announced")
+        try:
+            if found := fault(request.message_object_trees[0], most, _contents(state.object_store)):
+                raise refuse(request.node.node_id, *found)
+            return push_messages(request=request, state=state)
+        finally:
+            lock.release()
+
+    @functools.wraps(push_messages)
+    def handler(request: Any, state: Any) -> Any:
+        check(request, state)
+        [tree], node, wanted = request.message_object_trees, request.node.node_id, []
+        try:
+            ledger.enter(node, tree.object_id, places(tree))
+            try:
+                answer = store(request, state)
+                wanted = list(answer.objects_to_push)
+            finally:
+                ledger.left(node, tree.object_id, request.messages_list[0].metadata.run_id, wanted, state)
+        except ledgers.Later as later:
+            refused(node, "a reply for now", later.why)
+            raise
+        return answer
+
+    return handler

@@ -1,0 +1,190 @@
+"""How much the devices announce and store at the SuperLink, and how much of it is allowed; :mod:`announced` asks.
+
+What is known here is in memory: a SuperLink that starts again knows nothing of the replies before.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import HTTPException
+
+#: Replies of one device that are announced and not complete. A device answers one request at a time; one that lost its
+#: connection leaves an unfinished reply behind, which Flower gives up after `GIVEN_UP_S`.
+UNFINISHED, GIVEN_UP_S = 4, 180.0
+#: A device may announce `BURST` of the largest replies at once, then one in `REFILL_S` seconds; smaller ones more
+#: often. An announcement costs at least `LEAST` objects.
+BURST, REFILL_S, LEAST = 2, 8.0, 8
+#: Seconds that an announcement waits for others; each keeps the database locked.
+QUEUE_S = 5.0
+#: Bytes that must stay free on the database's disk.
+SPARE = 1 << 28
+#: Seconds after which a device should ask again.
+AGAIN_S = 5
+
+
+class Later(HTTPException):
+    """The device should ask again (status 503, which Flower's SuperNode repeats)."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(503, f"{why}.", {"Retry-After": str(AGAIN_S)})
+        self.why = why
+
+
+@dataclass
+class Reply:
+    """A reply that is announced and, as far as known, not deleted."""
+
+    run: int
+    missing: set[str]
+    touched: float
+    stored: int = 0
+
+
+@dataclass
+class Account:
+    """What one device has announced: a bucket of objects that refills, and its replies by name."""
+
+    objects: float
+    filled: float
+    entering: int = 0
+    replies: dict[str, Reply] = field(default_factory=dict)
+    look_at: int = 32
+
+
+class Ledger:
+    """What the devices have announced and stored.
+
+    Parameters
+    ----------
+    most : int
+        Objects of the largest reply.
+    quota : int
+        Bytes of a device's replies to one run that may lie at the SuperLink.
+    clock, free : callable
+        Tell the time in seconds, and the bytes that are free for the objects of a state (None: not known).
+    """
+
+    def __init__(
+        self,
+        most: int,
+        quota: int,
+        clock: Callable[[], float] = time.monotonic,
+        free: Callable[[Any], int | None] = lambda state: free_bytes(state),
+    ) -> None:
+        self.most, self.quota = most, quota
+        self._clock, self._free = clock, free
+        self._accounts: dict[int, Account] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, node: int, name: str, objects: int) -> None:
+        """Let `node` announce the reply `name`; raise :class:`Later` if it must wait. :meth:`left` must follow."""
+        with self._lock:
+            now, full = self._clock(), float(BURST * self.most)
+            account = self._accounts.setdefault(node, Account(full, now))
+            account.objects = min(full, account.objects + (now - account.filled) * self.most / REFILL_S)
+            account.filled = now
+            others = [
+                one
+                for key, one in account.replies.items()
+                if key != name and one.missing and now - one.touched < GIVEN_UP_S
+            ]
+            if len(others) + account.entering >= UNFINISHED:
+                raise Later(f"{UNFINISHED} replies of this device are not complete")
+            price = max(LEAST, objects)
+            if price > account.objects:
+                raise Later("this device announces too many objects")
+            account.objects -= price
+            account.entering += 1
+
+    def left(self, node: int, name: str, run: int, wanted: list[str], state: Any) -> None:
+        """Note which objects the SuperLink expects of `node` now (none: it stored no reply, or has all of it)."""
+        with self._lock:
+            account = self._accounts[node]
+            account.entering -= 1
+            if wanted:
+                known = account.replies.get(name)
+                account.replies[name] = Reply(run, set(wanted), self._clock(), known.stored if known else 0)
+            look = len(account.replies) >= account.look_at
+        if look:
+            self._forget(account, state)
+
+    def may_store(self, node: int, name: str, size: int, state: Any) -> None:
+        """Raise if `node` may not store the object `name` of `size` bytes (status 507, or :class:`Later`)."""
+        reply = self._reply(node, name)
+        if not reply:
+            return  # Flower takes only what has been announced
+        account, run = self._accounts[node], reply.run
+        if self._weight(account, run) + size > self.quota:
+            self._forget(account, state)
+            if self._weight(account, run) + size > self.quota:
+                raise HTTPException(507, f"more than {self.quota >> 20} MiB of replies to one run (FEDCROSS_REPLY_MIB)")
+        free = self._free(state)
+        if free is not None and free - size < SPARE:
+            raise Later(f"only {free >> 20} MiB are free on the SuperLink's disk")
+
+    def stored(self, node: int, name: str, size: int) -> None:
+        """Note that an object is stored."""
+        reply = self._reply(node, name)
+        if reply:
+            with self._lock:
+                reply.missing.discard(name)
+                reply.stored += size
+                reply.touched = self._clock()
+
+    def _reply(self, node: int, name: str) -> Reply | None:
+        with self._lock:
+            account = self._accounts.get(node)
+            replies = account.replies.values() if account else ()
+            return next((one for one in replies if name in one.missing), None)
+
+    def _weight(self, account: Account, run: int) -> int:
+        with self._lock:
+            return sum(one.stored for one in account.replies.values() if one.run == run)
+
+    def _forget(self, account: Account, state: Any) -> None:
+        """Forget the replies that the SuperLink does not have any more."""
+        with self._lock:
+            names = list(account.replies)
+        gone = [name for name in names if name not in state.object_store]
+        with self._lock:
+            for name in gone:
+                account.replies.pop(name, None)
+            account.look_at = 32 + 2 * len(account.replies)
+
+
+def free_bytes(state: Any) -> int | None:
+    """Return how many bytes are free on the disk of the state's database; None if it is no file."""
+    from sqlalchemy.engine import make_url
+
+    url = make_url(getattr(state, "database_url", "sqlite://"))
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return None
+    return shutil.disk_usage(str(url.database).rpartition("/")[0] or "/").free
+
+
+def stored_within(
+    push_object: Callable[..., Any], ledger: Ledger, refused: Callable[[int, str, str], None]
+) -> Callable[..., Any]:
+    """Return Flower's handler of a reply's objects, which refuses what is more than the `ledger` allows."""
+
+    @functools.wraps(push_object)
+    def handler(request: Any, state: Any) -> Any:
+        node, name, size = request.node.node_id, request.object_id, len(request.object_content)
+        try:
+            ledger.may_store(node, name, size, state)
+        except HTTPException as error:
+            refused(node, "an object", error.detail)
+            raise
+        answer = push_object(request=request, state=state)
+        if answer.stored:
+            ledger.stored(node, name, size)
+        return answer
+
+    return handler

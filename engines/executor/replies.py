@@ -1,0 +1,150 @@
+"""Which messages the SuperLink takes from a device; :mod:`announced` asks before one is stored.
+
+Flower checks that a caller has the key of the node that it says it is (``request.node``), and little of the message
+that it brings. So a registered device can store requests for other devices in the server's name, times that are no
+numbers: SQLite keeps them as NULL, and the server's next question for replies fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+from fastapi import HTTPException
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.logger import log
+
+#: Seconds by which the time in a reply may lie outside what its request and the SuperLink's clock allow. Flower itself
+#: refuses a device whose clock is 15 s off.
+CLOCK_S = 60.0
+#: Longest life of a reply and longest work of a ClientApp that are believed, in seconds.
+LONGEST_S = 10 * 365 * 86400.0
+#: Longest pause between two heartbeats, in seconds. Flower's SuperNode says 30; it takes up to 1800, and counts a
+#: device as online for twice the pause.
+HEARTBEAT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the SuperLink has of a request."""
+
+    run: int
+    node: int
+    created_at: float
+
+
+def asked_for(state: Any, name: str) -> Asked | None:
+    """Return the request `name`; None if there is none (any more: the server has its reply, or the run is over)."""
+    if hasattr(state, "message_ins_store"):  # Flower's state in memory
+        found = state.message_ins_store.get(name)
+        return found and Asked(found.metadata.run_id, found.metadata.dst_node_id, found.metadata.created_at)
+    from flwr.supercore.state.schema.linkstate_models import MessageIns as Row
+    from flwr.supercore.utils import int64_to_uint64
+    from sqlalchemy import select
+
+    with state.session() as session:
+        row = session.execute(
+            select(Row.run_id, Row.dst_node_id, Row.created_at).where(Row.message_id == name)
+        ).one_or_none()
+    return row and Asked(int64_to_uint64(row.run_id), int64_to_uint64(row.dst_node_id), row.created_at)
+
+
+def wrong(request: Any, state: Any, now: float) -> str | None:
+    """Return why the pushed message is no reply that the calling node may send, else None.
+
+    Parameters
+    ----------
+    request : PushMessagesRequest
+        With one message; Flower has checked that the caller has the key of ``request.node``.
+    state : LinkState
+        The SuperLink's.
+    now : float
+        Seconds since 1970.
+    """
+    [message] = request.messages_list
+    told = message.metadata
+    if not told.reply_to_message_id:
+        return "a request and not a reply"
+    if told.src_node_id != request.node.node_id:
+        return f"it says that node {told.src_node_id} sent it"
+    if told.dst_node_id != SUPERLINK_NODE_ID:
+        return f"it is for node {told.dst_node_id} and not for the server"
+    if why := _unreadable(message, request.clientapp_runtime_list):
+        return why
+    if not told.created_at <= now + CLOCK_S:  # also if it is no number
+        return f"it was made at {told.created_at}, {told.created_at - now:.0f} s from now"
+    asked = asked_for(state, told.reply_to_message_id)
+    if asked is None:  # Flower stores nothing then; honest replies may be late
+        return None if state.get_run_info(run_ids=[told.run_id]) else f"there is no run {told.run_id}"
+    if asked.node != request.node.node_id:
+        return f"it answers a request to node {asked.node}"
+    if asked.run != told.run_id:
+        return f"it says run {told.run_id} and answers a request of run {asked.run}"
+    if told.created_at < asked.created_at - CLOCK_S:
+        return "it was made before its request"
+    return None
+
+
+def _unreadable(message: Any, runtimes: Any) -> str | None:
+    """Return what Flower could not read or store, else None."""
+    from flwr.common.serde_utils import metadata_from_proto
+
+    told = message.metadata
+    try:
+        metadata_from_proto(told)
+    except ValueError:
+        return f"no type of message: {told.message_type[:40]!r}"
+    if message.HasField("content") == message.HasField("error"):
+        return "neither content nor error, or both"
+    if not abs(told.ttl) <= LONGEST_S:
+        return f"it lives for {told.ttl} s"
+    if len(runtimes) > 1 or not all(0 <= seconds <= LONGEST_S for seconds in runtimes):
+        return f"the work took {', '.join(map(str, runtimes[:3]))} s"
+    return None if math.isfinite(told.created_at) else f"it was made at {told.created_at}"
+
+
+def places(tree: Any) -> int:
+    """Return how many objects an announced tree names."""
+    seen, level = 0, [tree]
+    while level:
+        seen += len(level)
+        level = [child for node in level for child in node.children]
+    return seen
+
+
+class Refusals:
+    """Counts what was refused and says it in the log, with the node: the first ones, then less and less often."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count: Counter[int] = Counter()
+
+    def __call__(self, node: int, what: str, why: str) -> None:
+        """Note that `what` of `node` was refused, and why."""
+        with self._lock:
+            self._count[node] += 1
+            own, total = self._count[node], self._count.total()
+        if own <= 8 or own & (own - 1) == 0:
+            log(WARNING, "fedcross: refused %s of node %s: %s (%s of it, %s in all)", what, node, why, own, total)
+
+
+def steady(handler: Callable[..., Any], refused: Refusals) -> Callable[..., Any]:
+    """Return Flower's handler of heartbeats or activations, which refuses pauses above :data:`HEARTBEAT_S`."""
+
+    @functools.wraps(handler)
+    def call(request: Any, state: Any) -> Any:
+        if not request.heartbeat_interval <= HEARTBEAT_S:
+            known = hasattr(request, "node")
+            node = request.node.node_id if known else state.get_node_id_by_public_key(request.public_key)
+            why = f"{request.heartbeat_interval} s between two heartbeats"
+            refused(node, "a heartbeat", why)
+            raise HTTPException(400, f"{why}: {HEARTBEAT_S:.0f} s at most.")
+        return handler(request=request, state=state)
+
+    return call
