@@ -81,13 +81,20 @@ def check_environment() -> Iterator[Finding]:
 
 def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
     """Check that `folder`, or its nearest existing parent, can be written and has enough free space."""
-    place = next(p for p in (folder.resolve(), *folder.resolve().parents) if p.exists())
+    place = next(p for p in (folder.resolve(), *folder.resolve().parents) if _exists(p))
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         yield fault(f"{folder}: {place} cannot be written by this user. Choose another folder or change its owner.")
         return
     free = shutil.disk_usage(place).free
     text = f"{folder}: {free / GIB:.1f} GiB free"
     yield ok(text) if free >= least else fault(f"{text}, {least / GIB:.1f} GiB are needed. Free space.")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:  # below a folder of somebody else
+        return False
 
 
 def check_data(folder: Path, required: bool, named: bool = False) -> Iterator[Finding]:

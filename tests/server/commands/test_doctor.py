@@ -2,6 +2,7 @@ import socket
 import sys
 from datetime import timedelta
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,19 @@ def test_disk(tmp_path):
     assert "Free space" in found.text
     (tmp_path / "file").touch()
     assert kinds(doctor.check_disk(tmp_path / "file" / "run")) == ["FAULT"]
+
+
+def test_a_folder_below_somebody_elses(tmp_path, monkeypatch):
+    closed, exists = tmp_path / "closed" / "outputs", Path.exists
+
+    def hidden(path):
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", hidden)
+    (found,) = doctor.check_disk(closed)
+    assert "GiB free" in found.text
 
 
 def test_data(tmp_path):
