@@ -139,10 +139,11 @@ class Exchange:
         self._first: list[_Request] = []
         opened = time.monotonic()
         self._deadline = opened + rules.deadline_s
-        self._notice = Notice(current.number, opened, self._deadline)
         #: How many slots had been won before this exchange was opened.
         self.inherited = len(inbox.won)
         inbox.single = is_blocking(grid)
+        #: None where clients do not work beside the server.
+        self._notice = None if inbox.single else Notice(current.number, opened, self._deadline)
 
     @property
     def deadline(self) -> float:
@@ -212,7 +213,7 @@ class Exchange:
         inbox = self.inbox
         for replies in poll(self._grid, lambda: inbox.waiting if len(inbox.won) < enough else (), self._deadline):
             self.take(replies)
-            if not inbox.single:  # these clients work beside the server
+            if self._notice is not None:
                 self._notice.look(time.monotonic(), inbox.open_clients)
 
     def _settle(self, replies: Iterable[Message]) -> None:
