@@ -54,7 +54,10 @@ def read_plan(arguments: list[str]) -> Plan:
     given = [a for i, a in enumerate(arguments) if not a.startswith("-") and i not in values]
     if wrong := [*_unknown_flags(arguments), *_no_settings(given, flags)]:
         raise ConfigError(wrong)
-    return plan(flags, [*_saved(given), *given])
+    saved = _saved(given)
+    # A job of an experiment that is a sweep goes on alone.
+    alone = ["hydra.mode=RUN"] if saved and not {"-m", "--multirun"} & set(flags) else []
+    return plan(flags, [*saved, *alone, *given])
 
 
 def check_plan(found: Plan) -> None:

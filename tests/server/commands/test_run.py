@@ -10,7 +10,7 @@ import pytest
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.paths import import_root
-from fedcross.server.check import check_overrides
+from fedcross.server.check import check_overrides, read_plan
 from fedcross.server.commands.main import main
 from fedcross.server.sweep import applicable
 from tests.support import warm
@@ -56,6 +56,15 @@ def test_resume_continues_with_the_runs_own_settings(monkeypatch, tmp_path):
     assert call(monkeypatch, tmp_path, "resume=one", "rounds=3") == 0
     result = json.loads((tmp_path / "one" / "result.json").read_text())
     assert (result["method"], result["rounds"]) == ("fedavg", 3)
+
+
+def test_a_job_of_an_experiment_that_is_a_sweep_goes_on_alone(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("[experiment=demo, method=fedavg, seed=2]")
+    found = read_plan([f"resume={tmp_path}", "rounds=9"])
+    assert not found.multirun
+    assert [{"method=fedavg", "seed=2", "rounds=9"} <= set(job) for job in found.jobs] == [True]
+    assert read_plan(["-m", f"resume={tmp_path}"]).multirun
 
 
 def test_a_client_without_samples_is_named(monkeypatch, tmp_path, capsys):
