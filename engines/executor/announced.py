@@ -126,7 +126,7 @@ def limited(
         check(request, state)
         [tree], node, wanted = request.message_object_trees, request.node.node_id, []
         try:
-            ledger.enter(node, tree.object_id, places(tree))
+            ledger.enter(node, tree.object_id, places(tree), state)
             try:
                 answer = store(request, state)
                 wanted = list(answer.objects_to_push)

@@ -83,19 +83,17 @@ class Ledger:
         self._accounts: dict[int, Account] = {}
         self._lock = threading.Lock()
 
-    def enter(self, node: int, name: str, objects: int) -> None:
+    def enter(self, node: int, name: str, objects: int, state: Any = None) -> None:
         """Let `node` announce the reply `name`; raise :class:`Later` if it must wait. :meth:`left` must follow."""
+        account = self._accounts.get(node)
+        if account is not None and state is not None and self._open(account, name) >= UNFINISHED:
+            self._forget(account, state)  # the server may have refused them on their way: then they are deleted
         with self._lock:
             now, full = self._clock(), float(BURST * self.most)
             account = self._accounts.setdefault(node, Account(full, now))
             account.objects = min(full, account.objects + (now - account.filled) * self.most / REFILL_S)
             account.filled = now
-            others = [
-                one
-                for key, one in account.replies.items()
-                if key != name and one.missing and now - one.touched < GIVEN_UP_S
-            ]
-            if len(others) + account.entering >= UNFINISHED:
+            if self._open(account, name) + account.entering >= UNFINISHED:
                 raise Later(f"{UNFINISHED} replies of this device are not complete")
             price = max(LEAST, objects)
             if price > account.objects:
@@ -137,6 +135,12 @@ class Ledger:
                 reply.missing.discard(name)
                 reply.stored += size
                 reply.touched = self._clock()
+
+    def _open(self, account: Account, name: str) -> int:
+        """Return how many replies besides `name` are announced, not complete and not given up."""
+        now = self._clock()
+        others = [one for key, one in list(account.replies.items()) if key != name]
+        return sum(bool(one.missing) and now - one.touched < GIVEN_UP_S for one in others)
 
     def _reply(self, node: int, name: str) -> Reply | None:
         with self._lock:

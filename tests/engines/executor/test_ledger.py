@@ -56,6 +56,13 @@ class Door:
         return 200
 
 
+def test_a_reply_that_the_server_refused_on_its_way_is_not_unfinished() -> None:
+    door = Door()
+    for number in range(3 * UNFINISHED):
+        assert door.announce(tree(f"m{number}", tree(f"a{number}"))) == 200
+        door.link.object_store.delete(name(f"m{number}"))  # the server has seen the tree, and wants none of it
+
+
 def test_a_device_has_few_unfinished_replies(caplog: pytest.LogCaptureFixture) -> None:
     door = Door()
     trees = [tree(f"m{i}", tree(f"a{i}")) for i in range(UNFINISHED + 2)]
