@@ -84,7 +84,10 @@ class Ledger:
         self._lock = threading.Lock()
 
     def enter(self, node: int, name: str, objects: int, state: Any = None) -> None:
-        """Let `node` announce the reply `name`; raise :class:`Later` if it must wait. :meth:`left` must follow."""
+        """Let `node` announce the reply `name`; raise :class:`Later` if it must wait. :meth:`left` must follow.
+
+        With the SuperLink's `state`, replies that it has deleted are forgotten before the device has to wait.
+        """
         account = self._accounts.get(node)
         if account is not None and state is not None and self._open(account, name) >= UNFINISHED:
             self._forget(account, state)  # the server may have refused them on their way: then they are deleted
