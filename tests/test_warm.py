@@ -24,8 +24,11 @@ sys.exit(7)
 """
 
 
-def test_it_gets_what_it_is_given(tmp_path):
-    own = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "libraries"), "MINE": "räume"}
+@pytest.mark.parametrize("library", ["libraries", str(warm.ROOT), None])
+def test_it_gets_what_it_is_given(tmp_path, library):
+    own = {"PATH": os.environ["PATH"], "MINE": "räume"}
+    if library:
+        own["PYTHONPATH"] = str(tmp_path / library)
     told = []
     for run in (warm.run, real):
         done = run([sys.executable, "-c", TELL, "one", "two words"], cwd=tmp_path, env=own)

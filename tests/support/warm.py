@@ -38,11 +38,12 @@ class Zygote:
         self._started: list[int] = []
         self._lock = threading.RLock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        own = {"PYTHONPATH": str(ROOT)}
+        # Its first path is ROOT by -m. A PYTHONPATH would hide what an editable installation adds to the paths.
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.zygote", str(theirs.fileno())],
-                cwd=ROOT, env={**os.environ, **own}, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                cwd=ROOT, env=own, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=self._log,
             )  # fmt: skip
 

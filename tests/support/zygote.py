@@ -108,7 +108,9 @@ def become(request: dict[str, Any]) -> NoReturn:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     kind, what, *arguments = request["arguments"]
     named = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:] = ["" if kind == "-c" else str(Path.cwd()), *named, *sys.path[2:]]  # its own are two (warm.Zygote)
+    # The first is its own. A path of the environment is not there twice if a package's .pth names it too.
+    given = [path for path in sys.path[1:] if path not in named]
+    sys.path[:] = ["" if kind == "-c" else str(Path.cwd()), *named, *given]
     importlib.invalidate_caches()
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]  # it may have a package of that name of its own
