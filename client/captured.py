@@ -9,7 +9,6 @@ recorded, the reason is logged and the plain loop of :mod:`client.trainer` goes 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unfla
 
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.recordings import Recorder, rows_of_plan, steps
+from fedcross.client.recordings import Key, Recorder, rows_of_plan, steps
 from fedcross.client.trainer import Augment, Stepper, augmentation_stream, host_orders, train
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Trained, Visit
@@ -31,18 +30,25 @@ class Captured(Recorder["_Stage"]):
         """Train the model loaded in the net; parameters and result as for :func:`client.trainer.train`."""
         stage = None
         if len(visit.y) >= settings.batch:  # without a full batch there is nothing to repeat
-            stage = self._stage(visit, prepared, settings, augmented=augment is not None)
+            try:
+                stage = self._stage(visit, prepared, settings, augmented=augment is not None)
+            except torch.OutOfMemoryError:
+                self._recordings.refuse("the device's memory is too small for a copy of the clients' data")
         if stage is None:
             return train(self._net, self._objective, visit, prepared, settings, augment)
-        trained = stage.train(visit, prepared, settings.epochs, augment)
+        try:
+            trained = stage.train(visit, prepared, settings.epochs, augment)
+        except torch.OutOfMemoryError:  # the model has changed, so this visit is lost; the next one has more memory
+            self._recordings.refuse("the device's memory is too small for a recorded step")
+            raise
         self._recordings.look_at(stage)
         return trained
 
     def _stage(self, visit: Visit, prepared: Prepared, settings: Train, *, augmented: bool) -> _Stage | None:
         """Return the stage for this visit; None if the plain loop should train it."""
 
-        def key() -> Hashable:
-            return _kind(visit, prepared, settings, self._objective.by_row), augmented
+        def key() -> Key:
+            return (_kind(visit, prepared, settings, self._objective.by_row), augmented), 1
 
         def make() -> _Stage:
             room = max(self._examples, len(visit.y))

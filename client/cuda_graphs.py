@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from flwr.common.logger import log
 from torch import Tensor
+
+from fedcross.client.host_work import NoHostWork, no_waiting
 
 #: Largest length of the difference between a replayed and a called step, as a share of what the step changes; the GPU
 #: may sum in another order.
@@ -47,15 +50,28 @@ class Replay:
         All tensors that a step changes.
     record : callable, optional
         ``record(call)`` runs `call` once while recording and returns a function that repeats it. Default: CUDA graphs.
+    fewer : bool
+        Whether the caller can do with less memory: a recording that finds too little raises a
+        ``torch.OutOfMemoryError`` and leaves `state` as it was. Otherwise the step is called from then on.
+
+    Attributes
+    ----------
+    refused : str or None
+        Why steps run without graphs; None while graphs are in use.
+    replays : int
+        How many steps a graph has done.
     """
 
-    def __init__(self, step: Step, state: Sequence[Tensor], record: Record | None = None) -> None:
+    def __init__(
+        self, step: Step, state: Sequence[Tensor], record: Record | None = None, *, fewer: bool = False
+    ) -> None:
         self._step = step
         self._state = list(state)
         self._record = record or record_cuda
+        self._fewer = fewer
         self._recorded: dict[Any, _Recorded] = {}
-        #: Why steps run without graphs; None while graphs are in use.
         self.refused: str | None = None
+        self.replays = 0
 
     def __call__(self, *inputs: Tensor) -> None:
         """Do one step."""
@@ -77,6 +93,11 @@ class Replay:
         own = tuple(tensor.clone() for tensor in inputs)
         try:
             self._recorded[shapes] = _Recorded(own, self._record(lambda: self._step(*own)))
+        except torch.OutOfMemoryError:
+            self._restore(before)
+            if self._fewer:
+                raise
+            self._refuse("the device's memory is too small for a recording")
         except RuntimeError as error:
             self._refuse(f"a step cannot be recorded ({str(error).splitlines()[0]})")
         self._restore(before)
@@ -99,9 +120,19 @@ class Replay:
         for known in self._recorded.values():
             known.checked = False
 
+    def release(self) -> None:
+        """Give the graphs and all tensors back at once; nothing can be done with this object any more.
+
+        `step` usually belongs to the object that holds this one: without this, both wait for the garbage collector.
+        """
+        self._recorded.clear()
+        self._state.clear()
+        self._step = _released
+
     def _repeat(self, known: _Recorded, inputs: tuple[Tensor, ...]) -> None:
         for fixed, given in zip(known.inputs, inputs):
             fixed.copy_(given)
+        self.replays += 1
         known.replay()
 
     def _restore(self, before: Sequence[Tensor]) -> None:
@@ -124,15 +155,52 @@ def _agree(before: Tensor, replayed: Tensor, called: Tensor) -> bool:
     return apart <= TOLERANCE * change + ROUNDING * size
 
 
+def _released(*_: Tensor) -> None:
+    """Take the place of a step that was given back."""
+    raise RuntimeError("this recording was given back")
+
+
+class _Graph:
+    """Repeats a recorded call; knows how much memory the graph keeps for itself."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, nbytes: int) -> None:
+        self.device, self.nbytes = device, nbytes
+        self._graph = graph
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
+_graphs: WeakSet[_Graph] = WeakSet()
+
+
+def kept_by_graphs(device: torch.device) -> int:
+    """Return how many bytes of `device` belong to the recordings of this process alone.
+
+    Results inside a graph have fixed places, which torch reserves for as long as the graph lives. For torch they are
+    not allocated, and yet no other tensor can have them.
+    """
+    return sum(graph.nbytes for graph in _graphs if graph.device == device)
+
+
 def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
-    """Record `call` as a CUDA graph, after a few warm-up calls on a side stream, which CUDA requires."""
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
+    """Record `call` as a CUDA graph, after a few warm-up calls on a side stream, which CUDA requires.
+
+    The last of them finds out what cannot be recorded (:mod:`client.host_work`).
+    """
+    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(here)
     with torch.cuda.stream(aside):
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP - 1):
             call()
-    torch.cuda.current_stream().wait_stream(aside)
+        with no_waiting(), NoHostWork():
+            call()
+    here.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph):  # empties torch's cache first, so what is reserved inside is the graph's own
+        before = torch.cuda.memory_reserved()
         call()
-    return graph.replay
+        nbytes = torch.cuda.memory_reserved() - before
+    made = _Graph(graph, torch.device("cuda", torch.cuda.current_device()), max(nbytes, 0))
+    _graphs.add(made)
+    return made

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from fedcross.client.cuda_graphs import kept_by_graphs
 from fedcross.conf.schema import Train
 from fedcross.core.errors import ConfigError, DeviceError
 from fedcross.core.site import DEVICE, device_name
@@ -72,14 +73,16 @@ def set_arithmetic(device: torch.device, settings: Train) -> None:
 def memory_budget(memory: int | None, device: torch.device) -> float:
     """Return how many bytes the stacks of one computation may take: `memory`, or what the device has.
 
-    The driver counts the memory that torch keeps for later tensors as used; what is reserved and not allocated is free.
+    The driver counts the memory that torch keeps for later tensors as used; what is reserved and not allocated is free,
+    but for what recorded steps keep for themselves.
     """
     if memory is not None:
         return memory
     if device.type != "cuda":
         return CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
-    return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) * GPU_SHARE
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) - kept_by_graphs(device)
+    return (free + max(unused, 0)) * GPU_SHARE
 
 
 def evaluation_batch(device: torch.device, numbers: int, most: int = 1000, room: int = 2**24) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from logging import WARNING
 from typing import Generic, Protocol, TypeVar
 
@@ -15,7 +17,8 @@ from fedcross.client.cuda_graphs import WARM_UP, Record, Replay
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.parts.objective import Objective, Prepared
 
-#: Most recordings in a process. A run has one or two; more mean that every visit prepares something of another kind.
+#: Most recordings in a process; the one used longest ago makes room. A run has one or two, more where the number of
+#: clients that train together changes.
 MOST = 8
 #: What may be in the tree of prepared values: tensors are copied, other values compared.
 PLAIN = (Tensor, bool, int, float, str, type(None))
@@ -30,10 +33,12 @@ class Stage(Protocol):
 
 
 S = TypeVar("S", bound=Stage)
+#: What visits must have in common, and how many of them train together.
+Key = tuple[Hashable, int]
 
 
 class Recordings(Generic[S]):
-    """Stages by key.
+    """Stages by key, at most :data:`MOST` of them.
 
     Attributes
     ----------
@@ -43,47 +48,89 @@ class Recordings(Generic[S]):
 
     def __init__(self) -> None:
         self.refused: str | None = None
-        self._stages: dict[Hashable, S] = {}
-        self._made = 0
+        self._stages: dict[Key, S] = {}  # in the order of their last use
+        self._seen: Counter[Hashable] = Counter()  # kind -> visits or groups of visits
+        self._balance = 0  # recordings made, minus those found again
+        self._replays = 0  # of stages that are gone
+
+    @property
+    def replays(self) -> int:
+        """How many steps were repeated without Python."""
+        return self._replays + sum(stage.replay.replays for stage in self._stages.values())
 
     def take(
-        self, key: Callable[[], Hashable], prepared: Prepared, fits: Callable[[S], bool], make: Callable[[], S]
+        self, key: Callable[[], Key], prepared: Prepared, fits: Callable[[S], bool], make: Callable[[], S]
     ) -> S | None:
-        """Return the stage of `key`, a new one if none `fits`; None if steps are not recorded."""
+        """Return the stage of `key`, a new one if none `fits`; None if steps are not recorded.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            If the device has no room for a new stage, even without all others.
+        """
         if self.refused is not None:
             return None
         odd = {type(leaf).__name__ for leaf in tree_leaves(prepared) if not isinstance(leaf, PLAIN)}
         if odd:
-            self._refuse(f"what the method prepares holds a {min(odd)}, whose contents cannot be compared")
+            self.refuse(f"what the method prepares holds a {min(odd)}, whose contents cannot be compared")
             return None
         name = key()
-        found = self._stages.get(name)
-        if found is None or not fits(found):
-            if self._made >= MOST:
-                self._refuse(f"{MOST} recordings were not enough, what the method prepares differs from visit to visit")
-                return None
-            self._made += 1
-            try:
-                found = self._stages[name] = make()
-            except torch.OutOfMemoryError:
-                self._refuse("the device's memory is too small for a copy of the clients' data")
-                return None
+        found = self._stages.pop(name, None)
+        if found is not None and not fits(found):
+            self._release(found)
+            found = None
+        self._balance += 1 if found is None else -min(self._balance, 1)
+        if found is None and (reason := self._hopeless(name[0])):
+            self.refuse(reason)
+            return None
+        found = self._stages[name] = found or self._made(make)
+        self._seen[name[0]] += 1
         found.uses += 1
         if found.uses & (found.uses - 1) == 0:  # at uses 1, 2, 4, 8, ...
             found.replay.doubt()  # what a method keeps in attributes of its own would stay as it was recorded
         return found
 
+    def _hopeless(self, kind: Hashable) -> str:
+        """Return why another recording, for visits of `kind`, would not be used again; empty if it may be."""
+        if not self._seen[kind] and list(self._seen.values()).count(1) >= MOST:
+            return f"{MOST} recordings were not enough, what the method prepares differs from visit to visit"
+        if self._balance > 3 * MOST:
+            return f"{self._balance} more recordings were made than were used again"
+        return ""
+
+    def _made(self, make: Callable[[], S]) -> S:
+        """Return a new stage; older ones make room for it where there are too many, or too little memory."""
+        if len(self._stages) >= MOST:
+            self._release(self._stages.pop(next(iter(self._stages))))
+        if self._stages:
+            with suppress(torch.OutOfMemoryError):
+                return make()
+            self.release_all()
+        return make()
+
     def look_at(self, stage: S) -> None:
         """Record nothing any more if the steps of `stage`, which has just trained, were refused."""
         if stage.replay.refused is not None:
             self.refused = stage.replay.refused
-            self._stages.clear()
+            self.release_all()
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Leave everything to the plain loops, and give the memory of the stages back."""
         self.refused = reason
-        self._stages.clear()
+        self.release_all()
         log(WARNING, "fedcross: CUDA graphs are not used: %s. Training goes on without them.", reason)
+
+    def release_all(self) -> bool:
+        """Give the memory of all stages back; return whether there were any."""
+        stages = list(self._stages.values())
+        self._stages.clear()
+        for stage in stages:
+            self._release(stage)
+        return bool(stages)
+
+    def _release(self, stage: S) -> None:
+        self._replays += stage.replay.replays
+        stage.replay.release()
 
 
 class Recorder(Generic[S]):
@@ -109,6 +156,11 @@ class Recorder(Generic[S]):
     def refused(self) -> str | None:
         """Why steps are not recorded; None while they are."""
         return self._recordings.refused
+
+    @property
+    def replays(self) -> int:
+        """How many steps were repeated without Python."""
+        return self._recordings.replays
 
 
 def steps(examples: int, size: int, epochs: int) -> int:

@@ -7,16 +7,17 @@ made-up rows, whose result is thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from fedcross.client.batched.state import StackedPrepared, StackedState, Work, plan
 from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.recordings import Recorder, rows_of_plan, steps
+from fedcross.client.recordings import Key, Recorder, rows_of_plan, steps
 from fedcross.client.trainer import Augment, augmentation_stream
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Objective, Trained, Visit
@@ -25,16 +26,66 @@ from fedcross.strategies.parts.objective import Objective, Trained, Visit
 class Together(Recorder["_Stage"]):
     """Trains groups of clients with recorded steps; lives as long as the net."""
 
+    def __init__(self, net: ModuleNet, objective: Objective, examples: int = 0, record: Record | None = None) -> None:
+        super().__init__(net, objective, examples, record)
+        self._at_once: dict[Hashable, int] = {}
+        self._most: dict[Hashable, int] = {}
+
+    def at_once(
+        self, work: Work, settings: Train, wanted: int, measure: Callable[[], int], *, remember: bool = True
+    ) -> int:
+        """Return how many clients like `work` train at once: as many in every round, so that one recording serves all.
+
+        Parameters
+        ----------
+        work : Work
+            One of the clients.
+        settings : Train
+            Settings of the optimiser.
+        wanted : int
+            How many there are.
+        measure : callable
+            Returns how many fit into the device's memory now. Older recordings are given up if these are too few.
+        remember : bool
+            Whether to measure only once; a recording is among what takes memory at the second time.
+        """
+        kind = _like(work, settings)
+        found = self._at_once.get(kind) if remember else None
+        if found is None:
+            found = measure()
+            if found < wanted and self._recordings.release_all():
+                found = measure()
+            self._at_once[kind] = found
+        return min(found, self._most.get(kind, found))
+
+    def at_most(self, work: Work, settings: Train, count: int) -> None:
+        """Train at most `count` clients like `work` at once from now on, because the memory was too small for more."""
+        self._most[_like(work, settings)] = count
+
     def train(self, works: Sequence[Work], settings: Train, augment: Augment | None) -> list[Trained] | None:
-        """Train the models of `works`, whose prepared values can be stacked; None if steps are not recorded."""
+        """Train the models of `works`, whose prepared values can be stacked; None if steps are not recorded.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            If the memory is too small for several clients; for one client alone, steps are recorded no more.
+        """
+        try:
+            return self._train(works, settings, augment)
+        except torch.OutOfMemoryError:
+            self._recordings.release_all()  # this one does not fit, and the others are in its way
+            if len(works) > 1:
+                raise
+        self._recordings.refuse("the device's memory is too small for a recorded step")
+        return None
+
+    def _train(self, works: Sequence[Work], settings: Train, augment: Augment | None) -> list[Trained] | None:
         stacked = StackedPrepared.of([work.prepared for work in works])
         visits = [work.visit for work in works]
 
-        def key() -> Hashable:
-            first = visits[0]
-            fixed = settings.batch, settings.momentum, settings.weight_decay, settings.clip, augment is not None
+        def key() -> Key:
             kinds = tuple((x.dim(), x.shape[2:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in stacked.leaves)
-            return len(works), fixed, first.inputs.kind, str(stacked.spec), kinds
+            return (_fixed(works[0], settings), augment is not None, str(stacked.spec), kinds), len(works)
 
         def make() -> _Stage:
             room = max(self._examples, *(len(visit.y) for visit in visits))
@@ -56,6 +107,17 @@ class Together(Recorder["_Stage"]):
         trained = stage.train(works, stacked, settings, augment)
         self._recordings.look_at(stage)
         return trained
+
+
+def _fixed(work: Work, settings: Train) -> Hashable:
+    return settings.batch, settings.momentum, settings.weight_decay, settings.clip, work.visit.inputs.kind
+
+
+def _like(work: Work, settings: Train) -> Hashable:
+    """Return what clients have in common that take the same memory, but for the number of their examples."""
+    leaves, spec = tree_flatten(work.prepared)
+    kinds = tuple((x.shape[1:], x.dtype) if isinstance(x, Tensor) else type(x).__name__ for x in leaves)
+    return _fixed(work, settings), str(spec), kinds
 
 
 class _Stage:
@@ -91,7 +153,7 @@ class _Stage:
         self._stepper = StackedStepper(
             net, objective, settings, like.params, works[0].prepared, stacked, padded=True, recorded=True
         )
-        self.replay = Replay(self._step, [*self._state.tensors(), self._number], record)
+        self.replay = Replay(self._step, [*self._state.tensors(), self._number], record, fewer=True)
 
     def fits(self, visits: Sequence[Visit], stacked: StackedPrepared, epochs: int) -> bool:
         """Return whether there is room for the clients' examples, their steps, and what was prepared for them."""

@@ -12,6 +12,7 @@ see padding; with it, each step runs in groups of equal batch size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from logging import WARNING
 
 import torch
@@ -58,7 +59,13 @@ def train_batched(
     """
     results: dict[int, Trained] = {}
     for kind in alike(works):
-        size = fitting(net, objective, works[kind[0]], settings.batch, memory)
+        one = works[kind[0]]
+        measure = partial(fitting, net, objective, one, settings.batch, memory)
+        size = (
+            measure()
+            if together is None
+            else together.at_once(one, settings, len(kind), measure, remember=memory is None)
+        )
         # Clients with the most steps come first, so that the clients still training are always the head of the stack.
         ordered = sorted(kind, key=lambda i: -len(works[i].visit.y))
         while ordered:
@@ -74,6 +81,8 @@ def train_batched(
             else:
                 ordered = ordered[size:]
                 continue
+            if together is not None:
+                together.at_most(one, settings, size)
             _make_room(net.device, size)  # here, because the error above holds the tensors of the failed attempt
     return [results[i] for i in range(len(works))]
 

@@ -8,6 +8,7 @@ says how fast or how exact a GPU is.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tests.support.tape import WAITS, Tape, name_of
+from fedcross.client.host_work import NoHostWork
+from tests.support.tape import Tape
+from tests.support.waits import INDEXING, name_of, unrepeatable, waits
 
 
 @dataclass
@@ -33,12 +36,18 @@ class Counted:
         Operations.
     waits : list of str
         Operations that make the host wait: a number that Python reads, a copy between CPU and GPU.
+    copies : int
+        Copies to the GPU from pinned memory, for which the host does not wait.
+    unrepeatable : list of str
+        Operations without a deterministic algorithm, while only such algorithms are allowed.
     recorder : GpuRecorder
         Stands in for recording CUDA graphs.
     """
 
     launches: int = 0
     waits: list[str] = field(default_factory=list)
+    copies: int = 0
+    unrepeatable: list[str] = field(default_factory=list)
     recorder: GpuRecorder = field(default_factory=lambda: GpuRecorder())
 
 
@@ -49,11 +58,16 @@ class GpuRecorder:
         self.recordings = self.replays = 0
 
     def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
-        call()  # as the warm-up on a side stream
-        return self.record(call)
+        with NoHostWork():  # as the warm-up on a side stream
+            call()
+        return self._record(call)
 
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         """Record `call`, which runs once, and return what repeats it."""
+        with NoHostWork():
+            return self._record(call)
+
+    def _record(self, call: Callable[[], None]) -> Callable[[], None]:
         self.recordings += 1
         mode, tape = _Operations.current, Tape()
         if mode is None:
@@ -134,6 +148,8 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.counted = counted
         self.tape: Tape | None = None
+        #: Tensors in pinned memory, by the address of their storage.
+        self.pinned: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
@@ -143,7 +159,7 @@ class _Operations(TorchDispatchMode):
             kwargs = {**kwargs, "device": torch.device("cuda:0")}  # torch's core made it beside a tensor of this GPU
         leaves: list[Tensor] = []
         inside = _undressed(args, leaves), {name: _undressed(value, leaves) for name, value in kwargs.items()}
-        device = self._device(func, leaves, kwargs)
+        device = self._device(func, leaves, args, kwargs)
         known = {id(leaf.inner) if isinstance(leaf, GpuTensor) else id(leaf): leaf for leaf in leaves}
         if kwargs.get("device") is not None:
             inside[1]["device"] = torch.device("cpu")
@@ -156,7 +172,7 @@ class _Operations(TorchDispatchMode):
 
         return _dressed(out, known, device)
 
-    def _device(self, func: Any, leaves: list[Tensor], kwargs: Any) -> torch.device | None:
+    def _device(self, func: Any, leaves: list[Tensor], args: Any, kwargs: Any) -> torch.device | None:
         """Return the device of the result, None for the CPU; count, and refuse what a GPU refuses."""
         name = name_of(func)
         on = {leaf.device for leaf in leaves if isinstance(leaf, GpuTensor)}
@@ -164,25 +180,50 @@ class _Operations(TorchDispatchMode):
         to = kwargs.get("device")
         if on or (to is not None and torch.device(to).type == "cuda"):
             self.counted.launches += 1
-        if on and name in WAITS:
+        if on and waits(func, args, kwargs):
             self._wait(name)
-        if name in {"_to_copy", "copy_"}:
+        if on and torch.are_deterministic_algorithms_enabled() and unrepeatable(func, args, kwargs):
+            self._vary(name)
+        if name in {"_to_copy", "copy_"} and leaves:
             there = torch.device(to) if to is not None else leaves[0].device
             if (there.type == "cuda") != (leaves[-1].device.type == "cuda"):
-                self._wait(f"{name} to {there.type}")
+                self._copy(name, there, leaves[-1], args, kwargs)
             return there if there.type == "cuda" else None
         if to is not None and not leaves:
             return torch.device(to) if torch.device(to).type == "cuda" else None
+        if on and name in INDEXING and any(leaf.dim() and not leaf.is_floating_point() for leaf in off):
+            self._wait(f"{name} with an index from the CPU")
+            off = [leaf for leaf in off if leaf.is_floating_point()]
         if len(on) > 1 or (on and any(leaf.dim() for leaf in off)):
             raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {[t.device for t in leaves]}")
         if to is not None:
             return torch.device(to) if torch.device(to).type == "cuda" else None
         return next(iter(on), None)
 
+    def _copy(self, name: str, there: torch.device, source: Tensor, args: Any, kwargs: Any) -> None:
+        """Count a copy between the devices; only one from pinned memory goes on beside the host."""
+        beside = kwargs.get("non_blocking", len(args) > 2 and args[2])
+        if there.type == "cuda" and beside and _place(source) in self.pinned and self.tape is None:
+            self.counted.copies += 1
+        else:
+            self._wait(f"{name} to {there.type}")
+
+    def _vary(self, what: str) -> None:
+        """Do what torch does where an operation has no deterministic algorithm."""
+        text = f"{what} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms"
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise RuntimeError(text)
+        self.counted.unrepeatable.append(what)
+        warnings.warn(text, UserWarning, stacklevel=2)
+
     def _wait(self, what: str) -> None:
         if self.tape is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
         self.counted.waits.append(what)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _undressed(value: Any, leaves: list[Tensor]) -> Any:
@@ -217,8 +258,13 @@ class _Functions(TorchFunctionMode):
         if func is torch.tensor and kwargs and kwargs.get("device") is not None:
             device = kwargs.pop("device")
             return torch.tensor(*args, **kwargs).to(device)
+        if func is Tensor.new_tensor and isinstance(args[0], GpuTensor):
+            return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **(kwargs or {})}).to(args[0].device)
         if func is Tensor.pin_memory:
-            return args[0]
+            pinned: Tensor = args[0].clone()
+            if _Operations.current is not None:
+                _Operations.current.pinned[_place(pinned)] = pinned
+            return pinned
         return func(*args, **(kwargs or {}))
 
 

@@ -7,7 +7,6 @@ place while recording is not found. What a graph cannot record (a number that Py
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,16 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcross.client.cuda_graphs import WARM_UP
-
-#: Operations for which the host waits: not permitted while a stream is captured.
-WAITS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero"}
-
-
-@cache
-def name_of(func: Any) -> str:
-    """Return the name of an operation without namespace and overload."""
-    return str(func).removeprefix("aten.").split(".")[0]
-
+from tests.support.waits import waits
 
 class Tape:
     """The recorded operations."""
@@ -34,7 +24,7 @@ class Tape:
 
     def add(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Append an operation that gave `out`."""
-        if name_of(func) in WAITS:
+        if waits(func, args, kwargs):
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         self.calls.append((func, args, kwargs, out))
 

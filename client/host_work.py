@@ -1,0 +1,66 @@
+"""Finds out, before a step is recorded, what a CUDA graph would keep as it was while recording.
+
+A graph holds the kernels of a step. What the CPU computes is no kernel: its result would stay as it was, silently. And
+for what makes the host wait, CUDA ends the recording half-way, after which torch's memory allocator does not recover.
+Both are refused in a call before the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Raise a RuntimeError for what makes the host wait for the GPU inside the block: a number read, a copy."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+class NoHostWork(TorchDispatchMode):
+    """Raises a RuntimeError if a step on a GPU computes on the CPU from anything but Python numbers.
+
+    A number that a step turns into a tensor (``torch.tensor(0.5)``, or a number beside a tensor under ``vmap``) is a
+    constant, in a graph as in Python. A tensor on the CPU that was there before may have another value at the next
+    step, and a random number has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Tensors that the step made from Python numbers, by the address of their storage.
+        self._constants: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation."""
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        on_host = [one for one in given if one.device.type == "cpu"]
+        name = str(func).removeprefix("aten.")
+        if name.startswith("lift_fresh"):  # torch.tensor(number): made outside of what a mode sees
+            on_host = []
+        for one in on_host:
+            if one.numel() and _place(one) not in self._constants:
+                raise RuntimeError(f"{name} computes with a tensor that lies on the CPU, which a recording would keep")
+        out = func(*args, **(kwargs or {}))
+        for one in tree_leaves(out):
+            if isinstance(one, Tensor) and one.device.type == "cpu" and one.numel():
+                if len(given) > len(on_host) and not name.startswith("lift_fresh"):
+                    raise RuntimeError(f"{name} brings a result to the CPU, which a recording would keep")
+                if torch.Tag.nondeterministic_seeded in func.tags:
+                    raise RuntimeError(f"{name} draws on the CPU, which a recording would keep")
+                self._constants[_place(one)] = one
+        return out
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
