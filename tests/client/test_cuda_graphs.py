@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from fedcross.client.cuda_graphs import Replay
+from fedcross.client.cuda_graphs import WARM_UP, Replay, kept_by_graphs, record_cuda
 from tests.support.emulated_gpu import Recorder
 
 
@@ -90,3 +94,77 @@ def test_a_state_that_diverges_is_no_difference() -> None:
         replay()
     assert state.isinf().all()
     assert replay.refused is None
+
+
+def test_too_little_memory_for_a_recording_is_told_to_a_caller_that_can_do_with_less() -> None:
+    def full(call: Callable[[], None]) -> Callable[[], None]:
+        call()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    step = Summing()
+    less = Replay(step, [step.state], full, fewer=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        less(torch.tensor(1), torch.ones(1))
+    assert step.state.tolist() == [0.0, 0.0]
+    other = Replay(step, [step.state], full)
+    other(torch.tensor(1), torch.ones(1))
+    assert step.state.tolist() == [2.0, 2.0]
+    assert other.refused == "the device's memory is too small for a recording"
+
+
+class Driver:
+    """Emulates what recording needs of ``torch.cuda``: a graph of 3 GiB."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reserved, self.replays, self.modes = 5 * 2**30, 0, ["default"]
+        driver = self
+
+        class Graph:
+            def replay(self) -> None:
+                driver.replays += 1
+
+        class Stream:
+            def wait_stream(self, other: Any) -> None: ...
+
+        stubs: dict[str, Any] = {
+            "current_stream": Stream,
+            "Stream": Stream,
+            "stream": lambda _: nullcontext(),
+            "CUDAGraph": Graph,
+            "graph": lambda _: nullcontext(),
+            "memory_reserved": lambda: self.reserved,
+            "current_device": lambda: 1,
+            "get_sync_debug_mode": lambda: self.modes[-1],
+            "set_sync_debug_mode": self.modes.append,
+        }
+        for name, value in stubs.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+
+def test_a_graph_counts_the_memory_that_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, modes = Driver(monkeypatch), []
+
+    def call() -> None:
+        modes.append(driver.modes[-1])
+        if len(modes) > WARM_UP:  # while recording
+            driver.reserved += 3 * 2**30
+
+    gc.collect()
+    before = kept_by_graphs(torch.device("cuda:1"))
+    replay = record_cuda(call)
+    replay()
+    assert driver.replays == 1
+    assert modes == ["default", "default", "error", "default"]  # what waits is found before the recording, not in it
+    assert kept_by_graphs(torch.device("cuda:1")) - before == 3 * 2**30
+    assert kept_by_graphs(torch.device("cuda:0")) == 0
+    del replay
+    assert kept_by_graphs(torch.device("cuda:1")) == before
+
+
+def test_a_step_that_works_on_the_host_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA would end a recording half-way, after which torch's allocator does not recover."""
+    Driver(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: pytest.fail("a recording began"))
+    count = torch.zeros(())
+    with pytest.raises(RuntimeError, match="computes with a tensor that lies on the CPU"):
+        record_cuda(lambda: count.add_(1) and None)

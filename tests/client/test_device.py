@@ -68,6 +68,8 @@ def test_memory_that_torch_keeps_for_later_counts_as_free(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 8 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * GIB)
     assert device.memory_budget(None, torch.device("cuda:1")) == pytest.approx(7 * GIB * device.GPU_SHARE)
+    monkeypatch.setattr(device, "kept_by_graphs", lambda _: 4 * GIB)  # recorded steps keep 4 of the 5 others
+    assert device.memory_budget(None, torch.device("cuda:1")) == pytest.approx(3 * GIB * device.GPU_SHARE)
     assert device.memory_budget(5, torch.device("cuda:1")) == 5
     assert device.memory_budget(None, CPU) == device.CPU_BYTES
 

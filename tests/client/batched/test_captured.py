@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedcross.client.batched import captured, trainer
 from fedcross.client.batched.captured import Together
 from fedcross.client.batched.state import alike, fitting
 from fedcross.client.batched.trainer import train_batched
@@ -75,6 +76,57 @@ def test_augments_with_the_draws_of_the_sequential_trainer() -> None:
     net = v.small_net(norm=True)
     together, _ = compared(net, Objective(Settings()), rounds(net, (6, 9), (9, 3)), noisy)
     assert together.refused is None
+
+
+def test_one_that_ran_out_of_memory_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients at once fit, four do not; the recording of four is given up with its memory."""
+    net, objective, recorder = v.small_net(), Objective(Settings()), TapeRecorder()
+    together, tried = Together(net, objective, record=recorder), []
+    real = captured._Stage._step
+
+    def small(stage: captured._Stage) -> None:
+        tried.append(len(stage._state.flat))
+        if tried[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        real(stage)
+
+    monkeypatch.setattr(captured._Stage, "_step", small)
+    (clients,) = rounds(net, (5, 12, 7, 3))
+    works = [v.work(net, objective, client) for client in clients]
+    for number in range(3):
+        tried.clear()
+        found = train_batched(net, objective, works, v.settings(), together=together)
+        assert (4 in tried) == (number == 0)
+        assert set(tried) <= {4, 2}
+        for a, b in zip(found, one_by_one(net, objective, clients), strict=True):
+            agree(a, b, EXACT)
+    assert together.refused is None
+    assert recorder.recordings == 2  # the one of four that failed, and that of two
+    assert [name[1] for name in together._recordings._stages] == [2]
+
+
+def test_too_little_memory_to_record_one_client_leaves_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    net, objective = v.small_net(), Objective(Settings())
+    monkeypatch.setattr(captured._Stage, "_step", full)
+    together, _ = compared(net, objective, rounds(net, (5, 7)))
+    assert together.refused == "the device's memory is too small for a recorded step"
+
+
+def test_as_many_clients_train_at_once_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recording takes memory itself; measured again, there would be room for fewer, who need a new one."""
+    free = iter([2, 1, 1])
+    monkeypatch.setattr(trainer, "fitting", lambda *_: next(free))
+    net = v.small_net()
+    sizes = (5, 12, 7, 3)
+    together, recorder = compared(net, Objective(Settings()), rounds(net, sizes, sizes))
+    assert recorder.recordings == 1
+    assert together.refused is None
+    works = [v.work(net, Objective(Settings()), client) for client in rounds(net, sizes)[0]]
+    assert together.at_once(works[0], v.settings(batch=2), 4, lambda: next(free)) == 1  # measured after making room
+    assert together._recordings._stages == {}
 
 
 def test_results_are_copies() -> None:
