@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import WARNING
+from typing import Any
 
 import torch
+from flwr.common.logger import log
 
 from fedcross.client.cuda_graphs import kept_by_graphs
 from fedcross.conf.schema import Train
@@ -19,6 +23,8 @@ GPU_SHARE = 0.8
 CPU_BYTES = 4 << 30
 #: Errors of CUDA and its libraries. After one of them, the process cannot use the GPU any more.
 _CUDA = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS", re.IGNORECASE)
+#: torch's warning of an operation whose result may differ from run to run.
+_VARIES = re.compile(r"(\w+) does not have a deterministic implementation")
 _MEMORY = re.compile(r"out of memory|ALLOC_FAILED", re.IGNORECASE)
 
 
@@ -67,7 +73,36 @@ def set_arithmetic(device: torch.device, settings: Train) -> None:
     torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = settings.precision == "tf32"
     torch.backends.cudnn.deterministic = settings.deterministic
-    torch.use_deterministic_algorithms(settings.deterministic)
+    # Only warnings where there is no such algorithm: `repeats` turns them into words, and training goes on.
+    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+
+
+@contextmanager
+def repeats(told: set[str]) -> Iterator[None]:
+    """Say which operations inside the block have no algorithm that gives the same result in every run.
+
+    torch warns of them at their first use, thus in the first visit of a run. `told` are the operations that were
+    named before; new ones join.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_VARIES.pattern)
+        show = warnings.showwarning
+
+        def tell(message: Warning | str, *where: Any, **rest: Any) -> None:
+            found = _VARIES.match(str(message))
+            if found is None:
+                show(message, *where, **rest)
+            elif found[1] not in told:
+                told.add(found[1])
+                log(
+                    WARNING,
+                    "fedcross: train.deterministic=true, but torch has no deterministic algorithm of %s on this GPU: "
+                    "results may differ from run to run.",
+                    found[1],
+                )
+
+        warnings.showwarning = tell
+        yield
 
 
 def memory_budget(memory: int | None, device: torch.device) -> float:

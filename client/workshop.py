@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedcross.client.attack import malicious
 from fedcross.client.batched.state import Work
 from fedcross.client.captured import Captured
-from fedcross.client.device import device_errors, evaluation_batch, set_arithmetic
+from fedcross.client.device import device_errors, evaluation_batch, repeats, set_arithmetic
 from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
@@ -54,6 +54,9 @@ class Workshop:
         #: Around every computation: what a broken GPU raises becomes a DeviceError.
         self.errors = device_errors if self.device.type == "cuda" else nullcontext
         set_arithmetic(self.device, config.train)
+        deterministic = self.device.type == "cuda" and config.train.deterministic
+        #: Around training: says once what on this GPU does not repeat itself, if that was asked for.
+        self._repeats = partial(repeats, set()) if deterministic else nullcontext
         self.data: FederatedData = config.load_data()
         self.method = method_class(config.modules["method"])
         self._scored: dict[Size, nn.Module] = {}
@@ -141,7 +144,7 @@ class Workshop:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train as a train message with this content asks, and return the content of the reply."""
-        with one_thread(self.device):
+        with one_thread(self.device), self._repeats():
             arrived = self._arrive(content)
             augment = self.data.task.augment
             trained = self._trainer(arrived.net)(arrived.visit, arrived.prepared, arrived.settings, augment)
@@ -160,7 +163,7 @@ class Workshop:
             return [self.train(content) for content in contents]
         from fedcross.client.batched.trainer import train_batched
 
-        with one_thread(self.device):
+        with one_thread(self.device), self._repeats():
             arrived = [self._arrive(content) for content in contents]
             if any(a.settings != arrived[0].settings for a in arrived):
                 raise ProtocolError("Clients of one exchange have different numbers of epochs. Use engine=local.")

@@ -73,6 +73,17 @@ def categorical(key: Tensor, step: int | Tensor, purpose: int, count: int, weigh
 
     An index of weight 0 is never drawn.
     """
-    bounds = torch.cumsum(weights, 0)
+    bounds = _sums(weights)
     points = uniform(key, step, purpose, (count,), weights.dtype) * bounds[-1]
     return (points[:, None] >= bounds[None, :]).sum(1)
+
+
+def _sums(weights: Tensor) -> Tensor:
+    """Return the sum of each element and those before it, shape (classes,).
+
+    A GPU's ``cumsum`` has no algorithm that repeats itself; where only such ones are allowed, each sum is one of its
+    own, over the same number of elements: it does not fall from one to the next, and is equal where a weight is 0.
+    """
+    if weights.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
+        return torch.cumsum(weights, 0)
+    return weights.expand(len(weights), -1).tril().sum(1)

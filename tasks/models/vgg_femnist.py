@@ -9,7 +9,7 @@ from torch import nn
 from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._split import Split, images, output_shape
-from fedcross.tasks.models.pooling import MaxPool2
+from fedcross.tasks.models.pooling import MaxPool2, MeanPool
 
 
 class Params(Settings):
@@ -34,7 +34,7 @@ def build(params: Params, task: Task) -> Split:  # noqa: ARG001
     body = nn.Sequential(
         *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU()),
         *(nn.Conv2d(256, 512, 3, padding=1), MaxPool2(), nn.ReLU()),
-        nn.AdaptiveAvgPool2d(7),
+        MeanPool(7),
     )
     output_shape(nn.Sequential(extractor, body), task, "vgg_femnist")
     features = OrderedDict(extractor=extractor, body=body, flatten=nn.Flatten(), fc1=nn.Linear(512 * 7 * 7, 256))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_memory_that_torch_keeps_for_later_counts_as_free(monkeypatch: pytest.Mo
 def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision: str, narrow: bool) -> None:
     """torch's own default computes convolutions in TF32."""
     fixed: list[bool] = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", fixed.append)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, *, warn_only: fixed.append(on and warn_only))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     before, matmul, repeats = (
         torch.backends.cudnn.allow_tf32,
@@ -98,6 +99,25 @@ def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision:
         torch.backends.cudnn.allow_tf32 = before
         torch.backends.cuda.matmul.allow_tf32 = matmul
         torch.backends.cudnn.deterministic = repeats
+
+
+def varying(name: str) -> None:
+    warnings.warn(f"{name} does not have a deterministic implementation, but you set ...", UserWarning, stacklevel=2)
+
+
+def test_what_does_not_repeat_itself_is_said_once_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    told: set[str] = set()
+    for _ in range(2):
+        with device.repeats(told):
+            varying("adaptive_max_pool2d_backward_cuda")
+            varying("put_")
+    said = [record.message for record in caplog.records]
+    assert len(said) == 2
+    assert "no deterministic algorithm of adaptive_max_pool2d_backward_cuda" in said[0]
+    with pytest.warns(UserWarning, match="something else"), device.repeats(told):
+        warnings.warn("something else", UserWarning, stacklevel=1)
+    with pytest.raises(UserWarning, match="put_"):  # the tests' own rule, as before the block
+        varying("put_")
 
 
 class Single(TorchDispatchMode):

@@ -22,6 +22,8 @@ from tests.support.emulated_gpu import Counted, emulated_gpu
 from tests.support.federation import Quiet, run, same, settle
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+#: Methods whose steps differ most from each other; on 2026-11-22 all of METHODS trained so.
+TOGETHER = ("fedavg", "fedgen", "scaffold", "fedsam", "fedasam", "moon", "feddecorr", "fedntd", "fedct_moon")
 TINY = ("rounds=2", "task.limit=72", "task.limit_test=24", "train.batch=8", "train.epochs=2", "partition.clients=6")
 
 
@@ -98,12 +100,13 @@ def test_a_site_without_recorded_steps_trains_the_same(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedgen", "scaffold"])
+@pytest.mark.parametrize("method", TOGETHER)
 def test_a_whole_round_trains_together_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Without recorded steps equal to the CPU to the bit; recorded ones pad all batches, so sums differ in rounding."""
 
     def finished(folder: str, device: str, *, graph: bool = False) -> Any:
-        own = ["method.generator_steps=3"] if method == "fedgen" else []
+        own = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []
+        own += ["method.generator_steps=3"] if method.startswith("fedgen") else []
         monkeypatch.setenv("FEDCROSS_DEVICE", device)
         config, settled = settle(tmp_path / folder, *TINY, f"method={method}", *own)
         workshop._open.clear()
@@ -119,8 +122,41 @@ def test_a_whole_round_trains_together_on_a_gpu(tmp_path: Path, monkeypatch: pyt
         recorded = finished("graph", "cuda", graph=True)
         assert counted.recorder.replays > counted.recorder.recordings > 0
     assert same(plain, called)
+    # FedDecorr divides by the deviation of each dimension, which is tiny where a unit is hardly ever active.
+    apart = 1e-4 if method == "feddecorr" else 1e-5
     for name, array in plain.items():
-        np.testing.assert_allclose(recorded[name], array, rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(recorded[name], array, rtol=0, atol=apart, err_msg=name)
+
+
+class Peaks(torch.nn.Module):
+    """A network of a user with a layer that torch has no deterministic algorithm for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = torch.nn.Conv2d(1, 2, 3), torch.nn.AdaptiveMaxPool2d(2), torch.nn.Flatten()
+        self.features, self.classifier = torch.nn.Sequential(*parts), torch.nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.classifier(self.features(x))
+        return scores
+
+
+def test_a_layer_that_does_not_repeat_itself_is_named_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FEDCROSS_DEVICE", "cuda")
+    with emulated_gpu(monkeypatch) as counted:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            own = f"model={__name__}:Peaks"
+            finished = run(tmp_path / "gpu", *TINY, "method=fedavg", "train.deterministic=true", own)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert counted.unrepeatable
+    assert finished.method.global_model()
+    said = [record.message for record in caplog.records if "no deterministic algorithm" in record.message]
+    assert len(said) == 1
+    assert "adaptive_max_pool2d_backward" in said[0]
 
 
 def test_a_model_crosses_in_one_piece_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -183,11 +185,14 @@ REFUSED = re.compile("needs a model with|needs model=fedfusion|has no extractor|
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_of_every_method_can_be_recorded(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    """For each method: no mixed devices and nothing for which the host waits; the recorder refuses both."""
+    """For each method: no mixed devices, and nothing for which the host waits; the recorder refuses both.
+
+    And with ``train.deterministic``, nothing without an algorithm that repeats itself.
+    """
     plain = made(model)
     trained = [(kind.Objective(settings), suited(kind, settings, model, plain)) for kind, settings in kinds()]
     recorded: set[str] = set()
-    with emulated_gpu(monkeypatch) as counted:
+    with emulated_gpu(monkeypatch) as counted, deterministic():
         benches: dict[str, tuple[ModuleNet, Visit]] = {}
         for objective, network in trained:
             if network is None:
@@ -200,6 +205,16 @@ def test_a_step_of_every_method_can_be_recorded(monkeypatch: pytest.MonkeyPatch,
             recorded.add(type(objective).__name__)
     everywhere = {kind.Objective.__name__ for kind, _ in kinds() if not kind.halves} - {"Fusion"}
     assert recorded >= everywhere | ({"Fusion"} if model.startswith("fedfusion") else set())
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Refuse what has no algorithm that repeats itself."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @cache

@@ -110,3 +110,19 @@ def test_a_process_that_pools_little_compiles_nothing(monkeypatch):
     for _ in range(3):
         pool(x)
     assert went == [1, 1]  # the first call filled the trial
+
+
+@pytest.mark.parametrize(("shape", "size"), [((14, 14), 7), ((16, 12), 7), ((5, 3), 7), ((6, 9), (None, 2))])
+def test_means_that_repeat_themselves_are_those_of_torch(shape, size):
+    """On a GPU that has to repeat itself; values and gradients, also where windows overlap. On a CPU it is torch's."""
+    x = torch.linspace(-1, 1, 6 * shape[0] * shape[1], dtype=torch.float64).sin().view(2, 3, *shape)
+    layer, plain = pooling.MeanPool(size), torch.nn.AdaptiveAvgPool2d(size)
+    expected = plain(x)
+    rows, columns = expected.shape[2:]
+    own, theirs = (x.clone().requires_grad_() for _ in range(2))
+    found = pooling._means(own, rows, columns)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    found.square().sum().backward()
+    plain(theirs).square().sum().backward()
+    torch.testing.assert_close(own.grad, theirs.grad, rtol=0, atol=1e-12)
+    assert torch.equal(layer(x), expected)
