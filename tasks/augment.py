@@ -1,7 +1,8 @@
 """Augmentation of training images: on whole batches of prepared tensors, on their device, one draw per image.
 
 All draws come from the generator that is passed in, in a fixed order, so (seed, round, client) decide the batch. The
-trainers give a CPU generator, so that the draws do not depend on the device: its few numbers per image are copied over.
+trainers give a CPU generator, so that the draws do not depend on the device. Its few numbers per image are drawn for
+all changes first and copied over in one piece, for which the host does not wait.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -84,22 +85,54 @@ def build(spec: Augment | Mapping[str, Any] | None) -> Augmentation | None:
         if parsed is None:
             raise ConfigError(faults)
         spec = parsed
-    steps: list[Augmentation] = []
+    changes: list[Change] = []
     if spec.crop:
-        steps.append(partial(crop, padding=spec.crop, reflect=spec.crop_padding == "reflect"))
+        cut = partial(crop, padding=spec.crop, reflect=spec.crop_padding == "reflect")
+        changes.append(Change(partial(offsets, most=2 * spec.crop), cut))
     if spec.resized_crop:
-        steps.append(resized_crop)
+        changes.append(Change(boxes, resized_crop))
     if spec.flip:
-        steps.append(flip)
+        changes.append(Change(sides, flip))
     if spec.rotate:
-        steps.append(partial(rotate, degrees=spec.rotate))
-    return partial(_chain, steps=tuple(steps)) if steps else None
+        changes.append(Change(partial(rotations, degrees=spec.rotate), rotate))
+    return partial(_chain, changes=tuple(changes)) if changes else None
 
 
-def _chain(x: Tensor, generator: Generator, *, steps: tuple[Augmentation, ...]) -> Tensor:
-    for step in steps:
-        x = step(x, generator)
+class Change(NamedTuple):
+    """One change of images.
+
+    Attributes
+    ----------
+    draw : callable
+        ``(n, height, width, generator)`` -> its random numbers, shape (n, ...), on the generator's device.
+    apply : callable
+        ``(images, numbers)`` -> changed images; both on one device.
+    """
+
+    draw: Callable[[int, int, int, Generator], Tensor]
+    apply: Callable[[Tensor, Tensor], Tensor]
+
+
+def _chain(x: Tensor, generator: Generator, *, changes: tuple[Change, ...]) -> Tensor:
+    n, _, height, width = x.shape
+    drawn = [change.draw(n, height, width, generator) for change in changes]
+    for change, numbers in zip(changes, drawn if generator.device == x.device else _brought(drawn, x), strict=True):
+        x = change.apply(x, numbers)
     return x
+
+
+def _brought(drawn: list[Tensor], x: Tensor) -> list[Tensor]:
+    """Return the numbers in `drawn`, each (n, ...), on the device of the images `x`, copied in one piece.
+
+    As float32 unless `x` is float64: whole numbers below 2^24 stay what they are, and MPS has no float64.
+    """
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    row = torch.cat([numbers.reshape(-1).to(kind) for numbers in drawn])
+    if x.device.type == "cuda":
+        row = row.pin_memory()  # from other memory the host would have to wait
+    moved = torch.split(row.to(x.device, non_blocking=True), [numbers.numel() for numbers in drawn])
+    shaped = [piece.view(numbers.shape) for piece, numbers in zip(moved, drawn, strict=True)]
+    return [new if old.is_floating_point() else new.to(old.dtype) for new, old in zip(shaped, drawn, strict=True)]
 
 
 def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
@@ -113,33 +146,47 @@ def _integers(draws: Tensor, limits: Tensor | int) -> Tensor:
     return torch.minimum((draws * top).long(), top - 1)  # a product may round up to its limit
 
 
-def crop(x: Tensor, generator: Generator, *, padding: int, reflect: bool) -> Tensor:
-    """Pad by `padding` pixels on each side, then take a window of the old size at a uniform place."""
+def offsets(n: int, height: int, width: int, generator: Generator, *, most: int) -> Tensor:  # noqa: ARG001
+    """Draw where windows of `n` images begin, int64 (n, 2): rows and columns, each in {0, ..., most}."""
+    return _integers(_uniform((n, 2), generator), most + 1)
+
+
+def crop(x: Tensor, starts: Tensor, *, padding: int, reflect: bool) -> Tensor:
+    """Pad by `padding` pixels on each side, then take a window of the old size at `starts` (n, 2)."""
     n, _, height, width = x.shape
-    offsets = _integers(_uniform((n, 2), generator), 2 * padding + 1).to(x.device)
     padded = F.pad(x, (padding,) * 4, mode="reflect" if reflect else "constant")
-    rows = offsets[:, 0, None] + torch.arange(height, device=x.device)
-    columns = offsets[:, 1, None] + torch.arange(width, device=x.device)
+    rows = starts[:, 0, None] + torch.arange(height, device=x.device)
+    columns = starts[:, 1, None] + torch.arange(width, device=x.device)
     image = torch.arange(n, device=x.device)[:, None, None]
     return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
-def flip(x: Tensor, generator: Generator) -> Tensor:
-    """Mirror each image left and right with probability 1/2."""
-    mirrored = (_uniform((len(x),), generator) < 0.5).to(x.device)
+def sides(n: int, height: int, width: int, generator: Generator) -> Tensor:  # noqa: ARG001
+    """Draw for `n` images whether they are mirrored, with probability 1/2, bool (n,)."""
+    return _uniform((n,), generator) < 0.5
+
+
+def flip(x: Tensor, mirrored: Tensor) -> Tensor:
+    """Mirror the images left and right for which `mirrored` (n,) is true."""
     return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
 
 
-def rotate(x: Tensor, generator: Generator, *, degrees: float) -> Tensor:
-    """Rotate each image about its centre, counter-clockwise, by a uniform angle in [-degrees, degrees]."""
-    _, _, height, width = x.shape
-    angle = torch.deg2rad((2 * _uniform((len(x),), generator) - 1) * degrees)
+def rotations(n: int, height: int, width: int, generator: Generator, *, degrees: float) -> Tensor:
+    """Draw rotations by uniform angles in [-degrees, degrees], float64 (n, 2, 3).
+
+    They lead from normalised output to normalised input positions; the ratios keep a rotation rigid where images are
+    oblong.
+    """
+    angle = torch.deg2rad((2 * _uniform((n,), generator) - 1) * degrees)
     cos, sin = torch.cos(angle), torch.sin(angle)
     zero = torch.zeros_like(angle)
-    # From normalised output to normalised input positions; the ratios keep the rotation rigid where images are oblong.
     theta = torch.stack((cos, -sin * height / width, zero, sin * width / height, cos, zero), dim=1)
-    theta = theta.reshape(-1, 2, 3).to(x.dtype).to(x.device)  # in this order: MPS has no float64
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return theta.reshape(-1, 2, 3)
+
+
+def rotate(x: Tensor, theta: Tensor) -> Tensor:
+    """Rotate each image about its centre, counter-clockwise, by `theta` (n, 2, 3) of :func:`rotations`."""
+    grid = F.affine_grid(theta.to(x.dtype), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, mode="nearest", padding_mode="zeros", align_corners=False)
 
 
@@ -169,10 +216,10 @@ def boxes(n: int, height: int, width: int, generator: Generator) -> Tensor:
     return torch.stack((top, left, h, w), dim=1)
 
 
-def resized_crop(x: Tensor, generator: Generator) -> Tensor:
-    """Cut a box of :func:`boxes` from each image and resize it to the image's size, bilinear within the box."""
+def resized_crop(x: Tensor, cut: Tensor) -> Tensor:
+    """Cut a box `cut` (n, 4) of :func:`boxes` from each image and resize it to its size, bilinear within the box."""
     n, _, height, width = x.shape
-    top, left, h, w = boxes(n, height, width, generator).to(x.device, x.dtype)[:, :, None].unbind(1)
+    top, left, h, w = cut.to(x.dtype)[:, :, None].unbind(1)
 
     def positions(start: Tensor, length: Tensor, size: int) -> Tensor:
         """Return where output pixels lie in the input, normalised to [-1, 1], shape (n, size)."""

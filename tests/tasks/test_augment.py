@@ -14,6 +14,7 @@ from torch import Tensor
 from fedcross.core.errors import ConfigError
 from fedcross.tasks import augment
 from fedcross.tasks.augment import Augment, build
+from tests.support.emulated_gpu import emulated_gpu
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -140,3 +141,16 @@ def test_nothing_asked_is_none_and_faults_are_named() -> None:
         build({"crop": -1})
     with pytest.raises(ConfigError, match="Did you mean 'flip'"):
         build({"flipp": True})
+
+
+def test_numbers_cross_to_a_gpu_in_one_piece_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    every: dict[str, Any] = {"crop": 2, "resized_crop": True, "flip": True, "rotate": 15.0}
+    x = images(12)
+    plain = made(**every)(x, generator(4))
+    with emulated_gpu(monkeypatch) as counted:
+        held = x.to("cuda:0")
+        counted.waits.clear()
+        found = made(**every)(held, generator(4))
+        assert counted.waits == []
+        assert counted.copies == 1
+        assert torch.equal(found.cpu(), plain)
