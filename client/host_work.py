@@ -28,7 +28,7 @@ def no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-class NoHostWork(TorchDispatchMode):
+class NoHostWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises a RuntimeError if a step on a GPU computes on the CPU from anything but Python numbers.
 
     A number that a step turns into a tensor (``torch.tensor(0.5)``, or a number beside a tensor under ``vmap``) is a
@@ -37,7 +37,7 @@ class NoHostWork(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         #: Tensors that the step made from Python numbers, by the address of their storage.
         self._constants: dict[int, Tensor] = {}
 

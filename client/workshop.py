@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from logging import WARNING
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import MetricRecord, RecordDict
@@ -20,6 +20,7 @@ from fedcross.client.captured import Captured
 from fedcross.client.device import device_errors, evaluation_batch, repeats, set_arithmetic
 from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.recordings import Recorder
 from fedcross.client.trainer import train
 from fedcross.client.visit import Arrived, arrive, leave
 from fedcross.conf.schema import RunConfig, load_for_client
@@ -70,6 +71,8 @@ class Workshop:
         #: Client -> its inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Inputs, Tensor]] = {}
         self._together: dict[ModuleNet, Together] = {}
+        #: What records steps on this GPU; tells how many were replayed, and why none are.
+        self.recorders: list[Recorder[Any]] = []
         self._warned = False
         if config.privacy.enabled and any(b.is_floating_point() for b in persistent_buffers(self._network)):
             raise ConfigError(
@@ -124,12 +127,12 @@ class Workshop:
     def _trainer(self, net: ModuleNet) -> Callable[..., Trained]:
         """Return what trains a client on `net`: on a GPU a recorded step, else the plain loop."""
         if net not in self._trainers:
-            recorded = self.device.type == "cuda" and uses_graphs()
-            self._trainers[net] = (
-                Captured(net, self.objective, self._largest()).train
-                if recorded
-                else partial(train, net, self.objective)
-            )
+            if self.device.type == "cuda" and uses_graphs():
+                captured = Captured(net, self.objective, self._largest())
+                self.recorders.append(captured)
+                self._trainers[net] = captured.train
+            else:
+                self._trainers[net] = partial(train, net, self.objective)
         return self._trainers[net]
 
     def _recorded(self, net: ModuleNet) -> Together | None:
@@ -140,6 +143,7 @@ class Workshop:
             from fedcross.client.batched.captured import Together
 
             self._together[net] = Together(net, self.objective, self._largest())
+            self.recorders.append(self._together[net])
         return self._together[net]
 
     def train(self, content: RecordDict) -> RecordDict:

@@ -59,8 +59,8 @@ class MeanPool(nn.AdaptiveAvgPool2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return means over a grid of windows, shape (..., rows, columns)."""
         if x.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
-            return cast(Tensor, super().forward(x))
-        size = self.output_size
+            return super().forward(x)
+        size: Any = self.output_size
         rows, columns = (size, size) if isinstance(size, int) else size
         return _means(x, rows or x.shape[-2], columns or x.shape[-1])
 

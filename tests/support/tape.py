@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedcross.client.cuda_graphs import WARM_UP
 from tests.support.waits import waits
 
+
 class Tape:
     """The recorded operations."""
 

@@ -1,0 +1,35 @@
+"""Milliseconds of a convolution for ten clients, forward and backward: grouped (as vmap does), and one by one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from benchmarks.gpu.place import BATCH, CLIENTS, Place
+from benchmarks.gpu.report import Lines
+
+
+def measure(place: Place, line: Lines) -> None:
+    """Write a line for each way and pass."""
+    clients, width, size = (2, 4, 8) if place.tiny else (CLIENTS, 32, 16)
+    x = torch.randn(BATCH, clients * width, size, size, device=place.device, requires_grad=True)
+    w = torch.randn(clients * width, width, 3, 3, device=place.device, requires_grad=True)
+    slope = torch.randn(BATCH, clients * width, size, size, device=place.device)
+
+    def grouped(*, backward: bool) -> None:
+        out = functional.conv2d(x, w, padding=1, groups=clients)
+        if backward:
+            torch.autograd.grad(out, (x, w), slope)
+
+    def looped(*, backward: bool) -> None:
+        for part, kernel, own in zip(x.chunk(clients, 1), w.chunk(clients), slope.chunk(clients, 1), strict=True):
+            out = functional.conv2d(part, kernel, padding=1)
+            if backward:
+                torch.autograd.grad(out, (part, kernel), own)
+
+    for name, call in {"grouped": grouped, "looped": looped}.items():
+        for backward in (False, True):
+            passes = "all three passes" if backward else "forward"
+            line(f"{name}, {passes}", partial(place.ms, partial(call, backward=backward)))

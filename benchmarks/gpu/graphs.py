@@ -1,0 +1,65 @@
+"""Seconds to record a step, and the memory after each of 20 rounds of both trainers with graphs."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from statistics import median
+
+import torch
+
+from benchmarks.gpu.place import CLIENTS, Place, network, settings, stepper, visit
+from benchmarks.gpu.report import Found, Lines
+from benchmarks.gpu.smoke import one_by_one, replayed
+from fedcross.client.batched.captured import Together
+from fedcross.client.batched.state import Work
+from fedcross.client.batched.trainer import train_batched
+from fedcross.client.captured import Captured
+from fedcross.client.cuda_graphs import kept_by_graphs, record_cuda
+from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Objective
+
+MODELS = ("lenet5", "resnet20")
+
+
+def measure(place: Place, line: Lines) -> None:
+    """Write how long a recording takes for each model, and what 20 rounds keep."""
+    if not place.gpu:
+        line("skipped", lambda: "graphs need a GPU")
+        return
+    for model in MODELS:
+        line(f"{model}, seconds a recording", partial(_seconds, place, model))
+    for model in MODELS:
+        line(f"{model}, 20 rounds", partial(_rounds, place, model))
+
+
+def _seconds(place: Place, model: str) -> float:
+    one, times = stepper(place, model), []
+    one()  # libraries start at the first call
+    for _ in range(5):
+        place.wait()
+        started = time.perf_counter()
+        replay = record_cuda(one)
+        place.wait()
+        times.append(time.perf_counter() - started)
+        replay()
+    return median(times)
+
+
+def _rounds(place: Place, model: str) -> Found:
+    net, objective = network(place, model), Objective(Settings())
+    start = {name: array.copy() for name, array in net.read().items()}
+    captured, together = Captured(net, objective, 500), Together(net, objective, 500)
+    works = [Work(visit(net, i, 500), {}, {}) for i in range(CLIENTS)]
+    reserved, kept = [], []
+    for _ in range(20):
+        train_batched(net, objective, works, settings(), together=together)
+        one_by_one(net, start, works, captured.train)
+        reserved.append(round(torch.cuda.memory_reserved(place.device) / 1e6, 1))
+        kept.append(round(kept_by_graphs(place.device) / 1e6, 1))
+    return {
+        "reserved, MB": reserved,
+        "kept by graphs, MB": kept,
+        "captured": replayed([captured], place),
+        "batched": replayed([together], place),
+    }
