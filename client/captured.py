@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from fedcross.client.cuda_graphs import Record, Replay
+from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.recordings import Key, Recorder, rows_of_plan, steps
 from fedcross.client.trainer import Augment, Stepper, augmentation_stream, host_orders, train
@@ -38,8 +39,9 @@ class Captured(Recorder["_Stage"]):
             return train(self._net, self._objective, visit, prepared, settings, augment)
         try:
             trained = stage.train(visit, prepared, settings.epochs, augment)
-        except torch.OutOfMemoryError:  # the model has changed, so this visit is lost; the next one has more memory
-            self._recordings.refuse("the device's memory is too small for a recorded step")
+        except RuntimeError as error:
+            if out_of_memory(error):  # the model has changed, so this visit is lost; the next one has more memory
+                self._recordings.refuse("the device's memory is too small for a recorded step")
             raise
         self._recordings.look_at(stage)
         return trained

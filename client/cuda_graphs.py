@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from flwr.common.logger import log
 from torch import Tensor
 
+from fedcross.client.device import out_of_memory
+from fedcross.client.graph_memory import Graph
 from fedcross.client.host_work import NoHostWork, no_waiting
 
 #: Largest length of the difference between a replayed and a called step, as a share of what the step changes; the GPU
@@ -51,8 +52,8 @@ class Replay:
     record : callable, optional
         ``record(call)`` runs `call` once while recording and returns a function that repeats it. Default: CUDA graphs.
     fewer : bool
-        Whether the caller can do with less memory: a recording that finds too little raises a
-        ``torch.OutOfMemoryError`` and leaves `state` as it was. Otherwise the step is called from then on.
+        Whether the caller can do with less memory: a recording that finds too little raises its error and leaves
+        `state` as it was. Otherwise the step is called from then on.
 
     Attributes
     ----------
@@ -93,13 +94,12 @@ class Replay:
         own = tuple(tensor.clone() for tensor in inputs)
         try:
             self._recorded[shapes] = _Recorded(own, self._record(lambda: self._step(*own)))
-        except torch.OutOfMemoryError:
-            self._restore(before)
-            if self._fewer:
-                raise
-            self._refuse("the device's memory is too small for a recording")
         except RuntimeError as error:
-            self._refuse(f"a step cannot be recorded ({str(error).splitlines()[0]})")
+            if self._fewer and out_of_memory(error):
+                self._restore(before)
+                raise
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            self._refuse(f"a step cannot be recorded ({first})")
         self._restore(before)
         self._step(*inputs)
 
@@ -160,29 +160,6 @@ def _released(*_: Tensor) -> None:
     raise RuntimeError("this recording was given back")
 
 
-class _Graph:
-    """Repeats a recorded call; knows how much memory the graph keeps for itself."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, nbytes: int) -> None:
-        self.device, self.nbytes = device, nbytes
-        self._graph = graph
-
-    def __call__(self) -> None:
-        self._graph.replay()
-
-
-_graphs: WeakSet[_Graph] = WeakSet()
-
-
-def kept_by_graphs(device: torch.device) -> int:
-    """Return how many bytes of `device` belong to the recordings of this process alone.
-
-    Results inside a graph have fixed places, which torch reserves for as long as the graph lives. For torch they are
-    not allocated, and yet no other tensor can have them.
-    """
-    return sum(graph.nbytes for graph in _graphs if graph.device == device)
-
-
 def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
     """Record `call` as a CUDA graph, after a few warm-up calls on a side stream, which CUDA requires.
 
@@ -190,17 +167,17 @@ def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
     """
     here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(here)
-    with torch.cuda.stream(aside):
-        for _ in range(WARM_UP - 1):
-            call()
-        with no_waiting(), NoHostWork():
-            call()
-    here.wait_stream(aside)
+    try:
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP - 1):
+                call()
+            with no_waiting(), NoHostWork():
+                call()
+    finally:  # also after an error: what was begun must not overtake what the caller writes next
+        here.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # empties torch's cache first, so what is reserved inside is the graph's own
         before = torch.cuda.memory_reserved()
         call()
         nbytes = torch.cuda.memory_reserved() - before
-    made = _Graph(graph, torch.device("cuda", torch.cuda.current_device()), max(nbytes, 0))
-    _graphs.add(made)
-    return made
+    return Graph(graph, torch.device("cuda", torch.cuda.current_device()), max(nbytes, 0))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flwr.common.logger import log
 
-from fedcross.client.cuda_graphs import kept_by_graphs
+from fedcross.client.graph_memory import kept_by_graphs
 from fedcross.conf.schema import Train
 from fedcross.core.errors import ConfigError, DeviceError
 from fedcross.core.site import DEVICE, device_name

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 from fedcross.client.batched.state import StackedPrepared, StackedState, Work, plan
 from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.cuda_graphs import Record, Replay
+from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.recordings import Key, Recorder, rows_of_plan, steps
 from fedcross.client.trainer import Augment, augmentation_stream
@@ -67,12 +68,14 @@ class Together(Recorder["_Stage"]):
 
         Raises
         ------
-        torch.OutOfMemoryError
+        RuntimeError
             If the memory is too small for several clients; for one client alone, steps are recorded no more.
         """
         try:
             return self._train(works, settings, augment)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             self._recordings.release_all()  # this one does not fit, and the others are in its way
             if len(works) > 1:
                 raise

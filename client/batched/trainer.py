@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedcross.client.batched.captured import Together
 from fedcross.client.batched.state import StackedPrepared, StackedState, Work, alike, fitting, plan
 from fedcross.client.batched.stepper import StackedStepper, Step
+from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import Augment, augmentation_stream
 from fedcross.conf.schema import Train
@@ -74,8 +75,8 @@ def train_batched(
                 own = [works[i] for i in part]
                 trained = together.train(own, settings, augment) if together is not None else None
                 results |= zip(part, trained or _Stack(net, objective, own, settings).train(augment))
-            except torch.OutOfMemoryError:
-                if len(part) == 1:
+            except RuntimeError as error:
+                if len(part) == 1 or not out_of_memory(error):
                     raise
                 size = len(part) // 2
             else:

@@ -28,7 +28,7 @@ CPU = Place(torch.device("cpu"), tiny=True)
 
 @pytest.mark.slow
 def test_every_item_finds_something_on_a_cpu(tmp_path):
-    """Two items as a user runs them, the others here; a bare machine has no scikit-learn, with which the digits come."""
+    """Two items as a user runs them, the others here; a bare machine has no scikit-learn for the digits."""
     (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('there is none')")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--tiny", "--only", "smoke", "--only"]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcross.client.cuda_graphs import WARM_UP, Replay, kept_by_graphs, record_cuda
+from fedcross.client.cuda_graphs import WARM_UP, Replay, record_cuda
+from fedcross.client.graph_memory import kept_by_graphs
 from tests.support.emulated_gpu import Recorder
 
 
@@ -109,14 +110,14 @@ def test_too_little_memory_for_a_recording_is_told_to_a_caller_that_can_do_with_
     other = Replay(step, [step.state], full)
     other(torch.tensor(1), torch.ones(1))
     assert step.state.tolist() == [2.0, 2.0]
-    assert other.refused == "the device's memory is too small for a recording"
+    assert other.refused == "a step cannot be recorded (CUDA out of memory)"
 
 
 class Driver:
     """Emulates what recording needs of ``torch.cuda``: a graph of 3 GiB."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reserved, self.replays, self.modes = 5 * 2**30, 0, ["default"]
+        self.reserved, self.replays, self.waits, self.modes = 5 * 2**30, 0, 0, ["default"]
         driver = self
 
         class Graph:
@@ -124,7 +125,8 @@ class Driver:
                 driver.replays += 1
 
         class Stream:
-            def wait_stream(self, other: Any) -> None: ...
+            def wait_stream(self, other: Any) -> None:
+                driver.waits += 1
 
         stubs: dict[str, Any] = {
             "current_stream": Stream,
@@ -163,8 +165,9 @@ def test_a_graph_counts_the_memory_that_it_keeps(monkeypatch: pytest.MonkeyPatch
 
 def test_a_step_that_works_on_the_host_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA would end a recording half-way, after which torch's allocator does not recover."""
-    Driver(monkeypatch)
+    driver = Driver(monkeypatch)
     monkeypatch.setattr(torch.cuda, "graph", lambda _: pytest.fail("a recording began"))
     count = torch.zeros(())
     with pytest.raises(RuntimeError, match="computes with a tensor that lies on the CPU"):
         record_cuda(lambda: count.add_(1) and None)
+    assert driver.waits == 2  # the caller's stream goes on after what was begun, also after an error

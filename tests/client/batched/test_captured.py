@@ -78,7 +78,12 @@ def test_augments_with_the_draws_of_the_sequential_trainer() -> None:
     assert together.refused is None
 
 
-def test_one_that_ran_out_of_memory_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")],
+    ids=["torch", "driver"],
+)
+def test_one_that_ran_out_of_memory_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
     """Two clients at once fit, four do not; the recording of four is given up with its memory."""
     net, objective, recorder = v.small_net(), Objective(Settings()), TapeRecorder()
     together, tried = Together(net, objective, record=recorder), []
@@ -87,7 +92,7 @@ def test_one_that_ran_out_of_memory_is_not_tried_again(monkeypatch: pytest.Monke
     def small(stage: captured._Stage) -> None:
         tried.append(len(stage._state.flat))
         if tried[-1] > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         real(stage)
 
     monkeypatch.setattr(captured._Stage, "_step", small)
