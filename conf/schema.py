@@ -52,7 +52,7 @@ class Train(Settings):
     With `examples` a client trains on at most this many of its examples per visit, drawn anew each round.
     `precision` is the precision of the network's arithmetic; weights and optimiser are float32 in any case. ``tf32``
     differs from ``float32`` only on NVIDIA's GPUs. With `deterministic` a GPU uses only algorithms whose result does
-    not change from run to run; a CPU uses no others.
+    not change from run to run, and the first visit names what has none; a CPU uses no others.
     With `only`, shell patterns for names of the model, nothing else is trained, sent, mixed and stored
     (:mod:`tasks.models.part`). `base` is a safetensors file with the rest of the model, with its digest; a relative
     path lies in ``data_root``. Without it the rest has the initial weights of the run's seed.

@@ -168,6 +168,6 @@ def test_a_step_that_works_on_the_host_is_never_recorded(monkeypatch: pytest.Mon
     driver = Driver(monkeypatch)
     monkeypatch.setattr(torch.cuda, "graph", lambda _: pytest.fail("a recording began"))
     count = torch.zeros(())
-    with pytest.raises(RuntimeError, match="computes with a tensor that lies on the CPU"):
+    with pytest.raises(RuntimeError, match="computes with a tensor on the CPU"):
         record_cuda(lambda: count.add_(1) and None)
     assert driver.waits == 2  # the caller's stream goes on after what was begun, also after an error
