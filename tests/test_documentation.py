@@ -150,6 +150,8 @@ def test_benchmarks_know_their_options(command, monkeypatch, capsys):
         assert importlib.util.find_spec(command.words[2]) is not None
         return
     module = importlib.import_module(command.words[2])
+    if hasattr(module, "__path__"):  # a folder, which `python -m` starts at its main module
+        module = importlib.import_module(f"{command.words[2]}.__main__")
     monkeypatch.setattr(sys, "argv", [command.words[2], "--help"])
     with pytest.raises(SystemExit, match="0"):
         module.main()
