@@ -50,7 +50,9 @@ class NoHostWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
             on_host = []
         for one in on_host:
             if one.numel() and _place(one) not in self._constants:
-                raise RuntimeError(f"{name} computes with a tensor on the CPU, which a recording would keep; prepare it")
+                raise RuntimeError(
+                    f"{name} computes with a tensor on the CPU, which a recording would keep; prepare it"
+                )
         out = func(*args, **(kwargs or {}))
         for one in tree_leaves(out):
             if isinstance(one, Tensor) and one.device.type == "cpu" and one.numel():

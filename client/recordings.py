@@ -162,6 +162,10 @@ class Recorder(Generic[S]):
         """How many steps were repeated without Python."""
         return self._recordings.replays
 
+    def release(self) -> None:
+        """Give the memory of all recordings back; the next visit records anew."""
+        self._recordings.release_all()
+
 
 def steps(examples: int, size: int, epochs: int) -> int:
     """Return the number of steps of a visit with batches of `size`."""

@@ -185,6 +185,13 @@ class Workshop:
         net, wire = self.at(asked(asks) if "width" in asks else FULL)
         return arrive(self, content, net, wire)
 
+    def close(self) -> None:
+        """Give the GPU's memory of recorded steps back, and what torch keeps of it for later; another run comes."""
+        for recorder in self.recorders:
+            recorder.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Return the accuracy and loss of the received model on the client's own test part."""
         client = int(content.config_records["config"]["client"])  # type: ignore[arg-type]
@@ -240,9 +247,15 @@ def workshop(overrides: str) -> Workshop:
     """Return this process's workshop for the overrides of a run; a process keeps one workshop at a time."""
     if overrides not in _open:
         config = load_for_client(overrides)
-        _open.clear()
+        _close()
         _open[overrides] = Workshop(config)
     return _open[overrides]
+
+
+def _close() -> None:
+    """Let go of this process's workshop."""
+    while _open:
+        _open.popitem()[1].close()
 
 
 #: The run for which this process read the device's own data; empty before its first message.
@@ -253,7 +266,7 @@ def _of_this_run(shop: Workshop, overrides: str, run: str) -> Workshop:
     """Return `shop`, or a new workshop if the device's own data was read for another run and may have changed since."""
     if shop.data.partition.own and run and run not in _read_for:
         if _read_for:
-            _open.clear()
+            _close()
             forget()
             shop = workshop(overrides)
         _read_for[:] = [run]

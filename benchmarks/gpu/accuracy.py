@@ -5,6 +5,7 @@ And whether it prepares every value of a byte as the CPU does.
 
 from __future__ import annotations
 
+import os
 from functools import cache, partial
 
 import numpy as np
@@ -23,10 +24,12 @@ MODELS = ("lenet5", "resnet20", "lstm")
 
 def measure(place: Place, line: Lines) -> None:
     """Write a line for the bytes, and one for each model in each precision."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for `deterministic`; read when cuBLAS starts
     line("bytes prepared as on the CPU", partial(_same_bytes, place))
     for model in MODELS[:1] if place.tiny else MODELS:
         for precision in ("float32", "tf32", "bfloat16"):
             line(f"{model} {precision}", partial(_compared, place, model, precision))
+        line(f"{model} float32, deterministic", partial(_compared, place, model, "float32", deterministic=True))
 
 
 def _same_bytes(place: Place) -> bool:
@@ -35,8 +38,8 @@ def _same_bytes(place: Place) -> bool:
     return bool(torch.equal(held[:].cpu(), NORMALISE(raw)))
 
 
-def _compared(place: Place, model: str, precision: str) -> Found:
-    one, two = (_trained(place, model, precision) for _ in range(2))
+def _compared(place: Place, model: str, precision: str, *, deterministic: bool = False) -> Found:
+    one, two = (_trained(place, model, precision, deterministic=deterministic) for _ in range(2))
     apart = float((one - _exact(model, place.tiny)).abs().max())
     return {"from CPU": apart, "same twice": bool(torch.equal(one, two))}
 
@@ -46,7 +49,7 @@ def _exact(model: str, tiny: bool) -> Tensor:
     return _trained(Place(torch.device("cpu"), tiny), model, "float32")
 
 
-def _trained(place: Place, model: str, precision: str) -> Tensor:
-    net = network(place, model, precision)
+def _trained(place: Place, model: str, precision: str, *, deterministic: bool = False) -> Tensor:
+    net = network(place, model, precision, deterministic=deterministic)
     one = visit(net, 0, 60 if place.tiny else 500, text=model.startswith("lstm"))
     return train(net, Objective(Settings()), one, {}, settings(precision=precision)).flat.detach().cpu().clone()

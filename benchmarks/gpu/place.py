@@ -55,12 +55,12 @@ class Place:
             torch.cuda.synchronize(self.device)
 
 
-def network(place: Place, model: str, precision: str = "float32") -> ModuleNet:
+def network(place: Place, model: str, precision: str = "float32", *, deterministic: bool = False) -> ModuleNet:
     """Return a network of `model` with its initial weights; settings of the device's arithmetic are those of a run."""
     text = model.startswith("lstm")
     task: Any = SimpleNamespace(name="made up", shape=(80,) if text else (3, 32, 32), classes=10, vocabulary=80)
     net = ModuleNet(create(model, settings_class("model", model)(), task, 1), place.device, precision)
-    set_arithmetic(place.device, settings(precision=precision))
+    set_arithmetic(place.device, settings(precision=precision, deterministic=deterministic))
     return net
 
 

@@ -16,6 +16,7 @@ from benchmarks.gpu import accuracy, items, place, processes, report, smoke, ste
 from benchmarks.gpu.items import ITEMS, run_all
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import BROKEN, Lines, faults
+from fedcross.client import workshop
 from fedcross.client.captured import Captured
 from fedcross.core.errors import FederationError
 from fedcross.core.settings import Settings
@@ -150,6 +151,7 @@ def test_smoke_tells_recorded_methods_from_others(monkeypatch, engine):
         else:  # vmap refuses what reads a number, so the visits are lost
             with pytest.raises((RuntimeError, FederationError), match=r"lost|not one accepted reply"):
                 smoke.two_rounds(gpu, "fedsam", chosen)
+        workshop._open.clear()  # tensors of the emulated GPU do not outlive it
 
 
 def test_what_is_replayed_stays_alive(monkeypatch):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedcross.client.cuda_graphs import WARM_UP, Replay, record_cuda
 from fedcross.client.graph_memory import kept_by_graphs
-from tests.support.emulated_gpu import Recorder
+from tests.support.tape import Recorder
 
 
 class Summing:

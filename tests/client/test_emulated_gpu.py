@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,29 @@ def test_a_layer_that_does_not_repeat_itself_is_named_and_trains(
     said = [record.message for record in caplog.records if "no deterministic algorithm" in record.message]
     assert len(said) == 1
     assert "adaptive_max_pool2d_backward" in said[0]
+
+
+def test_another_run_gets_the_memory_of_recorded_steps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCROSS_DEVICE", "cuda")
+    emptied: list[bool] = []
+    with emulated_gpu(monkeypatch):
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+        run(tmp_path / "one", *TINY, "method=fedavg")
+        ((_, shop),) = workshop._open.items()
+        (recorder,) = shop.recorders
+        (stage,) = recorder._recordings._stages.values()
+        place, emptied[:] = weakref.ref(stage._orders), []
+        replays = recorder.replays
+        del stage
+        gc.disable()
+        try:
+            workshop._close()
+            assert place() is None
+        finally:
+            gc.enable()
+        assert emptied == [True]
+        assert recorder.replays == replays > 0
+        assert workshop._open == {}
 
 
 def test_a_model_crosses_in_one_piece_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:

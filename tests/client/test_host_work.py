@@ -50,7 +50,10 @@ def cleared(_: Any, each: Tensor, y: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Extra, str]] = {
     "a count on the CPU": (growing, "add_.Tensor computes with a tensor on the CPU"),
-    "a weight on the CPU": (lambda own, each, y: each.sum() * own.count, "mul.Tensor computes with a tensor on the CPU"),
+    "a weight on the CPU": (
+        lambda own, each, y: each.sum() * own.count,
+        "mul.Tensor computes with a tensor on the CPU",
+    ),
     "a draw on the CPU": (lambda own, each, y: each.sum() * torch.rand(()), "rand.default draws on the CPU"),
     "a sum of labels": (lambda own, each, y: 0.0 * y.cpu().sum().to(GPU), "brings a result to the CPU"),
     "rows of the CPU": (lambda own, each, y: each[torch.arange(len(y))].sum(), "index with an index from the CPU"),

@@ -86,23 +86,6 @@ class GpuRecorder:
         return replay
 
 
-class Recorder:
-    """Stands in for recording a CUDA graph: runs the call once and hands out what repeats it on the same tensors."""
-
-    def __init__(self) -> None:
-        self.recordings = self.replays = 0
-
-    def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
-        self.recordings += 1
-        call()
-
-        def replay() -> None:
-            self.replays += 1
-            call()
-
-        return replay
-
-
 class GpuTensor(Tensor):
     """A tensor on the emulated GPU; `inner` holds its numbers."""
 

@@ -55,6 +55,23 @@ class _Listening(TorchDispatchMode):
         return out
 
 
+class Recorder:
+    """Stands in for recording a CUDA graph: runs the call once and hands out what repeats it on the same tensors."""
+
+    def __init__(self) -> None:
+        self.recordings = self.replays = 0
+
+    def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
+        self.recordings += 1
+        call()
+
+        def replay() -> None:
+            self.replays += 1
+            call()
+
+        return replay
+
+
 class TapeRecorder:
     """Stands in for recording a CUDA graph of tensors on the CPU."""
 
