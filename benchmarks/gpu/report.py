@@ -80,8 +80,10 @@ def _breaks(error: Exception) -> bool:
     return isinstance(error, DeviceError) or breaks_device(error)
 
 
-def faults(found: Any) -> list[str]:
-    """Return all errors in a part of a report."""
-    if isinstance(found, dict):
-        return [found["error"]] if "error" in found else [fault for part in found.values() for fault in faults(part)]
-    return []
+def faults(found: Any, where: str = "") -> list[str]:
+    """Return all errors in a part of a report, each with the place `where` it stands."""
+    if not isinstance(found, dict):
+        return []
+    if "error" in found:
+        return [f"{where}: {found['error']}"]
+    return [fault for name, part in found.items() for fault in faults(part, f"{where} {name}".strip())]

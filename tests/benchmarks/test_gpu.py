@@ -86,7 +86,7 @@ def test_a_fault_costs_one_line_and_a_new_process_goes_on(tmp_path, how):
     assert lines["second"]["error"].startswith(error)
     assert lines["first"] != lines["third"]
     assert "ended" not in item
-    assert len(faults(found)) == 1
+    assert faults(found) == [f"items smoke found second: {lines['second']['error']}"]
 
 
 def test_an_item_that_never_begins_or_never_ends_is_left(tmp_path, monkeypatch):
