@@ -7,8 +7,9 @@ object at most. A thread deletes the rest, of runs that are over and of messages
 :data:`STEP_S` at a time, with a pause of twice as long. What it has to delete stands in the database: after a kill the
 next SuperLink goes on with it (what was below a confirmed message, when its run is over).
 
-A database that this SuperLink makes gives its space back to the disk afterwards, in pieces. In an older one the space
-is used again, but the file stays as large as it was (SQLite's ``auto_vacuum`` is chosen when the database is made).
+Then the file gives its space back to the disk, if little is left in it: SQLite's ``VACUUM`` writes what is left anew,
+and keeps the database locked meanwhile. (Its ``incremental_vacuum`` looks for each page in the list of all free ones:
+a tenth of a millisecond to two for 4 KiB, minutes for half a GiB.) Otherwise the space is used again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ STEP_S, STEP_BYTES, STEP_ROWS = 0.1, 1 << 24, 256
 PAUSE_S = 0.02
 #: Seconds between two looks for runs that are over.
 LOOK_S = 60.0
-#: Pages (4 KiB) that are given back to the disk in one transaction.
-PAGES = 512
-#: Settings of each connection: what is deleted can be given back, and the log of changes does not stay large.
-PRAGMAS = (("auto_vacuum", "INCREMENTAL"), ("journal_size_limit", str(1 << 26)))
+#: Free bytes of the file from which on they are given back, and most bytes that are left in it: these are written anew,
+#: in some tenths of a second.
+WORTH, CHEAP = 1 << 26, 1 << 24
+#: Setting of each connection: SQLite's log of changes (``-wal``) does not stay larger than this.
+PRAGMAS = (("journal_size_limit", str(1 << 26)),)
 
 
 def on_disk(state: Any) -> bool:
@@ -58,7 +60,6 @@ class Sweeper:
         self._dropped: deque[str] = deque()  # by requests
         self._todo: deque[str] = deque()  # of what was dropped; the rest is the thread's own
         self._run: int | None = None
-        self._full = True  # whether there may be pages to give back
 
     def start(self, state: Any) -> None:
         """Begin to delete, now and whenever there is something; `state` is the SuperLink's."""
@@ -78,19 +79,12 @@ class Sweeper:
             self._woken.wait(LOOK_S)
 
     def sweep(self, state: Any) -> None:
-        """Delete all there is to delete, and give the space back if a run was deleted, with pauses."""
-        while self._timed(self.step, state):
-            pass
-        while self._full and self._timed(_give_back, state):
-            pass
-        self._full = False
-
-    def _timed(self, step: Callable[[Any], bool], state: Any) -> bool:
+        """Delete all there is to delete, with pauses, and give the space back."""
         began = self._clock()
-        if not step(state):
-            return False
-        self._sleep(max(PAUSE_S, 2 * (self._clock() - began)))
-        return True
+        while self.step(state):
+            self._sleep(max(PAUSE_S, 2 * (self._clock() - began)))
+            began = self._clock()
+        _give_back(state)
 
     def drop(self, store: Any, name: str) -> None:
         """Delete the object `name`, unless another one has it, now; what is below it soon."""
@@ -116,7 +110,7 @@ class Sweeper:
                     self._some(session, names)
                 elif run is not None and not _rows_of_run(session, run):
                     log(INFO, "fedcross: deleted all messages and objects of run %d", uint64(run))
-                    self._run, self._full = None, True
+                    self._run = None
         except BaseException:
             self._todo = before  # the transaction is undone
             raise
@@ -226,15 +220,17 @@ def _delete(session: Any, name: str, most: int | None = None) -> tuple[list[str]
 
 
 def _give_back(state: Any) -> bool:
-    """Give some free pages back to the disk; return whether there were any that can be."""
+    """Give the free pages of the file back to the disk, if that is worth it and cheap; return whether it was done."""
     from sqlalchemy import text
 
-    with state.session() as session:
-        mode, free = (session.scalar(text(f"PRAGMA {name}")) for name in ("auto_vacuum", "freelist_count"))
-        if mode != 2 or not free:
+    with state._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as database:
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (database.scalar(text(f"PRAGMA {name}")) for name in names)
+        if free * size < WORTH or (pages - free) * size > CHEAP:
             return False
-        # Executed in another way it gives back one page: it goes on as its rows are asked for, and has none.
-        session.connection().connection.cursor().executescript(f"PRAGMA incremental_vacuum({PAGES})")
+        database.execute(text("VACUUM"))
+        database.execute(text("PRAGMA wal_checkpoint"))
+    log(INFO, "fedcross: gave %d MiB of the database back to the disk", free * size >> 20)
     return True
 
 

@@ -6,6 +6,7 @@ import itertools
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from flwr.common.constant import SubStatus
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from sqlalchemy import text
 
 from fedcross.engines.executor import sweep
 from fedcross.engines.executor.ledger import SPARE, free_bytes
@@ -225,33 +227,31 @@ def test_what_is_announced_again_before_it_is_deleted_stays(link: Link) -> None:
     assert all(link.state.object_store.get(part.object_id) for part in run.parts(two))
 
 
-def test_space_goes_back_to_the_disk_after_a_run_and_is_counted_before(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("old", [False, True], ids=["new", "of before"])
+def test_space_goes_back_to_the_disk_and_is_counted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
 ) -> None:
+    if old:
+        opened(tmp_path / "state.db")
+    link = Link(tmp_path / "state.db", monkeypatch)
     run = Run(link.state)
     for number in range(3):
         run.request(run.nodes[0], content(number, 100_000))
     run.finish()
-    while link.sweeper.step(link.state):
-        pass
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": SPARE}))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=SPARE))
+    steps(link)  # too little to be worth it
     assert (free_bytes(link.state) or 0) > SPARE + 1000 * KIB
-    monkeypatch.setattr(sweep, "PAGES", 100)
-    assert 3 <= steps(link) <= 6  # about 300 pages
-    assert free_bytes(link.state) == SPARE
-    with sqlite3.connect(link.path) as database:
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        assert database.execute("PRAGMA journal_size_limit").fetchone()
-    assert link.path.stat().st_size < 1000 * KIB
-
-
-def test_a_database_of_before_keeps_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(tmp_path / "state.db")
-    link = Link(tmp_path / "state.db", monkeypatch)
-    filled(link).finish()
+    monkeypatch.setattr(sweep, "WORTH", 1000 * KIB)
+    monkeypatch.setattr(sweep, "CHEAP", 0)
+    steps(link)  # too much is left
+    assert (free_bytes(link.state) or 0) > SPARE + 1000 * KIB
+    monkeypatch.setattr(sweep, "CHEAP", 1000 * KIB)
     steps(link)
-    assert not any(link.rows().values())
-    assert (free_bytes(link.state) or 0) > 0
+    assert free_bytes(link.state) == SPARE
+    assert link.path.stat().st_size < 1000 * KIB
+    assert link.state.get_run_info(run_ids=[run.id])[0].run_id == run.id
+    with link.state.session() as session:
+        assert session.scalar(text("PRAGMA journal_size_limit")) == 1 << 26
 
 
 def test_a_state_in_memory_stays_flowers(link: Link) -> None:
