@@ -220,7 +220,10 @@ def test_a_flood_is_turned_away_and_the_device_that_sent_it_recovers(federation:
     assert answers["503"] >= 1000
     assert answers["before"] >= 2500
     time.sleep(12)
-    assert json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 3, 1))) == {"403": 3, "before": 3}
+    assert json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 3, 1))) == {
+        "403": 3,
+        "before": 3,
+    }
     federation.wait_for_nodes(3)
 
 
