@@ -154,11 +154,6 @@ def open_own(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, opener=opener)
 
 
-def own_mode() -> int:
-    """Return the mode of a run's file that another library makes."""
-    return 0o666 & ~_closed()
-
-
 def close_own(path: Path) -> None:
     """Close a file of a run to others, if this user owns it and it is open."""
     with contextlib.suppress(OSError):

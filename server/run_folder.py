@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.private_files import close_own, own_folder, own_mode
+from fedcross.core.private_files import close_own, own_folder
 
 #: Lock file, held by the process that runs in the folder.
 LOCK = ".lock"
@@ -82,7 +82,7 @@ def claimed(folder: Path) -> Iterator[Path]:
     from filelock import FileLock, Timeout
 
     prepare(folder)
-    lock = FileLock(folder / LOCK, timeout=0, mode=own_mode())
+    lock = FileLock(folder / LOCK, timeout=0)
     try:
         held = lock.acquire()
     except Timeout as error:
@@ -92,7 +92,7 @@ def claimed(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
     with held:
-        close_own(folder / LOCK)  # of a version before
+        close_own(folder / LOCK)
         yield folder
 
 

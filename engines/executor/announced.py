@@ -121,7 +121,8 @@ def limited(
                 answer = push_messages(request=request, state=state)
             except (ValueError, ArithmeticError, IntegrityError) as error:
                 raise Refused(400, f"Flower cannot store it, {type(error).__name__}: {str(error)[:120]!r}") from error
-            if not answer.objects_to_push and missing(request, state):
+            name = request.messages_list[0].metadata.reply_to_message_id
+            if not answer.objects_to_push and instead.waits_for(state, name, request.node.node_id, time.time()):
                 raise Refused(400, "Flower does not store it; its times do not fit its request")
             return answer
 
@@ -154,18 +155,12 @@ def limited(
             except Refused as refusal:
                 refused(node, "a reply", refusal.why)
                 [first, *_] = [one.metadata.reply_to_message_id for one in request.messages_list] or [""]
-                with in_turn():
-                    tell(instead.report, state, first, node, refusal.why)
+                if instead.waits_for(state, first, node, time.time()):
+                    with in_turn():
+                        tell(instead.report, state, first, node, refusal.why)
                 raise
         except Later as later:
             refused(node, "a reply for now", later.why)
             raise
 
     return handler
-
-
-def missing(request: Any, state: Any) -> bool:
-    """Return whether the request that the calling node answers is open, and has no reply all the same."""
-    name = request.messages_list[0].metadata.reply_to_message_id
-    asked = instead.asked_for(state, name)
-    return asked is not None and time.time() < asked.until and instead.reply_to(state, name) is None

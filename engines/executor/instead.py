@@ -70,6 +70,14 @@ def reply_to(state: Any, name: str) -> str | None:
         return stored
 
 
+def waits_for(state: Any, name: str, node: int, now: float) -> Asked | None:
+    """Return the request `name` if it went to `node`, has not expired and has no reply; else None."""
+    asked = asked_for(state, name) if name else None
+    if asked is None or asked.node != node or not now < asked.until or reply_to(state, name) is not None:
+        return None
+    return asked
+
+
 def report(state: Any, name: str, node: int, why: str, now: float | None = None) -> bool:
     """Store an error as the reply of `node` to the request `name`; return whether it is stored.
 
@@ -87,8 +95,8 @@ def report(state: Any, name: str, node: int, why: str, now: float | None = None)
         Seconds since 1970.
     """
     now = time.time() if now is None else now
-    asked = asked_for(state, name) if name else None
-    if asked is None or asked.node != node or not now < asked.until or reply_to(state, name) is not None:
+    asked = waits_for(state, name, node, now)
+    if asked is None:
         return False
     created = max(now, asked.created_at)
     metadata = Metadata(
