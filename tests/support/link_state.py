@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,7 @@ class Run:
         self._announce = limited(fleet.push_messages, most, ledger, refused)
         self._put = stored_within(fleet.push_object, ledger, refused)
         self.requests: list[Message] = []
+        self.device: Callable[[Message], None] = lambda message: None  # what a device does with a request
 
     def finish(self) -> None:
         """End the run."""
@@ -100,6 +102,8 @@ class Run:
             for name in missing:
                 assert self.state.store_object(self.id, session, name, objects[name].deflate())
         self.requests += messages
+        for message in messages:
+            self.device(message)
         return [one.metadata.message_id for one in messages]
 
     def grid(self) -> JudgedGrid:
@@ -114,7 +118,7 @@ class Run:
         )
         inner: Any = SimpleNamespace(
             node=Node(node_id=SUPERLINK_NODE_ID), run=SimpleNamespace(run_id=self.id), _runtime_client=client,
-            push_messages=self.push_messages, get_node_ids=lambda: self.nodes,
+            push_messages=self.push_messages, get_node_ids=lambda: self.nodes, get_nodes=lambda: [],
         )  # fmt: skip
         return JudgedGrid(inner)
 

@@ -16,9 +16,11 @@ from sqlalchemy.exc import OperationalError
 from fedcross.core import allowance
 from fedcross.core.allowance import Refusal
 from fedcross.engines.executor import instead, replies
+from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.wire.records import encode
 from tests.support.link_state import Run, opened
 from tests.support.trees import tree
+from tests.support.virtual import trained
 
 NAN = math.nan
 
@@ -211,3 +213,34 @@ def test_a_request_that_has_expired_gets_nothing(run: Run) -> None:
     request = run.request(run.nodes[0])
     expired = request.metadata.created_at + request.metadata.ttl + 1
     assert not instead.report(run.state, request.metadata.message_id, run.nodes[0], "why", expired)
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["refused once", "refused twice"])
+def test_a_round_goes_on_and_the_device_gets_a_second_request(state: Any, late: bool) -> None:
+    """Real rounds: the first reply of one device is refused, the right one that it sends then comes too late."""
+    run = Run(state, nodes=3)
+    asked: list[Message] = []
+
+    def act(message: Message) -> None:
+        node = message.metadata.dst_node_id
+        if message.metadata.message_type == "query":
+            who = RecordDict({"config": ConfigRecord({"partition-id": run.nodes.index(node)})})
+            run.send(run.reply(message, who, message_type="query"), node)
+            return
+        right = run.reply(message, trained(message).content)
+        if node == run.nodes[1]:
+            asked.append(message)
+            if not late or len(asked) == 1:
+                refused(run, right, node, created_at=NAN)
+                assert run.send(right, node) == 0
+                return
+        assert run.send(right, node)
+
+    run.device = act
+    method = FedAvg(clients_per_round=3, nonce=True, deadline_s=3600, run="r", networked=True, packed=False)
+    method.begin({"w": np.zeros(3, np.float32)})
+    report = method.run_round(1, run.grid())
+    assert len(asked) == 2
+    assert (report.dropped, dict(report.rejected)) == ((0, {"refused": 1}) if late else (1, {"refused": 2}))
+    assert (method.evaluation_arrays()["w"] == 1).all()
+    run.finish()
