@@ -12,12 +12,12 @@ FROM ${BASE_IMAGE} AS gateway
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends haproxy ca-certificates \
  && rm -rf /var/lib/apt/lists/*
-COPY deploy/gateway.cfg deploy/page.cfg deploy/deadline.lua /etc/fedcross/
+COPY deploy/gateway.cfg deploy/page.cfg deploy/deadline.lua deploy/gateway.sh /etc/fedcross/
 USER 10001:10001
 EXPOSE 8443 8444
 # Health check: the gateway must refuse, over TLS, a path that no client may call.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5s CMD ["python3", "-c", "import ssl,urllib.request as r,urllib.error as e\nc=ssl.create_default_context(cafile='/keys/server/ca.crt')\ntry: r.urlopen('https://localhost:8443/', context=c, timeout=4)\nexcept e.HTTPError as x: raise SystemExit(x.code != 403)"]
-CMD ["haproxy", "-W", "-db", "-f", "/etc/fedcross/gateway.cfg", "-f", "/etc/fedcross/page.cfg"]
+CMD ["sh", "/etc/fedcross/gateway.sh", "/keys/server", "haproxy", "-W", "-db", "-f", "/etc/fedcross/gateway.cfg", "-f", "/etc/fedcross/page.cfg"]
 ARG VERSION=0.2.0
 ARG REVISION=
 LABEL org.opencontainers.image.title="fedcross-gateway" \

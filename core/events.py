@@ -108,7 +108,7 @@ def failed(error: BaseException) -> None:
 def relay(line: str) -> None:
     """Pass on a line that another process of the run has logged: its events as they are, other lines wrapped."""
     if not _state["json"]:
-        print(line)
+        print(line, flush=True)  # a pipe or a file shows it at once too
     elif line.strip():
         event = _event(line)
         if event is None:

@@ -110,6 +110,23 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
+def give(path: Path, owner: os.stat_result) -> None:
+    """Give the file the owner that another one had: what root replaces stays readable for who uses it.
+
+    Raises
+    ------
+    StorageError
+        If this user may not.
+    """
+    try:
+        found = path.stat()
+        if (found.st_uid, found.st_gid) != (owner.st_uid, owner.st_gid):
+            os.chown(path, owner.st_uid, owner.st_gid)
+    except OSError as error:
+        whose = f"{owner.st_uid}:{owner.st_gid}"
+        raise StorageError(f"{path}: cannot be given to {whose} ({error.strerror}): chown {whose} {path}") from error
+
+
 def own_folder(path: Path) -> Path:
     """Create the folder `path` for a run's files, or close it to others if this user owns it; return it."""
     path.mkdir(parents=True, mode=0o777 & ~_closed(), exist_ok=True)
@@ -135,6 +152,14 @@ def open_own(path: Path, mode: str) -> IO[Any]:
         return descriptor
 
     return open(path, mode, opener=opener)
+
+
+def close_own(path: Path) -> None:
+    """Close a file of a run to others, if this user owns it and it is open."""
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if mode & _closed() and not path.is_symlink():
+            path.chmod(mode & ~_closed())
 
 
 def _closed() -> int:

@@ -21,7 +21,7 @@ from string import Template
 
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.private_files import private_folder, write_private, write_public
+from fedcross.core.private_files import give, private_folder, write_private, write_public
 from fedcross.deploy.federation import SECRET, make_secret
 from fedcross.engines.remote import host_and_port
 
@@ -113,7 +113,7 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
     """Give a device a new key and return the paths of the new and of the old public key.
 
     The SuperLink refuses the device until the new key is registered. The old key must be revoked first, because a
-    partition belongs to one key.
+    partition belongs to one key. The new files have the owner of the old key, whoever runs this.
     """
     keys = bundle / "keys"
     name = bundle.name
@@ -122,13 +122,16 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
         raise StorageError(f"{keys}: no {private.name} with its .pub in it. Name the folder that new-client made.")
     old = keys / f"{name}-node-old.pub"
     write_public(old, public.read_bytes())
-    backup = private.read_bytes()
+    backup, owner = private.read_bytes(), private.stat()
     private.unlink()
     try:
         pair = certificates.make_node_key(keys, name)
     except BaseException:
         write_private(private, backup)
+        give(private, owner)
         raise
     if not (keys / SECRET).exists():  # a bundle of version 0.2 or older
         make_secret(keys / SECRET)
+    for path in (private, public, old, keys / SECRET):
+        give(path, owner)
     return pair.public, old

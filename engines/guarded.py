@@ -5,7 +5,8 @@ children per name and builds the tree from these lists again when the ServerApp 
 places share children grows on the way: 4 KiB with 16 levels become 9 MB, and each further level doubles that. A tree
 of many thousand names keeps the database locked for seconds. So ``executor/announced.py`` looks at the tree before
 anything is stored, ``executor/replies.py`` at the message itself, and ``executor/ledger.py`` at how much a device
-stores.
+stores. What is refused is not left open: ``executor/instead.py`` tells the server. What is over is deleted by
+``executor/sweep.py``, in small transactions.
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -156,11 +157,13 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 
         announced, replies, ledgers = part("announced"), part("replies"), part("ledger")
+        sweep = part("sweep")
         ledger, refused = ledgers.Ledger(most, mib << 20), replies.Refusals()
         fleet.push_messages = announced.limited(fleet.push_messages, most, ledger, refused)
         fleet.push_object = ledgers.stored_within(fleet.push_object, ledger, refused)
         fleet.activate_node = replies.steady(fleet.activate_node, refused)
         fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)
+        sweep.attach(sweep.Sweeper())
     else:
         from flwr.supercore.runtime import RuntimeHttpClient
 

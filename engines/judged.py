@@ -24,7 +24,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedcross.core.allowance import NO_ARRAYS, Allowance, Refusal
+from fedcross.core.allowance import NO_ARRAYS, REFUSED, Allowance, Refusal
 from fedcross.core.errors import UploadError
 from fedcross.engines.guarded import CHECKED
 from fedcross.engines.lost_nodes import LostNodes
@@ -234,9 +234,12 @@ class JudgedGrid(Grid):
             return self._instead(arrival.asked, meta.src_node_id, Refusal(error.reason, str(error).partition(": ")[2]))
         except LostError:
             self._confirm(arrival)
-            lost = "objects of the reply are gone: its sender did not complete the upload in time"
+            lost = "objects of the reply are gone: not sent in time, or more than the SuperLink takes (its log says so)"
             return self._instead(arrival.asked, self.inner.node.node_id, Error(ErrorCode.MESSAGE_UNAVAILABLE, lost))
         self._confirm(arrival)
+        if message.has_error() and message.error.code == REFUSED:  # or so the device says
+            why = f"by the SuperLink: {str(message.error.reason)[:600]}"
+            return self._instead(arrival.asked, meta.src_node_id, Refusal("refused", why))
         return message
 
     def _later(self, arrival: _Arrival, *, begun: bool) -> None:

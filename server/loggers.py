@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedcross.core.errors import ConfigError, StorageError, nearest
+from fedcross.core.private_files import close_own
+
+#: TensorBoard's files in a run's folder.
+EVENTS = "events.out.tfevents.*"
 
 
 class Scalars(Protocol):
@@ -42,7 +46,10 @@ class TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder))
+        before = set(folder.glob(EVENTS))
+        self._writer = EventFileWriter(str(folder))  # has made its file
+        for path in set(folder.glob(EVENTS)) - before:
+            close_own(path)
         if purge_from > 1:
             from tensorboard.compat.proto.event_pb2 import SessionLog
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.private_files import own_folder
+from fedcross.core.private_files import close_own, own_folder
 
 #: Lock file, held by the process that runs in the folder.
 LOCK = ".lock"
 #: Files that only a run writes: a folder with one of them is in use or was used.
 TRACES = ("metrics.jsonl", "audit.jsonl", "result.json", "model.safetensors", "checkpoints")
+#: How deep folders of runs are looked for (``multirun/DATE/TIME/JOB``), and in how many folders.
+DEPTH, MOST_FOLDERS = 3, 2000
 
 
 class FolderInUseError(ConfigError):
@@ -90,12 +92,18 @@ def claimed(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
     with held:
+        close_own(folder / LOCK)
         yield folder
 
 
 def refuse_used(folder: Path) -> None:
-    """Raise a ConfigError if `folder` holds a run; the message gives its progress and both ways to go on."""
+    """Raise a ConfigError if `folder` holds a run, or folders of runs; the message says how to go on."""
     if not used(folder):
+        if inside := run_inside(folder):
+            raise ConfigError(
+                f"output={folder}: it already holds a run in {inside.relative_to(folder)}, and each run has a folder "
+                f"of its own. Choose another output=, for example {folder / 'NAME'}."
+            )
         return
     raise ConfigError(
         f"output={folder}: it already holds a run ({standing(folder)}). Continue it with resume={folder}, or choose "
@@ -106,6 +114,25 @@ def refuse_used(folder: Path) -> None:
 def used(folder: Path) -> bool:
     """Return whether a run has written into `folder`."""
     return any((folder / name).exists() for name in TRACES)
+
+
+def run_inside(folder: Path) -> Path | None:
+    """Return the folder of a run up to :data:`DEPTH` levels below `folder`, None if none is found there."""
+    level, seen = [folder], 0
+    for _ in range(DEPTH):
+        below: list[Path] = []
+        for place in level:
+            with suppress(OSError):
+                below += sorted(one for one in place.iterdir() if one.is_dir() and not one.is_symlink())
+            seen += 1
+            if seen > MOST_FOLDERS:
+                return None
+        for one in below:
+            with suppress(OSError):
+                if (one / ".hydra" / "overrides.yaml").is_file() and (used(one) or (one / LOCK).exists()):
+                    return one
+        level = below
+    return None
 
 
 def standing(folder: Path) -> str:

@@ -15,10 +15,19 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.core.errors import DataError
-from fedcross.tasks.base import Task
+from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.reading.cache import Array, Arrays, Store, cached
 from fedcross.tasks.reading.npz import read_npz
-from fedcross.tasks.reading.params import ImageParams, check_labels, checked, limited, require, stratified, token_ids
+from fedcross.tasks.reading.params import (
+    ImageParams,
+    check_labels,
+    checked,
+    limited,
+    prepared,
+    require,
+    stratified,
+    token_ids,
+)
 
 
 class Params(ImageParams):
@@ -160,4 +169,25 @@ def load(params: Params) -> Task:
         augment=params.augmentation(),
         vocabulary=params.vocabulary,
         user_names=tuple(str(name) for name in arrays.get("names", ())),
+    )
+
+
+def outline(params: Params) -> Task | None:
+    """Return the task without examples, for who has no file: what it says of inputs and labels stands in the settings.
+
+    Only `prepare` may be unknown: uint8 and float inputs differ by the scale. None if shape or classes are not set, or
+    if the file is there.
+    """
+    if params.classes is None or params.shape is None or (params.root / params.file).exists():
+        return None
+    raw = np.dtype(np.int32 if params.vocabulary else np.float32)
+    none = Examples(np.empty((0, *params.shape), raw), np.empty(0, np.int64))
+    return Task(
+        name="arrays",
+        train=none,
+        test=none,
+        classes=params.classes,
+        shape=params.shape,
+        prepare=token_ids if params.vocabulary else prepared,
+        vocabulary=params.vocabulary,
     )

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.core.errors import DataError, nearest
-from fedcross.tasks.base import Task
+from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.reading.cache import Store, cached
 from fedcross.tasks.reading.params import ImageParams, checked, limited, stratified
 from fedcross.tasks.reading.pictures import Listing, decode_pictures, take
@@ -106,4 +106,21 @@ def load(params: Params) -> Task:
         prepare=params.normaliser(channels=params.channels),
         augment=params.augmentation(),
         label_names=classes,
+    )
+
+
+def outline(params: Params) -> Task | None:
+    """Return the task without pictures, for who has none; None if classes are not set, or if the folder is there."""
+    if not params.classes or params.root.is_dir():
+        return None
+    shape = (params.channels, params.size, params.size)
+    none = Examples(np.empty((0, *shape), np.uint8), np.empty(0, np.int64))
+    return Task(
+        name="folder",
+        train=none,
+        test=none,
+        classes=len(params.classes),
+        shape=shape,
+        prepare=params.normaliser(channels=params.channels),
+        label_names=params.classes,
     )

@@ -22,6 +22,16 @@ A SuperExec's run begins in a process that has imported what it needs, and ends 
     serverapp    that process
     partner      a process and the line to it; the worker is one too
 
+A SuperLink asks here what it takes from a device (:mod:`engines.guarded`):
+
+::
+
+    announced    the tree that is announced
+    replies      the message itself
+    ledger       how much a device stores
+    instead      an error for the server in the place of what is refused
+    sweep        deletes what is over
+
 The folder needs Flower and nothing of fedcross, and imports its own files under a name of its own: the worker loads
 fedcross (or another app) from the bundle that the server has sent, and must not have imported another one before.
 """

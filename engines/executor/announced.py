@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from fastapi import HTTPException
+from sqlalchemy.exc import IntegrityError
 
+from . import instead
 from . import ledger as ledgers
-from .replies import Refusals, places, wrong
+from .replies import Later, Refusals, Refused, places, tell, wrong
 
 #: Message, table of records, record, array, chunk: Flower's messages have no more levels.
 DEPTH = 5
+NAME = re.compile(r"[0-9a-f]{64}")
 #: Name -> names of its children, None for an object that is not stored.
 Stored = Callable[[str], "frozenset[str] | None"]
 
@@ -49,6 +53,8 @@ def fault(tree: Any, most: int, stored: Stored = _nothing) -> tuple[int, str] | 
             name, children = node.object_id, frozenset(child.object_id for child in node.children)
             if len(children) != len(node.children):
                 return 400, "an object names a child twice"
+            if not NAME.fullmatch(name):
+                return 400, "an object whose name is no SHA-256"
             before = stored(name)
             if found.setdefault(name, children) != children or (before is not None and before != children):
                 return 400, "one object is announced with different children"
@@ -79,8 +85,9 @@ def limited(
 ) -> Callable[..., Any]:
     """Return Flower's handler of announced replies, which refuses what is no reply or a tree that has a :func:`fault`.
 
-    A refusal is logged with the node, whose key the SuperLink has checked by then, and counted. Announcements are
-    stored one after the other: each locks the database, and of several at once some would end with an error.
+    A refusal is logged with the node, whose key the SuperLink has checked by then, and counted; if the reply is to a
+    request to this node, the server gets an error in its place (:mod:`instead`). Announcements are stored one after the
+    other: each locks the database, and of several at once some would end with an error.
 
     Parameters
     ----------
@@ -93,48 +100,67 @@ def limited(
     refused : Refusals
         Gets every refusal.
     """
-    lock = threading.Lock()
-
-    def refuse(node: int, status: int, why: str) -> HTTPException:
-        refused(node, "a reply", why)
-        return HTTPException(status, f"This reply is refused: {why}.")
+    turn = threading.Lock()
 
     def check(request: Any, state: Any) -> None:
-        node = request.node.node_id
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise refuse(node, 400, "not one message with one tree")
+            raise Refused(400, "not one message with one tree")
         # Flower takes a message that it has already once more, and stores the tree that comes with it, whatever it is.
         if request.messages_list[0].metadata.message_id != request.message_object_trees[0].object_id:
-            raise refuse(node, 400, "message and tree have different names")
+            raise Refused(400, "message and tree have different names")
         if why := wrong(request, state, time.time()):
-            raise refuse(node, 400, why)
+            raise Refused(400, why)
         if found := fault(request.message_object_trees[0], most):
-            raise refuse(node, *found)
+            raise Refused(*found)
 
     def store(request: Any, state: Any) -> Any:
-        if not lock.acquire(timeout=ledgers.QUEUE_S):
-            raise ledgers.Later("other replies are being announced")
-        try:
+        with in_turn():
             if found := fault(request.message_object_trees[0], most, _contents(state.object_store)):
-                raise refuse(request.node.node_id, *found)
-            return push_messages(request=request, state=state)
+                raise Refused(*found)
+            try:
+                answer = push_messages(request=request, state=state)
+            except (ValueError, ArithmeticError, IntegrityError) as error:
+                raise Refused(400, f"Flower cannot store it, {type(error).__name__}: {str(error)[:120]!r}") from error
+            name = request.messages_list[0].metadata.reply_to_message_id
+            if not answer.objects_to_push and instead.waits_for(state, name, request.node.node_id, time.time()):
+                raise Refused(400, "Flower does not store it; its times do not fit its request")
+            return answer
+
+    @contextmanager
+    def in_turn() -> Iterator[None]:
+        if not turn.acquire(timeout=ledgers.QUEUE_S):
+            raise Later("other replies are being announced")
+        try:
+            yield
         finally:
-            lock.release()
+            turn.release()
+
+    def enter(request: Any, state: Any) -> Any:
+        check(request, state)
+        [tree], node, wanted = request.message_object_trees, request.node.node_id, []
+        ledger.enter(node, tree.object_id, places(tree), state)
+        try:
+            answer = store(request, state)
+            wanted = list(answer.objects_to_push)
+        finally:
+            ledger.left(node, tree.object_id, request.messages_list[0].metadata.run_id, wanted, state)
+        return answer
 
     @functools.wraps(push_messages)
     def handler(request: Any, state: Any) -> Any:
-        check(request, state)
-        [tree], node, wanted = request.message_object_trees, request.node.node_id, []
+        node = request.node.node_id
         try:
-            ledger.enter(node, tree.object_id, places(tree), state)
             try:
-                answer = store(request, state)
-                wanted = list(answer.objects_to_push)
-            finally:
-                ledger.left(node, tree.object_id, request.messages_list[0].metadata.run_id, wanted, state)
-        except ledgers.Later as later:
+                return enter(request, state)
+            except Refused as refusal:
+                refused(node, "a reply", refusal.why)
+                [first, *_] = [one.metadata.reply_to_message_id for one in request.messages_list] or [""]
+                if instead.waits_for(state, first, node, time.time()):
+                    with in_turn():
+                        tell(instead.report, state, first, node, refusal.why)
+                raise
+        except Later as later:
             refused(node, "a reply for now", later.why)
             raise
-        return answer
 
     return handler

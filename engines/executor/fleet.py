@@ -12,6 +12,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
 from importlib import import_module
 from logging import WARNING
 from typing import Any
@@ -25,6 +27,23 @@ MAKER, CALLS = "make_simple_http_retry_invoker", ("SendNodeHeartbeat", "_unary_u
 BUSY_S = 300.0
 #: Flower makes calls with these again itself, without an end.
 FLOWERS = (502, 503, 504)
+#: Seconds for which a call fails until the log says what the device waits for; then again after twice the time.
+TOLD_S = 15.0
+#: Most characters of what the SuperLink said.
+LONGEST = 300
+#: What a device waits for in each call.
+WAITS = {
+    "ActivateNode": "to join the federation",
+    "PullMessages": "for work",
+    "GetRun": "for the run's settings",
+    "GetFab": "for the run's app",
+    "PullObject": "for the content of a message",
+    "ConfirmMessageReceived": "to confirm a message",
+    "PushMessages": "to announce a reply",
+    "PushObject": "to send a reply",
+}
+#: What status 401 means.
+UNKNOWN = ": this device's key is not registered (any more), or its clock is more than 15 s off"
 #: Words of an error that does not pass: the certificate is not the federation's, or has expired.
 FINAL = "certificate_verify_failed"
 
@@ -41,6 +60,77 @@ def patience(error: Exception) -> float | None:
     return math.inf if handshake and FINAL not in text else None
 
 
+def refused(error: Exception) -> bool:
+    """Return whether the SuperLink has refused the call for good; 403 says only that the run is over."""
+    import httpx
+
+    return (
+        isinstance(error, httpx.HTTPStatusError)
+        and error.response.is_client_error
+        and error.response.status_code != httpx.codes.FORBIDDEN
+    )
+
+
+def reason(error: Exception) -> str:
+    """Return in a few words what went wrong: the status and what the SuperLink said to it, or the connection."""
+    import httpx
+
+    if not isinstance(error, httpx.HTTPStatusError):
+        return f"the SuperLink cannot be reached ({str(error).partition(chr(10))[0] or type(error).__name__})"
+    text = ""
+    with suppress(ValueError, AttributeError, httpx.StreamError):  # the gateway's own answers are pages
+        text = str(error.response.json().get("detail") or "")
+    said = "".join(c if c.isprintable() else "?" for c in text[:LONGEST]).rstrip(".")
+    return f"the SuperLink answers {error.response.status_code}" + (f" ({said})" if said else "")
+
+
+class Notices:
+    """Says in the log what a device waits for: when its call has failed for a while, and seldom from then on.
+
+    Parameters
+    ----------
+    clock : callable
+        Tells the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._call = threading.local()  # objects are sent and pulled by several threads
+
+    def begin(self, name: str) -> None:
+        """Note that a call begins."""
+        self._call.began, self._call.name, self._call.next = self._clock(), WAITS.get(name, f"({name})"), None
+
+    @property
+    def seconds(self) -> float:
+        """How long the call has lasted."""
+        return self._clock() - float(self._call.began)
+
+    def again(self, error: Exception, most: float | None) -> None:
+        """The call failed and is made again, for up to `most` seconds in all (None: without an end)."""
+        now, call = self._clock(), self._call
+        if call.next is None:
+            call.next = now if most is not None else call.began + TOLD_S
+        if now < call.next:
+            return
+        call.next = now + max(TOLD_S, now - call.began)
+        end = "without an end"
+        if most is not None and math.isfinite(most):
+            latest = datetime.now().astimezone() + timedelta(seconds=most - (now - call.began))
+            end = f"until {latest:%H:%M:%S %Z} at the latest"
+        log(
+            WARNING, "fedcross: waiting %s for %.0f s: %s; asked again, %s", call.name, self.seconds, reason(error), end
+        )
+
+    def over(self, error: Exception) -> None:
+        """The call failed and is not made again."""
+        import httpx
+
+        if isinstance(error, httpx.HTTPStatusError):
+            more = UNKNOWN if error.response.status_code == httpx.codes.UNAUTHORIZED else ""
+            log(WARNING, "fedcross: given up %s: %s%s", self._call.name, reason(error), more)
+
+
 def enduring(make: Callable[[], Any], clock: Callable[[], float] = time.monotonic) -> Callable[[], Any]:
     """Return Flower's maker of what makes calls again, with our :func:`patience`.
 
@@ -55,21 +145,23 @@ def enduring(make: Callable[[], Any], clock: Callable[[], float] = time.monotoni
     @functools.wraps(make)
     def made() -> Any:
         invoker = make()
-        gives_up, invoke = invoker.should_giveup, invoker.invoke
-        call = threading.local()  # objects are sent and pulled by several threads
+        gives_up, invoke, notices = invoker.should_giveup, invoker.invoke, Notices(clock)
 
         def giveup(error: Exception) -> bool:
-            if (seconds := patience(error)) is None:
-                return bool(gives_up(error))
-            began: float = call.began
-            if clock() - began > seconds:
-                return True
-            why = str(error).partition("\n")[0]
-            log(WARNING, "fedcross: a call to the SuperLink failed and is made again: %s", why)
-            return False
+            seconds = patience(error)
+            if refused(error):  # before Flower ends the device
+                notices.over(error)
+                over = bool(gives_up(error))
+            elif seconds is None:
+                over = bool(gives_up(error))
+            elif over := notices.seconds > seconds:
+                notices.over(error)
+            if not over:
+                notices.again(error, seconds)
+            return over
 
         def begin(target: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-            call.began = clock()
+            notices.begin(getattr(target, "__name__", "a call"))
             return invoke(target, *arguments, **named)
 
         invoker.should_giveup, invoker.invoke = giveup, begin

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import HTTPException
+from . import instead
+from .replies import Later, Refused, tell
 
 #: Replies of one device that are announced and not complete. A device answers one request at a time; one that lost its
 #: connection leaves an unfinished reply behind, which Flower gives up after `GIVEN_UP_S`.
@@ -25,16 +26,6 @@ BURST, REFILL_S, LEAST = 2, 8.0, 8
 QUEUE_S = 5.0
 #: Bytes that must stay free on the database's disk.
 SPARE = 1 << 28
-#: Seconds after which a device should ask again.
-AGAIN_S = 5
-
-
-class Later(HTTPException):
-    """The device should ask again (status 503, which Flower's SuperNode repeats)."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(503, f"{why}.", {"Retry-After": str(AGAIN_S)})
-        self.why = why
 
 
 @dataclass
@@ -117,7 +108,7 @@ class Ledger:
             self._forget(account, state)
 
     def may_store(self, node: int, name: str, size: int, state: Any) -> None:
-        """Raise if `node` may not store the object `name` of `size` bytes (status 507, or :class:`Later`)."""
+        """Raise if `node` may not store the object `name` of `size` bytes (:class:`Refused`, :class:`Later`)."""
         reply = self._reply(node, name)
         if not reply:
             return  # Flower takes only what has been announced
@@ -125,7 +116,8 @@ class Ledger:
         if self._weight(account, run) + size > self.quota:
             self._forget(account, state)
             if self._weight(account, run) + size > self.quota:
-                raise HTTPException(507, f"more than {self.quota >> 20} MiB of replies to one run (FEDCROSS_REPLY_MIB)")
+                why = f"more than {self.quota >> 20} MiB of this device's replies to one run (FEDCROSS_REPLY_MIB)"
+                raise Refused(413, why, "This object")
         free = self._free(state)
         if free is not None and free - size < SPARE:
             raise Later(f"only {free >> 20} MiB are free on the SuperLink's disk")
@@ -138,6 +130,18 @@ class Ledger:
                 reply.missing.discard(name)
                 reply.stored += size
                 reply.touched = self._clock()
+
+    def waits_for(self, node: int, name: str) -> str | None:
+        """Return the name of the node's reply that waits for the object `name`, None if there is none."""
+        with self._lock:
+            account = self._accounts.get(node)
+            replies = account.replies.items() if account else ()
+            return next((reply for reply, one in replies if name in one.missing), None)
+
+    def give_up(self, node: int, reply: str) -> None:
+        """Forget the reply."""
+        with self._lock:
+            self._accounts[node].replies.pop(reply, None)
 
     def _open(self, account: Account, name: str) -> int:
         """Return how many replies besides `name` are announced, not complete and not given up."""
@@ -167,27 +171,46 @@ class Ledger:
 
 
 def free_bytes(state: Any) -> int | None:
-    """Return how many bytes are free on the disk of the state's database; None if it is no file."""
+    """Return how many bytes are free for the state's database; None if it is no file.
+
+    Pages of the file that are not in use count where the disk has little room left.
+    """
+    from sqlalchemy import text
     from sqlalchemy.engine import make_url
 
     url = make_url(getattr(state, "database_url", "sqlite://"))
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
-    return shutil.disk_usage(str(url.database).rpartition("/")[0] or "/").free
+    free = shutil.disk_usage(str(url.database).rpartition("/")[0] or "/").free
+    if free < 2 * SPARE and hasattr(state, "session"):
+        with state.session() as session:
+            pages, size = (session.scalar(text(f"PRAGMA {name}")) for name in ("freelist_count", "page_size"))
+            free += pages * size
+    return free
 
 
 def stored_within(
     push_object: Callable[..., Any], ledger: Ledger, refused: Callable[[int, str, str], None]
 ) -> Callable[..., Any]:
-    """Return Flower's handler of a reply's objects, which refuses what is more than the `ledger` allows."""
+    """Return Flower's handler of a reply's objects, which refuses what is more than the `ledger` allows.
+
+    A reply with an object too many cannot be completed any more: the server gets an error in its place.
+    """
 
     @functools.wraps(push_object)
     def handler(request: Any, state: Any) -> Any:
         node, name, size = request.node.node_id, request.object_id, len(request.object_content)
         try:
-            ledger.may_store(node, name, size, state)
-        except HTTPException as error:
-            refused(node, "an object", error.detail)
+            try:
+                ledger.may_store(node, name, size, state)
+            except Refused as refusal:
+                refused(node, "an object", refusal.why)
+                if reply := ledger.waits_for(node, name):
+                    tell(instead.replace, state, reply, node, refusal.why)
+                    ledger.give_up(node, reply)
+                raise
+        except Later as later:
+            refused(node, "an object for now", later.why)
             raise
         answer = push_object(request=request, state=state)
         if answer.stored:

@@ -12,13 +12,15 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
 
 from fastapi import HTTPException
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.logger import log
+from sqlalchemy.exc import OperationalError
+
+from .instead import asked_for
 
 #: Seconds by which the time in a reply may lie outside what its request and the SuperLink's clock allow. Flower itself
 #: refuses a device whose clock is 15 s off.
@@ -28,31 +30,8 @@ LONGEST_S = 10 * 365 * 86400.0
 #: Longest pause between two heartbeats, in seconds. Flower's SuperNode says 30; it takes up to 1800, and counts a
 #: device as online for twice the pause.
 HEARTBEAT_S = 120.0
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the SuperLink has of a request."""
-
-    run: int
-    node: int
-    created_at: float
-
-
-def asked_for(state: Any, name: str) -> Asked | None:
-    """Return the request `name`; None if there is none (any more: the server has its reply, or the run is over)."""
-    if hasattr(state, "message_ins_store"):  # Flower's state in memory
-        found = state.message_ins_store.get(name)
-        return found and Asked(found.metadata.run_id, found.metadata.dst_node_id, found.metadata.created_at)
-    from flwr.supercore.state.schema.linkstate_models import MessageIns as Row
-    from flwr.supercore.utils import int64_to_uint64
-    from sqlalchemy import select
-
-    with state.session() as session:
-        row = session.execute(
-            select(Row.run_id, Row.dst_node_id, Row.created_at).where(Row.message_id == name)
-        ).one_or_none()
-    return row and Asked(int64_to_uint64(row.run_id), int64_to_uint64(row.dst_node_id), row.created_at)
+#: Seconds after which a device should ask again.
+AGAIN_S = 5
 
 
 def wrong(request: Any, state: Any, now: float) -> str | None:
@@ -116,6 +95,36 @@ def places(tree: Any) -> int:
         seen += len(level)
         level = [child for node in level for child in node.children]
     return seen
+
+
+class Later(HTTPException):
+    """The device should ask again (status 503, which Flower's SuperNode repeats)."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(503, f"{why}.", {"Retry-After": str(AGAIN_S)})
+        self.why = why
+
+
+class Refused(HTTPException):
+    """A message or object that the SuperLink does not take, however often it is sent."""
+
+    def __init__(self, status: int, why: str, what: str = "This reply") -> None:
+        super().__init__(status, f"{what} is refused: {why}.")
+        self.why = why
+
+
+def tell(how: Callable[[Any, str, int, str], bool], state: Any, name: str, node: int, why: str) -> None:
+    """Tell the server that a reply is refused, by :func:`instead.report` or :func:`instead.replace`.
+
+    Raises
+    ------
+    Later
+        If the database is busy: the device sends the reply again and is refused again.
+    """
+    try:
+        how(state, name, node, why)
+    except (OperationalError, RuntimeError) as error:
+        raise Later("the refusal of a reply cannot be stored now") from error
 
 
 class Refusals:

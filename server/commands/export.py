@@ -1,7 +1,9 @@
 """``fedcross export``: writes a model from a checkpoint of a run, finished or still running.
 
 ``safetensors`` needs neither the run's data nor its network: the checkpoint holds names and shapes of all weights. ONNX
-and TorchScript hold the network too, so they need the data set, which determines its inputs and outputs.
+and TorchScript hold the network too, so they need its inputs and outputs: from the data set, or where that is not
+there, from the settings of a task that have them (``task.shape`` and ``task.classes`` of arrays, ``task.classes`` of
+folders).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from fedcross.strategies.pool.layout import Arrays
     from fedcross.strategies.round.base import Method
     from fedcross.strategies.round.federation import State
+    from fedcross.tasks.base import Task
     from fedcross.tasks.models.slicing import Size
 
 #: An active run deletes old checkpoints while they are read: how often to look again for the newest one.
@@ -82,7 +85,7 @@ def export(
         else:
             rebuilt, config = _network(run, data_root, identity, size)
             load_into(rebuilt, arrays, run)
-            write(kind, rebuilt, partial(_inputs, config), path, notes(config.load_data().task))
+            write(kind, rebuilt, partial(_inputs, config), path, notes(_task(config)))
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error}). Choose another --out.") from error
     return path
@@ -91,8 +94,8 @@ def export(
 def network(run: Path, data_root: str | None = None, width: float | None = None) -> nn.Module:
     """Return the network of `run` with the final global weights, or those of the newest checkpoint.
 
-    Needs the run's data set, which determines the network's inputs and outputs; `data_root` is its folder. `width` is
-    for a run whose models have several: it names one of them, from the newest checkpoint.
+    Needs the network's inputs and outputs, from the run's data set (in the folder `data_root`) or its settings. `width`
+    is for a run whose models have several: it names one of them, from the newest checkpoint.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -137,7 +140,7 @@ def _network(
 
     given = [f"data_root={quote(data_root)}"] if data_root else []
     config = load([*added(run, saved_overrides(run), given), *given])
-    trained, base = config.network(config.load_data().task)
+    trained, base = config.network(_task(config))
     if identity is not None:
         check_base(identity, base)
     fitting = method_class(config.modules["method"]).evaluation_network(trained, config.method)
@@ -149,17 +152,31 @@ def _sliced(network: nn.Module, config: RunConfig, size: Size | None) -> nn.Modu
     from fedcross.server.slices import plan_for
     from fedcross.tasks.models.slicing import Size, cut
 
-    task = config.load_data().task
+    task = _task(config)
     if (plan := plan_for(config, network, task)) is None:
         return network
     widths = getattr(config.method, "widths", ())
     return cut(network, plan, size or Size(max(widths, default=1.0)), task)
 
 
+def _task(config: RunConfig) -> Task:
+    """Return the run's task, without examples if its data are not here and the settings say all about its inputs."""
+    outline = getattr(config.module("task"), "outline", None)
+    found: Task | None = outline(config.task) if outline else None
+    return config.load_data().task if found is None else found
+
+
 def _inputs(config: RunConfig, count: int) -> Tensor:
-    """Return the first `count` prepared test inputs of the run's task, (count, ...)."""
-    task = config.load_data().task
-    found: Tensor = task.prepare(task.test.x[:count])
+    """Return prepared inputs of the run's task, (count, ...): its first test inputs, random ones if it has none."""
+    import numpy as np
+
+    task = _task(config)
+    raw = task.test.x[:count]
+    if len(raw) < count:
+        draws, shape = np.random.default_rng(0), (count, *task.shape)
+        raw = draws.integers(0, task.vocabulary or 256, shape) if raw.dtype.kind in "iu" else draws.random(shape)
+        raw = raw.astype(task.test.x.dtype)
+    found: Tensor = task.prepare(raw)
     return found
 
 

@@ -136,6 +136,13 @@ def token_ids(raw: npt.NDArray[np.generic]) -> torch.Tensor:
     return torch.from_numpy(np.array(raw, dtype=np.int64))
 
 
+def prepared(raw: npt.NDArray[np.generic]) -> torch.Tensor:
+    """Return inputs that are prepared already, as float32."""
+    import torch
+
+    return torch.from_numpy(np.array(raw, dtype=np.float32))
+
+
 def limited(examples: Examples, limit: int | None, which: str) -> Examples:
     """Return at most `limit` examples, chosen at random with a fixed key and kept in order."""
     if limit is None or limit >= len(examples):

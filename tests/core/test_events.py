@@ -21,6 +21,15 @@ def test_text_is_for_people_and_has_no_events(capsys):
     assert capsys.readouterr() == ("hello\na line\n", "")
 
 
+def test_a_pipe_shows_each_line_at_once(monkeypatch):
+    seen = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(seen)))
+    for write in (events.say, events.relay):
+        write("a line")
+        assert seen.getvalue().decode().endswith("a line\n")
+        seen.truncate(0)
+
+
 def test_everything_is_one_event_per_line_inside_the_block(capsys):
     with events.log_format("json"), events.log_format("text"):
         events.emit("round_finished", round=1, loss=float("nan"))

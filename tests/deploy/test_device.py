@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fedcross.core import keys as certificates
 from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.core.private_files import give
 from fedcross.deploy import commands, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
 from fedcross.server.commands import doctor
@@ -134,6 +135,36 @@ def test_rotation_gives_a_new_key_and_keeps_the_old_public_one(bundle: Path) -> 
     assert stat.S_IMODE((keys / "porch-node.key").stat().st_mode) == 0o600
     with pytest.raises(StorageError, match="Name the folder"):
         rotate_key(keys)
+
+
+def test_a_new_key_has_the_owner_of_the_old_one_whoever_makes_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root rotates the key of a device whose container runs as another user."""
+    before, given = (bundle / "keys" / "porch-node.key").stat(), {}
+    monkeypatch.setattr("fedcross.deploy.device.give", lambda path, owner: given.update({path.name: owner}))
+    rotate_key(bundle)
+    names = {"porch-node.key", "porch-node.pub", "porch-node-old.pub", "superexec.key"}
+    assert given == dict.fromkeys(names, before)
+
+
+def test_a_file_is_given_to_the_owner_of_another_or_the_message_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[Path, int, int]] = []
+    monkeypatch.setattr("os.chown", lambda *told: given.append(told))
+    (tmp_path / "key").touch()
+    own = (tmp_path / "key").stat()
+    other = os.stat_result((*own[:4], own.st_uid + 1, own.st_gid, *own[6:]))
+    give(tmp_path / "key", own)
+    assert not given
+    give(tmp_path / "key", other)
+    assert given == [(tmp_path / "key", own.st_uid + 1, own.st_gid)]
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.chown", refused)
+    with pytest.raises(StorageError, match=rf"chown {own.st_uid + 1}:{own.st_gid} "):
+        give(tmp_path / "key", other)
 
 
 def test_an_old_bundle_gets_its_secret_with_its_next_key_and_a_new_one_keeps_its_own(bundle: Path) -> None:

@@ -4,13 +4,18 @@ tests/e2e/test_compose.py and tests/faults/attack_compose.py try the promises.
 """
 
 import re
+import subprocess
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
+from fedcross.core.causes import cause_of
 from fedcross.core.errors import StorageError
 from fedcross.deploy import gateway
 from fedcross.deploy.federation import prepare
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -56,6 +61,20 @@ def test_a_renewed_certificate_is_taken_up_at_the_next_start(keys, tmp_path, hap
     assert not (tmp_path / "gateway" / "server.pem").read_bytes().startswith((keys / "server.crt").read_bytes())
     gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
     assert (tmp_path / "gateway" / "server.pem").read_bytes().startswith((keys / "server.crt").read_bytes())
+
+
+@pytest.mark.parametrize(("place", "mode"), [("server.key", 0o644), ("server.key", 0o640), (".", 0o755)])
+def test_the_container_does_not_start_with_a_key_that_others_can_read(keys, place, mode):
+    """HAProxy itself takes any; the image has no fedcross to look at it."""
+    start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "echo", "started"]
+    assert subprocess.run(start, capture_output=True, text=True).stdout == "started\n"
+    (keys / place).chmod(mode)
+    refused = subprocess.run(start, capture_output=True, text=True)
+    (keys / place).chmod(0o700)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert cause_of(refused.stderr).name == "open_key"
+    command = next(line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith('CMD ["sh"'))
+    assert '"/etc/fedcross/gateway.sh", "/keys/server", "haproxy"' in command
 
 
 def test_paths_with_spaces_are_refused_before_haproxy_misreads_them(keys, tmp_path, haproxy):

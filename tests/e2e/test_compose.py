@@ -214,12 +214,16 @@ def test_a_body_of_600_mib_is_refused_and_costs_the_superlink_nothing(federation
 
 
 def test_a_flood_is_turned_away_and_the_device_that_sent_it_recovers(federation: Federation) -> None:
-    answers = json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 5000)))
-    print(f"5,000 requests at once: {answers}")
-    assert set(answers) == {"403", "503"}
-    assert 0 < answers["403"] <= 3000
+    # The gateway counts the last ten seconds. A slow machine sends more in all before it has sent too many in ten.
+    answers = json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 100_000, 1000)))
+    print(f"as many requests as possible: {answers}")
+    assert answers["503"] >= 1000
+    assert answers["before"] >= 2500
     time.sleep(12)
-    assert json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 3))) == {"403": 3}
+    assert json.loads(federation.python("client-1", intruder.flood("gateway:8443", CA, 3, 1))) == {
+        "403": 3,
+        "before": 3,
+    }
     federation.wait_for_nodes(3)
 
 

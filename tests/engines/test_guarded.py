@@ -17,7 +17,10 @@ from fastapi import HTTPException
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore import sql_mixin
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fedcross.engines import guarded
@@ -188,12 +191,19 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
     originals = {one: getattr(fleet_handlers, one) for one in names}
     for one, original in originals.items():
         monkeypatch.setattr(fleet_handlers, one, original)  # restored at the end
+    for kind, changed in ((SqlLinkState, "initialize"), (SqlLinkState, "cleanup_run"), (SqlObjectStore, "delete")):
+        monkeypatch.setattr(kind, changed, getattr(kind, changed))
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
     monkeypatch.setattr(guarded, "version", lambda package: "1.43.0")
     assert not guarded.guard("flower-superlink", MOST)
     assert all(getattr(fleet_handlers, one) is original for one, original in originals.items())
+    assert not hasattr(SqlObjectStore.delete, "__wrapped__")
+    assert sql_mixin.SQLITE_PRAGMAS is before  # type: ignore[attr-defined]
     monkeypatch.setattr(guarded, "version", lambda package: CHECKED[-1])
     assert guarded.guard("flower-superlink", MOST)
     assert all(getattr(fleet_handlers, one).__wrapped__ is original for one, original in originals.items())
+    assert hasattr(SqlLinkState.cleanup_run, "__wrapped__")
+    assert hasattr(SqlObjectStore.delete, "__wrapped__")
 
 
 def test_an_unknown_version_starts_with_a_word_about_what_is_open(

@@ -21,6 +21,7 @@ from fedcross.client.app import app as client_app
 from fedcross.client.app import warm_for
 from fedcross.conf.compose import join
 from fedcross.conf.schema import load
+from fedcross.engines import workers as workers_module
 from fedcross.engines.arena import Arena, pack, unpack
 from fedcross.engines.grid import FIRST_NODE, LocalGrid
 from fedcross.engines.job import Job
@@ -91,7 +92,23 @@ def test_clients_with_the_most_examples_go_first() -> None:
         assert [config(r)["who"] for r in replies] == [1, 3, 2, 0]
 
 
-def test_an_exception_and_a_dead_worker_become_error_replies_and_the_round_goes_on() -> None:
+def test_clients_of_unknown_size_go_last_and_equals_as_they_came() -> None:
+    with workers(1, sizes=(0, 1)) as grid:
+        replies = grid.send_and_receive([message(i) for i in (5, 0, 4, 1)])
+        assert [config(r)["who"] for r in replies] == [1, 5, 0, 4]
+
+
+def test_a_worker_begins_before_anybody_asks_for_its_reply() -> None:
+    with workers(1) as grid:
+        grid.push_messages([message(0)])
+        assert grid._pool[0].pipe.poll(300)
+
+
+def test_an_exception_and_a_dead_worker_become_error_replies_and_the_round_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(workers_module, "log", lambda _level, text, *words: said.append(text % words))
     with workers(2) as grid:
         asked = [message(0), message(1, "die"), message(2, "raise"), message(3), message(4, "die"), message(5)]
         replies = list(grid.send_and_receive(asked))
@@ -99,6 +116,7 @@ def test_an_exception_and_a_dead_worker_become_error_replies_and_the_round_goes_
         assert {client: error.code for client, error in errors.items()} == {1: 8, 2: 2, 4: 8}
         assert "exit code -9" in errors[1].reason
         assert errors[2].reason == "ValueError: on purpose"
+        assert sorted(said) == [f"client {client}: {errors[client].reason}" for client in (1, 4)]
         assert sorted(config(r)["who"] for r in replies if not r.has_error()) == [0, 3, 5]  # type: ignore[type-var]
         again = list(grid.send_and_receive([message(i) for i in range(6)]))
         assert not any(r.has_error() for r in again)
@@ -109,6 +127,45 @@ def test_close_ends_workers_that_are_busy() -> None:
         grid.push_messages([message(0, "sleep"), message(1, "sleep")])
         pids = [worker.process.pid for worker in grid._pool]
     assert all(pid is not None and not alive(pid) for pid in pids)
+
+
+def test_close_asks_workers_to_end_whatever_the_parent_does_with_that_signal() -> None:
+    """A fork inherits the handlers of its parent, and Ctrl-C reaches it too: that one is for the parent."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with workers(2) as grid:
+            pool = list(grid._pool)
+            grid.send_and_receive([message(0), message(1)])
+            for worker in pool:
+                assert worker.process.pid is not None
+                os.kill(worker.process.pid, signal.SIGINT)
+            replies = list(grid.send_and_receive([message(0), message(1)]))
+            assert [worker.process for worker in grid._pool] == [worker.process for worker in pool]
+            assert not any(reply.has_error() for reply in replies)
+        assert [worker.process.exitcode for worker in pool] == [-signal.SIGTERM] * 2
+        assert all(worker.pipe.closed for worker in pool)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_worker_that_does_not_end_when_asked_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "_END_SECONDS", 0.1)
+    with workers(1) as grid:
+        process = grid._pool[0].process
+        monkeypatch.setattr(process, "terminate", lambda: None)
+    assert not Path(f"/proc/{process.pid}").exists()  # ended, and collected
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_worker_ends_when_nobody_can_write_to_it_any_more() -> None:
+    """No worker keeps the parent's end of a pipe, its own or that of one started before it."""
+    with workers(2) as grid:
+        assert all(worker.process.daemon for worker in grid._pool)  # Python ends those by itself
+        for worker in grid._pool:
+            worker.pipe.close()
+        for worker in grid._pool:
+            worker.process.join(300)
+        assert [worker.process.exitcode for worker in grid._pool] == [0, 0]
 
 
 SCRIPT = """
@@ -167,11 +224,13 @@ def test_workers_that_are_not_forked_find_the_app_by_its_name_and_take_the_gpus_
     """A worker that died is replaced by one on the same GPU."""
     gpus = ["cuda:0", "cuda:1"]
     with workers(3, fork=False, app_path="tests.support.toy:app", devices=gpus) as grid:
-        replies = grid.send_and_receive([message(client) for client in (2, 3, 4)])
+        replies = list(grid.send_and_receive([message(client) for client in (2, 3, 4)]))
+        where = {str(config(reply)["pid"]): config(reply)["device"] for reply in replies}
+        assert [where[str(worker.process.pid)] for worker in grid._pool] == ["cuda:0", "cuda:1", "cuda:0"]
         assert sorted(config(reply)["who"] for reply in replies) == [2, 3, 4]
         assert sorted(str(config(reply)["device"]) for reply in replies) == ["cuda:0", "cuda:0", "cuda:1"]
         grid.send_and_receive([message(client, "die" if client == 3 else "") for client in (2, 3, 4)])
-        replies = grid.send_and_receive([message(client) for client in (2, 3, 4)])
+        replies = list(grid.send_and_receive([message(client) for client in (2, 3, 4)]))
         assert sorted(str(config(reply)["device"]) for reply in replies) == ["cuda:0", "cuda:0", "cuda:1"]
         assert {type(worker.process).__name__ for worker in grid._pool} == {"SpawnProcess"}
 

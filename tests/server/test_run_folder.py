@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedcross.core.errors import ConfigError, DataError, StorageError
+from fedcross.server.loggers import TensorBoard
 from fedcross.server.run_folder import FolderInUseError, claimed, free, refuse_used, saved_overrides, used
 from fedcross.tasks.reading.params import read_lines
 from tests.support.command import main
@@ -79,6 +82,49 @@ def test_two_processes_cannot_have_one_folder(tmp_path):
         holder.communicate()
     with claimed(folder):  # whoever ends gives it back
         assert (folder / ".lock").exists()
+
+
+@pytest.mark.parametrize("where", ["barley", "2026-11-22/12-00-00", "2026-11-22/12-00-00/0"])
+def test_a_folder_of_runs_is_no_runs_folder(finished: Path, tmp_path: Path, where: str, capsys) -> None:
+    """Its files would lie between the other runs' folders."""
+    refuse_used(tmp_path)
+    place = tmp_path / where
+    (place / ".hydra").mkdir(parents=True)
+    (place / "notes").mkdir()
+    (tmp_path / "link").symlink_to(finished)
+    refuse_used(tmp_path)  # a project's own folders
+    (place / ".hydra" / "overrides.yaml").write_text("[]")
+    refuse_used(tmp_path)
+    (place / ".lock").touch()
+    with pytest.raises(ConfigError, match=rf"holds a run in {where}, .* Choose another output=, for example .*/NAME"):
+        refuse_used(tmp_path)
+    refuse_used(tmp_path / "new")
+
+
+def test_the_parent_of_a_run_is_refused_before_anything_is_written(finished: Path, capsys) -> None:
+    before = files(finished.parent)
+    assert main([*SMALL, "method=fedavg", "rounds=2", f"output={finished.parent}"]) == 2
+    assert "Cause: folder_used" in capsys.readouterr().err
+    assert files(finished.parent) == before
+
+
+@pytest.mark.parametrize("share", ["", "group"])
+def test_lock_and_board_are_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str) -> None:
+    """Other packages make these files, with the modes of the umask; also those of a run of before."""
+    monkeypatch.setenv("FEDCROSS_SHARE", share)
+    umask = os.umask(0o002)
+    try:
+        with claimed(tmp_path):
+            pass
+        board = TensorBoard(tmp_path, 1)
+        board.close()
+        events = next(tmp_path.glob("events.out.tfevents.*"))
+        assert {stat.S_IMODE(one.stat().st_mode) for one in (tmp_path / ".lock", events)} == {0o640 if share else 0o600}
+        (tmp_path / ".lock").chmod(0o664)
+        with claimed(tmp_path):
+            assert stat.S_IMODE((tmp_path / ".lock").stat().st_mode) == (0o640 if share else 0o600)
+    finally:
+        os.umask(umask)
 
 
 def test_an_unfinished_run_says_how_far_it_came(tmp_path):

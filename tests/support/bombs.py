@@ -160,17 +160,14 @@ KINDS: dict[Make, str | None] = {
 }
 
 
-def counted(make: Make) -> list[dict[str, int]]:
-    """Return what a round may count as rejected in which a device answers with `make`, over a network.
+def counted(make: Make) -> dict[str, int]:
+    """Return what a round counts as rejected in which a device answers with `make`, over a network.
 
     The server asks once more after a reply that it rejects: somebody else may have sent it in the device's name. The
-    SuperLink refuses a nested tree when it is announced (engines/executor/announced.py), so nothing comes until the
-    deadline; whether Flower's error for a request without a reply still counts then is a matter of milliseconds.
+    SuperLink refuses a nested tree when it is announced (engines/executor/announced.py), and tells the server.
     """
-    if make is deep:
-        return [{}, {"client_error": 1}]
-    why = KINDS[make]
-    return [{} if why is None else {why: 2}]
+    why = "refused" if make is deep else KINDS[make]
+    return {} if why is None else {why: 2}
 
 
 class Bomber:

@@ -158,15 +158,18 @@ print(answer.split(b" ")[1].decode() if answer.startswith(b"HTTP") else "cut")
 """
 
 
-def flood(address: str, authority: str, count: int) -> str:
-    """Code that sends `count` requests as fast as it can over one connection and prints how many got which status."""
+def flood(address: str, authority: str, count: int, refused: int) -> str:
+    """Code that sends requests over one connection until `refused` of them got 503, but at most `count`.
+
+    It prints how many got which status, and how many had been answered before the first 503.
+    """
     host, port = address.split(":")
     return f"""
 import collections, json, socket, ssl
 context = ssl.create_default_context(cafile={authority!r})
 link = context.wrap_socket(socket.create_connection(({host!r}, {port}), timeout=30), server_hostname={host!r})
 answers, sent = b"", 0
-while sent < {count}:
+while sent < {count} and answers.count(b"HTTP/1.1 503") < {refused}:
     more = min(50, {count} - sent)
     link.sendall(b"GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n" * more)
     sent += more
@@ -174,7 +177,8 @@ while sent < {count}:
         piece = link.recv(2**16)
         assert piece, "the connection was closed"
         answers += piece
-print(json.dumps(collections.Counter(answer[:3].decode() for answer in answers.split(b"HTTP/1.1 ")[1:])))
+found = [answer[:3].decode() for answer in answers.split(b"HTTP/1.1 ")[1:]]
+print(json.dumps({{**collections.Counter(found), "before": (found + ["503"]).index("503")}}))
 """
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -34,6 +38,7 @@ class Fleet(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.first: dict[str, list[int]] = {}
         self.called: list[str] = []
+        self.said: object = {}
         super().__init__(("127.0.0.1", 0), Answer)
 
 
@@ -45,7 +50,8 @@ class Answer(BaseHTTPRequestHandler):
         self.server.called.append(name)
         status = (self.server.first.get(name) or [200]).pop(0)
         found = ANSWERS.get(name)
-        body = found.SerializeToString() if found is not None and status == 200 else b""
+        said = b"" if status == 200 else json.dumps(self.server.said).encode()
+        body = found.SerializeToString() if found is not None and status == 200 else said
         self.send_response(status)
         self.send_header("content-type", "application/protobuf")
         self.send_header("content-length", str(len(body)))
@@ -108,6 +114,58 @@ def test_a_refusal_ends_the_call_at_once(superlink: Fleet, clock: Clock) -> None
     with connected(superlink) as (_, receive, *_), pytest.raises(httpx.HTTPStatusError):
         receive()
     assert superlink.called.count("pull-messages") == 1
+
+
+def test_a_device_says_what_it_waits_for(superlink: Fleet, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """At once after an error that Flower does not repeat, after a while otherwise; then after twice the time."""
+    superlink.said = {"detail": "4 replies are not complete.\x1b[2J"}
+    superlink.first = {"pull-messages": [503] * 60, "activate-node": [500]}
+    with connected(superlink) as (_, receive, *_):
+        receive()
+    join, *lines = [one.getMessage() for one in caplog.records if "waiting" in one.getMessage()]
+    assert "waiting to join the federation for 0 s: the SuperLink answers 500" in join
+    assert "at the latest" in join
+    assert clock.now > 300
+    assert 3 <= len(lines) <= 8
+    assert re.search(r"waiting for work for (1[5-9]|[2-4]\d) s: the SuperLink answers 503 ", lines[0])
+    assert lines[0].endswith("(4 replies are not complete.?[2J); asked again, without an end")
+
+
+def test_a_device_says_why_it_was_refused(superlink: Fleet, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    superlink.said = {"detail": "This reply is refused: it was made at nan."}
+    superlink.first = {"pull-messages": [413], "get-run": [500] * 1000}
+    with contextlib.suppress(httpx.HTTPStatusError), connected(superlink) as (_, receive, _, get_run, *_):
+        with pytest.raises(httpx.HTTPStatusError):
+            receive()
+        get_run(1)
+    lines = [one.getMessage() for one in caplog.records if "given up" in one.getMessage()]
+    assert lines[0] == (
+        "fedcross: given up for work: the SuperLink answers 413 (This reply is refused: it was made at nan)"
+    )
+    assert lines[1].startswith("fedcross: given up for the run's settings: the SuperLink answers 500")
+
+
+def test_a_key_that_is_not_accepted_is_told_before_the_device_ends(caplog: pytest.LogCaptureFixture) -> None:
+    def ends(error: Exception) -> bool:
+        assert "given up to announce a reply: the SuperLink answers 401: this device's key is not" in caplog.text
+        return True
+
+    invoker: Any = SimpleNamespace(should_giveup=ends, invoke=lambda target: invoker.should_giveup(target()))
+    request, answer = httpx.Request("POST", "http://h"), httpx.Response(401, text="<html>")
+
+    def PushMessages() -> Exception:
+        return httpx.HTTPStatusError("", request=request, response=answer)
+
+    assert fleet.enduring(lambda: invoker)().invoke(PushMessages)
+
+
+def test_a_run_that_is_over_is_no_refusal() -> None:
+    for status, over in ((400, True), (401, True), (403, False), (500, False), (503, False)):
+        answer = httpx.Response(status)
+        error = httpx.HTTPStatusError("", request=httpx.Request("POST", "http://h"), response=answer)
+        assert fleet.refused(error) == over
+    assert not fleet.refused(httpx.ConnectError("no"))
+    assert fleet.reason(httpx.ConnectError("")) == "the SuperLink cannot be reached (ConnectError)"
 
 
 def hang_up(door: socket.socket) -> None:

@@ -19,8 +19,9 @@ from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
 from fedcross.engines.executor.announced import limited
+from fedcross.engines.executor.instead import asked_for
 from fedcross.engines.executor.ledger import Ledger
-from fedcross.engines.executor.replies import HEARTBEAT_S, Refusals, asked_for, steady, wrong
+from fedcross.engines.executor.replies import HEARTBEAT_S, Refusals, steady, wrong
 from fedcross.engines.guarded import MOST
 from tests.support.fleet_door import NODE, Link, pushed
 from tests.support.trees import deep
@@ -112,12 +113,12 @@ def test_a_request_is_found_in_flowers_database() -> None:
     MessageIns.__table__.create(engine)  # type: ignore[attr-defined]
     with Session(engine) as session:
         row = {"message_id": "m", "run_id": uint64_to_int64(run), "dst_node_id": uint64_to_int64(node)}
-        session.execute(insert(MessageIns).values(**row, created_at=5.0))
+        session.execute(insert(MessageIns).values(**row, created_at=5.0, ttl=9.0, message_type="train"))
         session.commit()
     state = SimpleNamespace(session=lambda: Session(engine))
     found = asked_for(state, "m")
     assert found is not None
-    assert (found.run, found.node, found.created_at) == (run, node, 5.0)
+    assert (found.run, found.node, found.created_at, found.until, found.kind) == (run, node, 5.0, 14.0, "train")
     assert asked_for(state, "n") is None
 
 

@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, DataError, StorageError
 from fedcross.server.commands import formats
 from fedcross.server.commands.export import export, network
+from fedcross.server.commands.export_notes import notes
 from fedcross.server.launch import launch
+from fedcross.tasks import arrays, folder
+from fedcross.tasks.data import forget
 from tests.support import warm
 from tests.support.command import subcommand
 
@@ -120,6 +123,44 @@ def test_a_middleware_model_and_the_default_name(finished):
     assert path.name == "model-round-000001-1.pt"
     with pytest.raises(StorageError, match="models 0 to 2"):
         export(finished, model=3, kind="torchscript")
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["settings", "nothing"])
+def test_a_deployments_network_needs_nobodys_data(tmp_path, told):
+    """Shape and classes stand in the settings; the data are on another machine."""
+    data = tmp_path / "data"
+    data.mkdir()
+    draws = np.random.default_rng(0)
+    np.savez(data / "data.npz", x=draws.random((40, 1, 4, 4), np.float32), y=np.arange(40) % 3)
+    settings = ["task.classes=3", "task.shape=[1,4,4]"] if told else []
+    run = launch(["task=arrays", f"data_root={data}", *settings, *SMALL, "model=mlp"], tmp_path / "run")
+    expected = network(run)
+    data.rename(tmp_path / "elsewhere")
+    forget()
+    if not told:
+        with pytest.raises(DataError, match=r"data\.npz"):
+            export(run, kind="onnx")
+        return
+    inputs = torch.rand((5, 1, 4, 4))
+    (found,) = onnxruntime.InferenceSession(str(export(run, kind="onnx"))).run(None, {"inputs": inputs.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(found, expected(inputs).numpy(), rtol=0, atol=1e-5)
+
+
+def test_settings_say_what_data_would(tmp_path):
+    """The task without examples has the inputs and labels of the one with them, as far as the settings tell."""
+    assert arrays.outline(arrays.Params(root=tmp_path, classes=3)) is None
+    words = arrays.outline(arrays.Params(root=tmp_path, classes=3, shape=(7,), vocabulary=9))
+    assert (words.shape, words.classes, words.vocabulary, len(words.test)) == ((7,), 3, 9, 0)
+    assert words.prepare(words.test.x).dtype == torch.int64
+    said = notes(arrays.outline(arrays.Params(root=tmp_path, classes=3, shape=(7,))))
+    assert (said["shape"], said["number_of_classes"], "scale" in said) == ("[7]", "3", False)
+    (tmp_path / "data.npz").touch()
+    assert arrays.outline(arrays.Params(root=tmp_path, classes=3, shape=(7,))) is None  # whatever is in it
+    assert folder.outline(folder.Params(root=tmp_path / "none")) is None
+    assert folder.outline(folder.Params(root=tmp_path, classes=("a", "b"))) is None
+    pictures = folder.outline(folder.Params(root=tmp_path / "none", classes=("a", "b"), size=8))
+    assert (pictures.shape, notes(pictures)["classes"], notes(pictures)["scale"]) == ((3, 8, 8), '["a", "b"]', "255.0")
 
 
 class Decides(nn.Module):

@@ -388,7 +388,14 @@ def malformed(message):
 
 
 @pytest.mark.parametrize(
-    "false", [spoofed, malformed, lambda m: spoofed(m, Refusal("too_large", "2200 MiB"))], ids=["error", "junk", "bomb"]
+    "false",
+    [
+        spoofed,
+        malformed,
+        lambda m: spoofed(m, Refusal("too_large", "2200 MiB")),
+        lambda m: spoofed(m, Refusal("refused", "by the SuperLink: it was made at nan")),
+    ],
+    ids=["error", "junk", "bomb", "refused by the SuperLink"],
 )
 def test_an_error_that_anybody_could_have_sent_loses_no_slot(clock, false):
     """Over a network its client is asked once more, because Flower takes one reply to a request."""
