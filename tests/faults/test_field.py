@@ -11,7 +11,7 @@ from fedcross.engines import flower
 from fedcross.engines.superlink import register
 from tests.support.network import Network, lines, wait_for_rounds
 
-pytestmark = [pytest.mark.superlink, pytest.mark.slow]
+pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 PATIENCE_S = 600
 DEADLINE_S = 5.0
 

@@ -21,6 +21,7 @@ from tests.support.command import main
 from tests.support.killer import digest
 from tests.support.network import ROOT, SETTINGS, Network, lines, undisturbed, wait_for_rounds
 
+pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 PATIENCE_S = 600
 
 
@@ -55,8 +56,6 @@ def renew(network: Network) -> None:
     network.start_nodes("nodes", [0, 1, 2])
 
 
-@pytest.mark.slow
-@pytest.mark.superlink
 def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_path, capsys):
     """The watcher is what the compose file's service `run` is: it must end only with the run, and as the run does."""
     output = tmp_path / "run"
@@ -68,7 +67,7 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
         watcher = subprocess.Popen(
             [sys.executable, "-m", "fedcross", *SETTINGS, *engine, "rounds=100000", f"output={output}"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},  # as in the image
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -108,8 +107,6 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
     assert found == undisturbed(tmp_path / "whole", f"rounds={done + 2}")
 
 
-@pytest.mark.slow
-@pytest.mark.superlink
 def test_runs_wait_for_their_turn_and_one_is_stopped_without_the_others(tmp_path, capsys, monkeypatch):
     """Two runs at once: the third waits until the second is stopped, by its name; the first goes on meanwhile."""
     monkeypatch.setenv(guarded.RUNS, "2")
