@@ -16,7 +16,7 @@ import sys
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # The module pathlib, and what it imports, would take longer than all the rest.
-# ruff: noqa: PTH109, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH109, PTH118, PTH120, PTH208
 
 
 def opened() -> list[int]:

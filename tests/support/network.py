@@ -33,6 +33,9 @@ from tests.support.warm import PYTHON
 ROOT = Path(__file__).parents[2]
 #: Seconds that a start may take: only a hanging program takes so long, and one that ends is noticed at once.
 START_S = 600
+#: For nodes of a run that goes on while a test does other things: each round then takes so many seconds at least, and
+#: not all that the machine has.
+CALM = {"FEDCROSS_TRAINING": "0.5"}
 #: Three clients, all drawn. What the light clients do is known, and so is every digit of the result.
 SETTINGS = (
     *("task=digits", "task.limit=200", "task.limit_test=100", "partition=iid", "partition.clients=3"),
