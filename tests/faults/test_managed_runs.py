@@ -67,7 +67,7 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
         watcher = subprocess.Popen(
             [sys.executable, "-m", "fedcross", *SETTINGS, *engine, "rounds=100000", f"output={output}"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},  # as in the image
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
