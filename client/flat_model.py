@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedcross.client.autocast import bfloat16, is_recurrent
 from fedcross.strategies.parts.objective import Tensors
 from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.models.dropout import dropout_names
@@ -32,8 +33,8 @@ class ModuleNet:
     device : torch.device
         Device for the training.
     precision : {"float32", "bfloat16"}
-        Precision of the arithmetic inside the network (``torch.autocast``). Weights, gradients, the optimiser and the
-        loss function stay float32.
+        Precision of the arithmetic inside the network (:mod:`client.autocast`). Weights, gradients, the optimiser and
+        the loss function stay float32.
 
     Attributes
     ----------
@@ -66,7 +67,7 @@ class ModuleNet:
         written = {id(buffer) for buffer in base_tensors(self.module, BUFFERS)}
         self.base_buffers = {n: b.clone() for n, b in self.module.named_buffers() if id(b) in written}
         self.device = device
-        self._narrow = precision == "bfloat16"
+        self._narrow, self._recurrent = precision == "bfloat16", is_recurrent(self.module)
         self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._again = tied(self.module)
         self._rows: dict[tuple[torch.dtype, int], Tensor] = {}
@@ -180,7 +181,7 @@ class ModuleNet:
         """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
         if not self._narrow:
             return self._run(part, params, buffers, inputs, train)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with bfloat16(self.device, recurrent=self._recurrent):
             return self._run(part, params, buffers, inputs, train).float()
 
     def _run(self, part: str, params: Tensors, buffers: Tensors, inputs: tuple[Tensor, ...], train: bool) -> Tensor:

@@ -1,0 +1,75 @@
+"""bfloat16 is bfloat16 in recurrent layers too."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fedcross.client.flat_model import ModuleNet
+from fedcross.tasks.models._recurrent import LastStepLSTM
+from tests.support.emulated_gpu import emulated_gpu
+
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_relu)
+
+
+class Seen(TorchFunctionMode):
+    """Notes with what a recurrent layer is called, and whether autocast would still turn it into float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[torch.dtype] = set()
+        self.calls = self.inside_autocast = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in RECURRENT:
+            self.calls += 1
+            self.inside_autocast += torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+            flat = [one for arg in args for one in (arg if isinstance(arg, list | tuple) else [arg])]
+            self.kinds |= {one.dtype for one in flat if isinstance(one, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+class Last(nn.Module):
+    """A recurrent layer of a user; the emulated GPU has no autocast, so the next layer gets what it would make."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.rnn, self.out = kind(3, 4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.rnn(x)
+        return self.out(out[-1].float())
+
+
+KINDS = [lambda *sizes: nn.LSTM(*sizes), nn.GRU, lambda *sizes: nn.RNN(*sizes, nonlinearity="relu")]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_on_a_gpu_gets_bfloat16_and_no_autocast(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    """cuDNN's autocast makes float16 of everything; the emulated GPU has no cuDNN, so this looks at the call."""
+    with emulated_gpu(monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+        gpu = torch.device("cuda:0")
+        net = ModuleNet(Last(kind), gpu, "bfloat16")
+        x = torch.randn(5, 6, 3).to(gpu)
+        with Seen() as seen:
+            scores = net.logits(net.params, net.buffers, x)
+            net.logits({n: p.detach() for n, p in net.params.items()}, net.buffers, x, train=False)
+        scores.sum().backward()
+        assert (seen.kinds, seen.inside_autocast, seen.calls) == ({torch.bfloat16}, 0, 2)
+        assert scores.dtype == torch.float32
+        assert {p.dtype for p in net.params.values()} == {torch.float32}
+        assert all(bool((p.grad.abs().max() > 0).item()) for p in net.params.values() if p.grad is not None)
+
+
+def test_on_a_cpu_nothing_changes() -> None:
+    net = ModuleNet(nn.Sequential(LastStepLSTM(3, 4, 2), nn.Linear(4, 2)), torch.device("cpu"), "bfloat16")
+    x = torch.randn(6, 5, 3)
+    with Seen() as seen:
+        found = net.logits(net.params, net.buffers, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(found, net.module(x).float())
+    assert seen.inside_autocast == 1
+    assert torch.float32 in seen.kinds
