@@ -7,6 +7,7 @@ is logged and all steps run without graphs. :meth:`Replay.doubt` asks for the co
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
@@ -59,6 +60,8 @@ class Replay:
     ----------
     refused : str or None
         Why steps run without graphs; None while graphs are in use.
+    why : str
+        With `refused`, where it happened (the error's traceback), or how far a replayed step was from a called one.
     replays : int
         How many steps a graph has done.
     """
@@ -72,6 +75,7 @@ class Replay:
         self._fewer = fewer
         self._recorded: dict[Any, _Recorded] = {}
         self.refused: str | None = None
+        self.why = ""
         self.replays = 0
 
     def __call__(self, *inputs: Tensor) -> None:
@@ -99,7 +103,7 @@ class Replay:
                 self._restore(before)
                 raise
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            self._refuse(f"a step cannot be recorded ({first})")
+            self._refuse(f"a step cannot be recorded ({first})", traceback.format_exc())
         self._restore(before)
         self._step(*inputs)
 
@@ -113,7 +117,7 @@ class Replay:
         if all(map(_agree, before, replayed, self._state)):
             known.checked = True
         else:
-            self._refuse("a replayed step differs from a called one")
+            self._refuse("a replayed step differs from a called one", _differences(before, replayed, self._state))
 
     def doubt(self) -> None:
         """Compare the next step of each shape with a called one again."""
@@ -139,8 +143,8 @@ class Replay:
         for tensor, old in zip(self._state, before):
             tensor.copy_(old)
 
-    def _refuse(self, reason: str) -> None:
-        self.refused = reason
+    def _refuse(self, reason: str, why: str) -> None:
+        self.refused, self.why = reason, why
         log(WARNING, "fedcross: CUDA graphs are not used: %s. Training goes on without them.", reason)
 
 
@@ -148,11 +152,28 @@ def _agree(before: Tensor, replayed: Tensor, called: Tensor) -> bool:
     """Return whether two results of a step that started from `before` are the same to rounding."""
     if not called.is_floating_point():
         return torch.equal(replayed, called)
-    both = (replayed.isnan() & called.isnan()) | (replayed.isinf() & (replayed == called))  # it diverges: the same way
-    apart, change, size = (
-        float(torch.where(both, 0, values).double().norm()) for values in (replayed - called, called - before, called)
-    )
+    apart, change, size = _lengths(before, replayed, called)
     return apart <= TOLERANCE * change + ROUNDING * size
+
+
+def _lengths(before: Tensor, replayed: Tensor, called: Tensor) -> tuple[float, ...]:
+    """Return the length of the difference, of what the called step changes, and of its result."""
+    both = (replayed.isnan() & called.isnan()) | (replayed.isinf() & (replayed == called))  # it diverges: the same way
+    values = (replayed - called, called - before, called)
+    return tuple(float(torch.where(both, 0, value).double().norm()) for value in values)
+
+
+def _differences(before: Sequence[Tensor], replayed: Sequence[Tensor], called: Sequence[Tensor]) -> str:
+    """Return a line for each tensor of the state in which a replayed step is not a called one."""
+    found = []
+    for place, (old, one, other) in enumerate(zip(before, replayed, called)):
+        if not _agree(old, one, other):
+            apart, change, size = _lengths(old.double(), one.double(), other.double())
+            found.append(
+                f"tensor {place} of the state {tuple(other.shape)} {other.dtype}: {apart:.3g} apart, "
+                f"a step changes it by {change:.3g}, its length is {size:.3g}"
+            )
+    return "\n".join(found)
 
 
 def _released(*_: Tensor) -> None:

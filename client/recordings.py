@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -44,10 +46,13 @@ class Recordings(Generic[S]):
     ----------
     refused : str or None
         Why nothing is recorded any more; None while steps are recorded.
+    why : str
+        What is known of that beside the reason (:attr:`client.cuda_graphs.Replay.why`).
     """
 
     def __init__(self) -> None:
         self.refused: str | None = None
+        self.why = ""
         self._stages: dict[Key, S] = {}  # in the order of their last use
         self._seen: Counter[Hashable] = Counter()  # kind -> visits or groups of visits
         self._balance = 0  # recordings made, minus those found again
@@ -111,12 +116,12 @@ class Recordings(Generic[S]):
     def look_at(self, stage: S) -> None:
         """Record nothing any more if the steps of `stage`, which has just trained, were refused."""
         if stage.replay.refused is not None:
-            self.refused = stage.replay.refused
+            self.refused, self.why = stage.replay.refused, stage.replay.why
             self.release_all()
 
     def refuse(self, reason: str) -> None:
         """Leave everything to the plain loops, and give the memory of the stages back."""
-        self.refused = reason
+        self.refused, self.why = reason, "" if sys.exc_info()[0] is None else traceback.format_exc()
         self.release_all()
         log(WARNING, "fedcross: CUDA graphs are not used: %s. Training goes on without them.", reason)
 
@@ -156,6 +161,11 @@ class Recorder(Generic[S]):
     def refused(self) -> str | None:
         """Why steps are not recorded; None while they are."""
         return self._recordings.refused
+
+    @property
+    def why(self) -> str:
+        """What is known of `refused` beside the reason: the error's traceback, or how far results were apart."""
+        return self._recordings.why
 
     @property
     def replays(self) -> int:

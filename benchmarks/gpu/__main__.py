@@ -3,59 +3,122 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
+import json
+import math
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import benchmarks.gpu
-from benchmarks.gpu.items import ITEMS, run_all
-from benchmarks.gpu.report import Lines, faults, read, write
+from benchmarks.gpu.expected import faults, recorded
+from benchmarks.gpu.items import ITEMS, ROOT, START, begin, run_all
+from benchmarks.gpu.machine import about, end_with_parent, ended_in_order, forget_site
+from benchmarks.gpu.report import Found, Lines
+
+#: For all items, unless ``--seconds`` says otherwise.
+SECONDS = 480.0
+#: Exit code if nothing can be measured.
+REFUSED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the arguments ask for; return the exit code, 1 if anything failed."""
+    """Measure what the arguments ask for.
+
+    Returns
+    -------
+    int
+        0 if everything asked for is in the report and as expected, 1 if not, 2 if nothing can be measured here.
+    """
+    chosen = _arguments(arguments)
+    forget_site()
+    if chosen.look or chosen.item or chosen.worker:
+        return _inside(chosen)
+    file, names = chosen.output.absolute(), list(dict.fromkeys(chosen.only or ITEMS))
+    try:
+        here = look(chosen.device) | {"tiny": chosen.tiny}
+        begin(names, file, here, anew=chosen.anew)
+    except ValueError as error:
+        print(error, file=sys.stderr, flush=True)
+        return REFUSED
+    own = ["--device", here["device"], "--output", str(file), *(["--tiny"] if chosen.tiny else [])]
+
+    def command(name: str) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.gpu", *own, "--item", name]
+
+    with ended_in_order():
+        found = run_all(names, file, command, tiny=chosen.tiny, seconds=math.inf if chosen.tiny else chosen.seconds)
+    wrong = faults(found, names)
+    print(*recorded(found), f"{file}: {len(wrong)} faults", *wrong, sep="\n", flush=True)
+    return int(bool(wrong))
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=benchmarks.gpu.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", action="append", choices=list(ITEMS), help="an item; may be given several times")
-    parser.add_argument("--device", default="auto", help="as the run's device: auto, cuda:1, cpu")
+    parser.add_argument("--anew", action="store_true", help="measure also what the report has already")
+    parser.add_argument("--device", default="cuda", help="cuda (the default), cuda:1, ..., or cpu")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for everything; default: %(default)g")
     parser.add_argument("--tiny", action="store_true", help="one repetition of the smallest sizes: tries the program")
     parser.add_argument("--output", type=Path, default=Path("outputs/gpu.json"))
+    parser.add_argument("--look", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--item", choices=list(ITEMS), help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    chosen = parser.parse_args(arguments)
-    file = chosen.output.absolute()
-    if chosen.item or chosen.worker:
-        return _inside(chosen.item, chosen.device, file, tiny=chosen.tiny)
-    own = ["--device", chosen.device, "--output", str(file), *(["--tiny"] if chosen.tiny else [])]
-
-    def command(name: str) -> list[str]:
-        return [sys.executable, "-m", "benchmarks.gpu", *own, "--item", name]
-
-    found = faults(run_all(chosen.only or list(ITEMS), file, command, tiny=chosen.tiny))
-    print(f"{file}: {len(found)} faults", *found, sep="\n", flush=True)
-    return int(bool(found))
+    return parser.parse_args(arguments)
 
 
-def _inside(item: str | None, device: str, file: Path, *, tiny: bool) -> int:
-    """Do the work of one item, or of a worker of the item ``processes``; only these processes load torch."""
-    import torch
+def look(device: str) -> Found:
+    """Return what a process of its own says about `device`.
 
+    Raises
+    ------
+    ValueError
+        If torch cannot use it here.
+    """
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", device, "--look"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=START)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"torch did not find a device within {START:g} seconds") from error
+    if done.returncode:
+        raise ValueError(done.stderr.strip() or f"a process that looked for the device ended ({done.returncode})")
+    found: Found = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _inside(chosen: argparse.Namespace) -> int:
+    """Look for the device, do the work of an item, or of a worker of the item ``processes``.
+
+    Only these processes load torch.
+    """
+    end_with_parent()
+    faulthandler.enable()
+    from fedcross.core.errors import ConfigError
+
+    if chosen.look:
+        try:
+            print(json.dumps(about(chosen.device)), flush=True)
+        except ConfigError as error:
+            print(error, file=sys.stderr, flush=True)
+            return REFUSED
+        return 0
     from benchmarks.gpu.place import Place
     from fedcross.client.device import pick_device
 
-    place = Place(pick_device(device), tiny)
-    if item is None:
+    place = Place(pick_device(chosen.device), chosen.tiny)
+    if chosen.worker:
         from benchmarks.gpu.processes import work
 
         work(place)
         return 0
-    machine = torch.cuda.get_device_name(place.device) if place.gpu else "CPU"
-    write(file, read(file) | {"machine": machine, "torch": torch.__version__})
-    importlib.import_module(f"benchmarks.gpu.{item}").measure(place, Lines(file, item))
+    limit = None if chosen.tiny else ITEMS[chosen.item]
+    importlib.import_module(f"benchmarks.gpu.{chosen.item}").measure(place, Lines(chosen.output, chosen.item, limit))
     return 0
 
 

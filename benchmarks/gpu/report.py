@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 Found = dict[str, Any]
 #: Exit code of a process whose GPU broke, so that another one has to go on.
 BROKEN = 3
+#: The error of a line that has begun. It stays if the process ends with the line.
+BEGUN = "the process ended here"
 
 
 def read(file: Path) -> Found:
@@ -26,6 +31,12 @@ def write(file: Path, found: Found) -> None:
     beside.replace(file)
 
 
+def lines(found: Found, item: str) -> Found:
+    """Return the lines of `item` in a report, which has some from now on."""
+    own: Found = found.setdefault("items", {}).setdefault(item, {}).setdefault("found", {})
+    return own
+
+
 class Lines:
     """The lines of one item.
 
@@ -35,10 +46,12 @@ class Lines:
         The whole report.
     item : str
         Name of the item.
+    limit : float, optional
+        Seconds after which the process that started this one ends it. Shortly before, a line's stack is printed.
     """
 
-    def __init__(self, file: Path, item: str) -> None:
-        self._file, self._item = file, item
+    def __init__(self, file: Path, item: str, limit: float | None = None) -> None:
+        self._file, self._item, self._limit = file, item, limit
 
     def __call__(self, name: str, call: Callable[[], Any]) -> None:
         """Write what `call` returns as line `name`, or its error; nothing if an earlier process wrote that line.
@@ -48,29 +61,32 @@ class Lines:
         SystemExit
             With :data:`BROKEN` after an error that leaves the GPU unusable for this process.
         """
-        if name in self._lines(read(self._file)):
+        if name in lines(read(self._file), self._item):
             return
-        self._put(name, {"error": "the process ended here"}, silent=True)  # stays if that is what happens
+        print(f"{self._item}: {name} ...", flush=True)  # what follows in the log belongs to this line
+        self._put(name, {"error": BEGUN}, silent=True)
+        if self._limit is not None:
+            faulthandler.dump_traceback_later(0.9 * self._limit, file=sys.__stderr__ or 2)
         try:
             value = call()
         except Exception as error:  # the error is the finding
             first = (str(error).splitlines() or [""])[0]
-            self._put(name, {"error": f"{type(error).__name__}: {first}"})
+            traceback.print_exc()
+            self._put(name, {"error": f"{type(error).__name__}: {first}", "traceback": traceback.format_exc()})
             if _breaks(error):
                 raise SystemExit(BROKEN) from error
         else:
             self._put(name, value)
-
-    def _lines(self, found: Found) -> Found:
-        lines: Found = found.setdefault("items", {}).setdefault(self._item, {}).setdefault("found", {})
-        return lines
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _put(self, name: str, value: Any, *, silent: bool = False) -> None:
         found = read(self._file)
-        self._lines(found)[name] = value
+        lines(found, self._item)[name] = value
         write(self._file, found)
         if not silent:
-            print(f"{self._item}: {name}: {json.dumps(value)}", flush=True)
+            shown = value["error"] if isinstance(value, dict) and "error" in value else json.dumps(value)
+            print(f"{self._item}: {name}: {shown}", flush=True)
 
 
 def _breaks(error: Exception) -> bool:
@@ -78,12 +94,3 @@ def _breaks(error: Exception) -> bool:
     from fedcross.core.errors import DeviceError
 
     return isinstance(error, DeviceError) or breaks_device(error)
-
-
-def faults(found: Any, where: str = "") -> list[str]:
-    """Return all errors in a part of a report, each with the place `where` it stands."""
-    if not isinstance(found, dict):
-        return []
-    if "error" in found:
-        return [f"{where}: {found['error']}"]
-    return [fault for name, part in found.items() for fault in faults(part, f"{where} {name}".strip())]

@@ -1,4 +1,4 @@
-"""Every method, sequential and batched; every kind of model; weights of an LSTM stay in the flat row."""
+"""One method, every kind of model, then every method, sequential and batched; weights stay in the flat row."""
 
 from __future__ import annotations
 
@@ -33,16 +33,25 @@ SIZES = (
     *("rounds=2", "partition.clients=6", "clients_per_round=3", "train.epochs=3", "train.batch=8"),
     *("logger=none", "task=arrays"),
 )
+FIRST = "fedcross"
+#: The one most in doubt comes second: cuDNN's LSTM in a graph.
+MODELS = ("lenet5", "lstm", "resnet20", "cnn_w", "vgg16_bn", "resnet18")
 
 
 def measure(place: Place, line: Lines) -> None:
-    """Write a line for each method on both engines, each model, and augmentation."""
-    for method in ["fedcross"] if place.tiny else sorted(p.stem for p in (CONF / "method").glob("*.yaml")):
-        for engine in ("engine=local engine.workers=1", "engine=batched"):
-            line(f"{method} {engine.split()[0]}", partial(two_rounds, place, method, engine.split()))
-    for model in ("lenet5",) if place.tiny else ("lenet5", "resnet20", "vgg16_bn", "resnet18", "cnn_w", "lstm"):
+    """Write a line for one method on both engines, each model, recurrent layers, augmentation; then other methods."""
+    _on_both_engines(place, line, FIRST)
+    for model in MODELS[:1] if place.tiny else MODELS:
         line(model, partial(both_trainers, place, model))
+    line("recurrent layers", partial(_recurrent, place))
     line("augmentation", partial(_augmented, place))
+    for method in [] if place.tiny else sorted(p.stem for p in (CONF / "method").glob("*.yaml")):
+        _on_both_engines(place, line, method)
+
+
+def _on_both_engines(place: Place, line: Lines, method: str) -> None:
+    for engine in ("engine=local engine.workers=1", "engine=batched"):
+        line(f"{method} {engine.split()[0]}", partial(two_rounds, place, method, engine.split()))
 
 
 def two_rounds(place: Place, method: str, engine: Sequence[str]) -> Found:
@@ -78,7 +87,9 @@ def replayed(recorders: Sequence[Any], place: Place) -> Found:
     reasons = sorted({recorder.refused for recorder in recorders if recorder.refused is not None})
     if replays and not reasons:
         return {"ran": "recorded", "replays": replays}
-    return {"ran": "not recorded", "replays": replays, "reasons": reasons or ["no visit had two full batches"]}
+    why = [recorder.why for recorder in recorders if recorder.why]
+    found = {"ran": "not recorded", "replays": replays, "reasons": reasons or ["no visit had two full batches"]}
+    return found | ({"why": why} if why else {})
 
 
 def both_trainers(place: Place, model: str) -> Found:
@@ -129,6 +140,20 @@ def one_by_one(
         trained = trainer(work.visit, work.prepared, settings())
         found.append(replace(trained, flat=trained.flat.clone()))
         net.logits(net.params, net.buffers, work.visit.x, train=False)
+    return found
+
+
+def _recurrent(place: Place) -> Found:
+    """Return in which type the LSTM gives its result, for each type asked for: cuDNN's autocast makes float16 of it."""
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        net = network(place, "lstm", precision)
+        kinds: set[str] = set()
+        for part in net.module.modules():
+            if isinstance(part, torch.nn.RNNBase):
+                part.register_forward_hook(lambda _, __, out, kinds=kinds: kinds.add(str(out.dtype)))
+        net.logits(net.params, net.buffers, visit(net, 0, 4, text=True).x)
+        found[precision] = ", ".join(sorted(kinds)).removeprefix("torch.")
     return found
 
 

@@ -68,6 +68,7 @@ def test_a_step_that_depends_on_a_python_number_is_found_out() -> None:
         frozen(torch.tensor(number), torch.zeros(1))
     assert frozen.refused is not None
     assert "differs" in frozen.refused
+    assert "tensor 0 of the state (2,) torch.float32" in frozen.why
     assert step.state.tolist() == [10.0, 10.0]  # 1 + 2 + 3 + 4, as without graphs; recording counted to 1
 
 
@@ -83,6 +84,8 @@ def test_a_step_that_cannot_be_recorded_is_called() -> None:
     assert step.state.tolist() == [6.0, 6.0]  # 3 * 1, and the numbers 0 to 2
     assert replay.refused is not None
     assert "cannot be recorded" in replay.refused
+    assert replay.why.startswith("Traceback")
+    assert "in refuse" in replay.why
 
 
 def test_a_state_that_diverges_is_no_difference() -> None:

@@ -1,0 +1,148 @@
+"""What each line of a report should say: whatever does not is a fault, and the exit code is 1.
+
+A line may not be an error, every number must be finite, and what was not measured is a fault too. What else is expected
+of a line depends on its item.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from benchmarks.gpu.report import Found
+
+#: Line of `smoke` -> why its steps need not be recorded on a GPU. On the emulated GPU all were.
+UNRECORDED: dict[str, str] = {}
+#: Model -> how far the weights of two trainers on one device may be apart after five steps, at rate 0.01. Kernels sum
+#: in another order; batch normalisation divides by what it sums, so its differences grow from step to step.
+TRAINERS = {"lenet5": 1e-4, "cnn_w": 1e-4, "lstm": 1e-4}
+#: The same from the CPU's float32 after ten steps, for each precision.
+FROM_CPU = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 5e-2}
+#: How many times as far apart a model with batch normalisation may be.
+NORMALISED = 100.0
+#: How much memory may grow in the last ten of twenty rounds: a share, and the smallest piece that torch takes, in MB.
+GROWTH, PIECE = 0.01, 2.0
+
+
+def faults(report: Found, asked: Sequence[str] | None = None) -> list[str]:
+    """Return what is not as expected in the items `asked` (default: those in the report), each with its place."""
+    gpu = report.get("device", "cpu") != "cpu"
+    items, found = report.get("items", {}), []
+    for item in items if asked is None else asked:
+        part = items.get(item, {})
+        if not part.get("found"):
+            found.append(f"{item}: nothing was measured")
+        for line, value in part.get("found", {}).items():
+            found += [f"{item}: {line}: {fault}" for fault in broken(item, line, value, gpu=gpu)]
+        if "ended" in part:
+            found.append(f"{item}: {part['ended']['error']}")
+    return found
+
+
+def broken(item: str, line: str, value: Any, *, gpu: bool) -> list[str]:
+    """Return in what `value`, a line of `item`, is not as expected on a GPU or a CPU."""
+    if isinstance(value, dict) and "error" in value:
+        return [value["error"]]
+    if odd := [place for place, number in _numbers(value) if not math.isfinite(number)]:
+        return [f"not finite: {', '.join(odd)}"]
+    return list(_EXPECTED.get(item, _times)(line, value, gpu))
+
+
+def recorded(report: Found) -> list[str]:
+    """Return a table of the lines that say whether their steps were recorded: those that were, others by reason."""
+    table: dict[str, list[str]] = defaultdict(list)
+    for item, part in report.get("items", {}).items():
+        for line, value in part.get("found", {}).items():
+            for way, one in _recordings(value):
+                reason = "recorded" if one["ran"] == "recorded" else f"not recorded: {'; '.join(one['reasons'])}"
+                table[reason].append(f"{item} {line}{way}")
+    return [f"{len(names)} {reason}: {', '.join(names)}" for reason, names in table.items()]
+
+
+def _recordings(value: Any) -> Iterator[tuple[str, Found]]:
+    """Yield where `value` says whether steps were recorded, and what it says."""
+    if isinstance(value, dict):
+        if "ran" in value:
+            yield "", value
+        yield from ((f" ({way})", one) for way, one in value.items() if isinstance(one, dict) and "ran" in one)
+
+
+def _numbers(value: Any, place: str = "value") -> Iterator[tuple[str, float]]:
+    """Yield all numbers in `value`, each with its place."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _numbers(one, name)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _numbers(one, place)
+    elif isinstance(value, int | float):
+        yield place, value
+
+
+def _times(_line: str, value: Any, _gpu: bool) -> Iterator[str]:
+    """Expect times, or other numbers above zero."""
+    numbers = list(_numbers(value))
+    if not numbers:
+        yield f"no number: {value!r}"
+    if low := [place for place, number in numbers if number <= 0]:
+        yield f"not above zero: {', '.join(low)}"
+
+
+def _smoke(line: str, value: Any, gpu: bool) -> Iterator[str]:
+    """Expect recorded steps on a GPU, trainers that agree, and the arithmetic that was asked for."""
+    if line == "augmentation":
+        if value != [8, 3, 32, 32]:
+            yield f"shape {value}, not [8, 3, 32, 32]"
+    elif line == "recurrent layers":
+        if wrong := {kind: found for kind, found in value.items() if kind != found}:
+            yield f"computed in another type: {wrong}"
+    elif not any(_recordings(value)):
+        yield f"does not say whether steps were recorded: {value!r}"
+    else:
+        yield from _recorded(line, value, gpu)
+        if "ran" not in value:
+            most = TRAINERS.get(line, TRAINERS["lenet5"] * NORMALISED)
+            yield from (f"{way}: {far} apart, more than {most}" for way, far in value["apart"].items() if far > most)
+
+
+def _recorded(line: str, value: Any, gpu: bool) -> Iterator[str]:
+    for way, one in _recordings(value):
+        if gpu and line not in UNRECORDED and (one["ran"] != "recorded" or one["replays"] < 1):
+            yield f"not recorded{way}: {'; '.join(one.get('reasons', ['no step was replayed']))}"
+
+
+def _accuracy(line: str, value: Any, gpu: bool) -> Iterator[str]:
+    """Expect the CPU's bytes, weights near the CPU's, and twice the same where that was asked for."""
+    if line == "bytes prepared as on the CPU":
+        if value is not True:
+            yield "they are not"
+        return
+    model, precision = line.split(",")[0].split()
+    most = FROM_CPU[precision] * (NORMALISED if model.startswith("resnet") else 1.0)
+    if value["from CPU"] > most:
+        yield f"{value['from CPU']} from the CPU, more than {most}"
+    if value["same twice"] is not True and (line.endswith(", deterministic") or not gpu):
+        yield "another result the second time"
+
+
+def _graphs(line: str, value: Any, gpu: bool) -> Iterator[str]:
+    """Expect recorded steps, and memory that no longer grows."""
+    if not gpu:
+        return
+    if not line.endswith(", 20 rounds"):
+        yield from _times(line, value, gpu)
+        return
+    yield from _recorded(line, value, gpu)
+    for name in ("reserved, MB", "kept by graphs, MB"):
+        before, *rest = value[name][-10:]
+        if max(rest) - before > max(GROWTH * before, PIECE):
+            yield f"{name}: from {before} to {max(rest)} in the last ten rounds"
+
+
+_EXPECTED: dict[str, Callable[[str, Any, bool], Iterator[str]]] = {
+    "smoke": _smoke,
+    "accuracy": _accuracy,
+    "graphs": _graphs,
+}

@@ -1,0 +1,80 @@
+"""Where the items run: a GPU unless another device is named, and processes that end with the one that began them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from benchmarks.gpu.report import Found
+
+#: Variables of a site that would choose otherwise than this program's arguments.
+SITE = ("FEDCROSS_DEVICE", "FEDCROSS_GRAPHS")
+
+
+def forget_site() -> None:
+    """Drop the variables of :data:`SITE`, for this process and those that it starts."""
+    for name in SITE:
+        if (value := os.environ.pop(name, None)) is not None:
+            print(f"{name}={value} does not hold here", file=sys.stderr, flush=True)
+
+
+def about(device: str) -> Found:
+    """Return the device, its name and torch's version.
+
+    Raises
+    ------
+    ConfigError
+        If torch cannot use `device` here. Only the names ``cpu`` and ``mps`` mean no GPU of NVIDIA or AMD.
+    """
+    import torch
+
+    from fedcross.client.device import pick_device
+    from fedcross.core.errors import ConfigError
+
+    name = "cuda" if device == "auto" else device
+    if name.startswith("cuda"):
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(
+                f"torch {torch.__version__} (made for CUDA {torch.version.cuda}) cannot use a GPU here: {error} "
+                f"Driver: {_driver()}. Without a GPU only the program can be tried: --device cpu --tiny"
+            ) from error
+    chosen = pick_device(name)
+    machine = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else str(chosen).upper()
+    return {"device": str(chosen), "machine": machine, "torch": torch.__version__}
+
+
+def _driver() -> str:
+    """Return what the kernel says about NVIDIA's driver."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except OSError:
+        return "none is loaded"
+
+
+def end_with_parent() -> None:
+    """Let Linux end this process when the one that started it has ended, however it did."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Turn SIGTERM inside the block into a KeyboardInterrupt, so that what was started is ended."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
