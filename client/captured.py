@@ -122,6 +122,7 @@ class _Stage:
                 if inputs is not None and self._inputs is not None:
                     self._inputs.copy_(inputs)
                 self.replay()
+        self._net.check_views()
         mean = float(self._total) / max(sum(counts), 1)
         return Trained(self._net.params, self._net.buffers, self._net.flat, self._momentum, len(counts), mean)
 

@@ -7,8 +7,10 @@ is logged and all steps run without graphs. :meth:`Replay.doubt` asks for the co
 
 from __future__ import annotations
 
+import gc
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
@@ -28,6 +30,11 @@ TOLERANCE = 1e-2
 ROUNDING = 1e-6
 #: Calls before a recording.
 WARM_UP = 3
+
+#: Why a recording failed in this process, after its warm-up; empty if none did.
+failed: list[str] = []
+#: By the number of the GPU.
+_side_streams: dict[int, torch.cuda.Stream] = {}
 
 Step = Callable[..., None]
 Record = Callable[[Callable[[], None]], Callable[[], None]]
@@ -102,8 +109,7 @@ class Replay:
             if self._fewer and out_of_memory(error):
                 self._restore(before)
                 raise
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            self._refuse(f"a step cannot be recorded ({first})", traceback.format_exc())
+            self._refuse(f"a step cannot be recorded ({_cause(error)})", traceback.format_exc())
         self._restore(before)
         self._step(*inputs)
 
@@ -181,12 +187,27 @@ def _released(*_: Tensor) -> None:
     raise RuntimeError("this recording was given back")
 
 
+def _cause(error: BaseException) -> str:
+    """Return the first line of the error that came first: CUDA ends a broken recording with an error of its own."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
     """Record `call` as a CUDA graph, after a few warm-up calls on a side stream, which CUDA requires.
 
-    The last of them finds out what cannot be recorded (:mod:`client.host_work`).
+    The last of them finds out what cannot be recorded (:mod:`client.host_work`). An error inside the recording leaves
+    torch's allocator in doubt, so this process records nothing any more after it.
+
+    Raises
+    ------
+    RuntimeError
+        If `call` cannot be recorded, or an earlier recording failed.
     """
-    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    if failed:
+        raise RuntimeError(f"an earlier recording failed: {failed[0]}")
+    here, aside = torch.cuda.current_stream(), _side_stream()
     aside.wait_stream(here)
     try:
         with torch.cuda.stream(aside):
@@ -197,8 +218,35 @@ def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
     finally:  # also after an error: what was begun must not overtake what the caller writes next
         here.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # empties torch's cache first, so what is reserved inside is the graph's own
-        before = torch.cuda.memory_reserved()
-        call()
-        nbytes = torch.cuda.memory_reserved() - before
+    with _no_garbage():
+        try:
+            with torch.cuda.graph(graph, stream=aside):  # empties torch's cache: what it reserves is the graph's own
+                before = torch.cuda.memory_reserved()
+                call()
+                nbytes = torch.cuda.memory_reserved() - before
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                failed.append(_cause(error))
+            raise
     return Graph(graph, torch.device("cuda", torch.cuda.current_device()), max(nbytes, 0))
+
+
+def _side_stream() -> torch.cuda.Stream:
+    """Return this process's stream for warm-up and recording: cuBLAS keeps memory for each stream that it ever saw."""
+    device = torch.cuda.current_device()
+    if device not in _side_streams:
+        _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return _side_streams[device]
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Collect garbage before the block and none inside: a graph that goes while another is recorded ends that one."""
+    gc.collect()
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

@@ -98,7 +98,7 @@ class ModuleNet:
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy `arrays` (every name of the state_dict) into the live model."""
-        self._check_views()
+        self.check_views()
         with torch.no_grad():
             if self.device.type == "cpu":
                 for name, target in {**self.params, **self.buffers}.items():
@@ -132,13 +132,18 @@ class ModuleNet:
             start += tensor.numel()
         return self._rows[key]
 
-    def _check_views(self) -> None:
-        """Raise a RuntimeError if a parameter is no view of ``flat`` any more: the optimiser would not reach it."""
-        row = self.flat.untyped_storage().data_ptr()
+    def check_views(self) -> None:
+        """Raise a RuntimeError if a parameter or its gradient is no view of its row: the optimiser would not reach it."""
+        row, slopes = self.flat.untyped_storage().data_ptr(), self.gradient.untyped_storage().data_ptr()
         for name, parameter in self.params.items():
             if parameter.untyped_storage().data_ptr() != row:
                 raise RuntimeError(
                     f"{name} lies outside the flat row. A layer of this model moves its weights in memory."
+                )
+            if parameter.grad is None or parameter.grad.untyped_storage().data_ptr() != slopes:
+                raise RuntimeError(
+                    f"The gradient of {name} lies outside the flat row, so the optimiser does not see it. "
+                    "Do not call zero_grad() or set .grad in a loss or a model."
                 )
 
     def read(self) -> Arrays:

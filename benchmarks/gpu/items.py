@@ -30,6 +30,8 @@ ITEMS = {
 }
 #: The most seconds before a process has loaded torch and begun its first line.
 START = 120.0
+#: What all calls for one report have in common.
+SAME = ("device", "machine", "torch", "tiny")
 #: How often, in seconds, this process looks whether a line has begun or ended.
 _LOOK = 0.2
 #: The repository.
@@ -47,10 +49,11 @@ def begin(names: Sequence[str], file: Path, about: Found, *, anew: bool) -> None
         If the report is of another machine, device, size or version of torch than `about` says.
     """
     found = read(file)
-    known = {name: found[name] for name in about if name in found}
-    if found and known != about:
-        raise ValueError(f"{file} is a report of {known}, here is {about}; give another --output")
-    found = about | {"items": {}} | found
+    known, here = ({name: one[name] for name in SAME if name in one} for one in (found, about))
+    if found and known != here:
+        raise ValueError(f"{file} is a report of {known}, here is {here}; give another --output")
+    empty: Found = {"items": {}}
+    found = empty | found | about
     gpu = about.get("device", "cpu") != "cpu"
     for name in names:
         kept = {} if anew else lines(found, name)
@@ -161,7 +164,7 @@ def _started(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str
 
     def copy() -> None:
         assert process.stdout is not None
-        with log.open("a") as kept:
+        with process.stdout, log.open("a") as kept:
             for row in process.stdout:
                 kept.write(row)
                 kept.flush()

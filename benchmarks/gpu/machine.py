@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from benchmarks.gpu.report import Found
 
 #: Variables of a site that would choose otherwise than this program's arguments.
 SITE = ("FEDCROSS_DEVICE", "FEDCROSS_GRAPHS")
+#: How the names of variables begin that change how a GPU computes.
+READ = ("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "PYTORCH_", "TORCH_", "OMP_")
 
 
 def forget_site() -> None:
@@ -26,7 +28,7 @@ def forget_site() -> None:
 
 
 def about(device: str) -> Found:
-    """Return the device, its name and torch's version.
+    """Return the device, its name, torch's version and the environment.
 
     Raises
     ------
@@ -49,7 +51,18 @@ def about(device: str) -> Found:
             ) from error
     chosen = pick_device(name)
     machine = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else str(chosen).upper()
-    return {"device": str(chosen), "machine": machine, "torch": torch.__version__}
+    return {"device": str(chosen), "machine": machine, "torch": torch.__version__, "environment": _environment(chosen)}
+
+
+def _environment(device: Any) -> Found:
+    """Return what else may explain a result: driver, libraries, memory, and the variables that they read."""
+    import torch
+
+    found: Found = {"driver": _driver(), "CUDA": torch.version.cuda, "cuDNN": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+    if device.type == "cuda":
+        found["memory, GB"] = round(torch.cuda.get_device_properties(device).total_memory / 1e9, 1)
+        found["GPUs"] = torch.cuda.device_count()
+    return found | {name: value for name, value in os.environ.items() if name.startswith(READ)}
 
 
 def _driver() -> str:

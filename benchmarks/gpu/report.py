@@ -59,7 +59,7 @@ class Lines:
         Raises
         ------
         SystemExit
-            With :data:`BROKEN` after an error that leaves the GPU unusable for this process.
+            With :data:`BROKEN` after what leaves the GPU unusable for this process, or recordings.
         """
         if name in lines(read(self._file), self._item):
             return
@@ -77,6 +77,8 @@ class Lines:
                 raise SystemExit(BROKEN) from error
         else:
             self._put(name, value)
+            if _recording_failed():
+                raise SystemExit(BROKEN)
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -94,3 +96,9 @@ def _breaks(error: Exception) -> bool:
     from fedcross.core.errors import DeviceError
 
     return isinstance(error, DeviceError) or breaks_device(error)
+
+
+def _recording_failed() -> bool:
+    from fedcross.client import cuda_graphs
+
+    return bool(cuda_graphs.failed)

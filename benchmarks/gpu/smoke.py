@@ -67,7 +67,7 @@ def two_rounds(place: Place, method: str, engine: Sequence[str]) -> Found:
     own = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []
     own += ["method.generator_steps=3"] if method.startswith("fedgen") else []
     draw = np.random.default_rng(1)
-    workshop._open.clear()
+    workshop._close()  # gives the graphs of the run before back, at once
     with tempfile.TemporaryDirectory() as folder:
         x, y = draw.integers(0, 256, (250, 8, 8), np.uint8), draw.integers(0, 10, 250)
         np.savez(f"{folder}/data.npz", x=x, y=y)
@@ -84,6 +84,8 @@ def replayed(recorders: Sequence[Any], place: Place) -> Found:
     if not place.gpu:
         return {"ran": "not recorded", "replays": 0, "reasons": ["there is no GPU"]}
     replays = sum(recorder.replays for recorder in recorders)
+    if not recorders:
+        return {"ran": "not recorded", "replays": 0, "reasons": ["nothing was to be recorded"]}
     reasons = sorted({recorder.refused for recorder in recorders if recorder.refused is not None})
     if replays and not reasons:
         return {"ran": "recorded", "replays": replays}

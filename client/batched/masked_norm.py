@@ -46,17 +46,24 @@ def _forward(layer: _BatchNorm, mask: Tensor, rows: Tensor, x: Tensor) -> Tensor
     found: Any = _Norm.apply(values.to(like.dtype), kept, weight, bias, count, layer.eps)
     out, mean, variance, *_ = found
     with torch.no_grad():
-        _remember(layer, mean.detach().view(-1), (variance.detach() * (count / (count - 1))).view(-1))
+        known = count > 1 if values.shape[-1] == 1 else None
+        unbiased = variance.detach() * (count / (count - 1))
+        _remember(layer, mean.detach().view(-1), unbiased.view(-1), known)
     return out.view(x.shape).to(x.dtype)  # type: ignore[no-any-return]
 
 
-def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Update the running statistics of `layer` as torch does."""
+def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor, known: Tensor | None) -> None:
+    """Update the running statistics of `layer` as torch does; they stay where `known` is false.
+
+    A single value of a channel has no variance. Torch raises an error; a recorded step does not wait to find that out.
+    """
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
     for kept, new in ((layer.running_mean, mean), (layer.running_var, variance)):
         if kept is None:
             continue
+        if known is not None:
+            new = torch.where(known, new, kept)
         if layer.momentum is not None:
             kept.mul_(1 - layer.momentum).add_(new, alpha=layer.momentum)
         elif layer.num_batches_tracked is not None:  # the mean of all batches

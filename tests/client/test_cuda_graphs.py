@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedcross.client import cuda_graphs
 from fedcross.client.cuda_graphs import WARM_UP, Replay, record_cuda
 from fedcross.client.graph_memory import kept_by_graphs
 from tests.support.tape import Recorder
@@ -128,6 +129,8 @@ class Driver:
                 driver.replays += 1
 
         class Stream:
+            def __init__(self, device: int = 0) -> None: ...
+
             def wait_stream(self, other: Any) -> None:
                 driver.waits += 1
 
@@ -136,7 +139,7 @@ class Driver:
             "Stream": Stream,
             "stream": lambda _: nullcontext(),
             "CUDAGraph": Graph,
-            "graph": lambda _: nullcontext(),
+            "graph": lambda _, stream: nullcontext(),
             "memory_reserved": lambda: self.reserved,
             "current_device": lambda: 1,
             "get_sync_debug_mode": lambda: self.modes[-1],
@@ -144,6 +147,8 @@ class Driver:
         }
         for name, value in stubs.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(cuda_graphs, "failed", [])
+        monkeypatch.setattr(cuda_graphs, "_side_streams", {})
 
 
 def test_a_graph_counts_the_memory_that_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +174,52 @@ def test_a_graph_counts_the_memory_that_it_keeps(monkeypatch: pytest.MonkeyPatch
 def test_a_step_that_works_on_the_host_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA would end a recording half-way, after which torch's allocator does not recover."""
     driver = Driver(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "graph", lambda _: pytest.fail("a recording began"))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: pytest.fail("a recording began"))
     count = torch.zeros(())
     with pytest.raises(RuntimeError, match="computes with a tensor on the CPU"):
         record_cuda(lambda: count.add_(1) and None)
     assert driver.waits == 2  # the caller's stream goes on after what was begun, also after an error
+
+
+@contextmanager
+def ending_badly(*_: Any, **__: Any) -> Iterator[None]:
+    """Do what torch does after an error while it records: the end of the recording raises another one."""
+    try:
+        yield
+    finally:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+def test_a_failed_recording_names_its_cause_and_is_the_last_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "graph", ending_badly)
+    calls: list[bool] = []
+
+    def waiting() -> None:
+        calls.append(gc.isenabled())
+        if len(calls) == WARM_UP + 1:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+
+    one = Replay(waiting, [])
+    one()
+    reason = "CUDA error: operation not permitted when stream is capturing"
+    assert one.refused == f"a step cannot be recorded ({reason})"
+    assert "in waiting" in one.why
+    assert "due to a previous error" in one.why
+    assert calls == [True] * WARM_UP + [False, True]  # no garbage is collected while recording
+    assert cuda_graphs.failed == [reason]
+    other = Replay(waiting, [])
+    other()
+    assert other.refused == f"a step cannot be recorded (an earlier recording failed: {reason})"
+
+
+def test_recordings_of_a_process_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps up to 32 MiB for each stream that it ever saw."""
+    Driver(monkeypatch)
+    streams: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: streams.append(stream) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda _, stream: streams.append(stream) or nullcontext())
+    kept = [record_cuda(lambda: None) for _ in range(2)]
+    assert len(kept) == 2
+    assert len(streams) == 4
+    assert len(set(map(id, streams))) == 1

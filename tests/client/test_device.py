@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcross.client import device
 from fedcross.client.batched import trainer as batched
+from fedcross.client.captured import Captured
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.resident.process import _work
-from fedcross.client.trainer import augmentation_stream
+from fedcross.client.trainer import augmentation_stream, train
 from fedcross.core.errors import ConfigError, DeviceError
 from fedcross.core.settings import Settings
 from fedcross.engines.batched import BatchedGrid, Params
@@ -258,3 +259,24 @@ def test_a_model_whose_weights_have_moved_is_refused() -> None:
     net.params["classifier.weight"].data = torch.zeros(3, 8, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"classifier\.weight lies outside the flat row"):
         net.load(arrays)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_gradient_that_leaves_the_row_is_no_silent_standstill(recorded: bool) -> None:
+    """After it the optimiser would see weight decay alone."""
+
+    class Cutting(Objective):
+        def loss(self, net: Any, *rest: Any) -> Tensor:
+            net.module.zero_grad()
+            return super().loss(net, *rest)
+
+    net = v.small_net()
+    one = v.visit(net, 0, 12)
+    net.load({name: tensor.detach().numpy() for name, tensor in {**one.params, **one.buffers}.items()})
+    cutting = Cutting(Settings())
+    captured = Captured(net, cutting, record=lambda call: call)
+    with pytest.raises(RuntimeError, match=r"The gradient of features\.0\.weight lies outside the flat row"):
+        if recorded:
+            captured.train(one, {}, v.settings())
+        else:
+            train(net, cutting, one, {}, v.settings())

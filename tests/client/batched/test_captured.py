@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedcross.client.batched import captured, trainer
 from fedcross.client.batched.captured import Together
@@ -14,6 +15,7 @@ from fedcross.client.batched.trainer import train_batched
 from fedcross.client.flat_model import ModuleNet
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.tasks.models._split import Split
 from tests.client.batched.test_trainer import EXACT, agree, one_by_one
 from tests.client.test_captured import OBJECTIVES, Counting, Reading, as_bytes, noisy
 from tests.support import visits as v
@@ -56,6 +58,21 @@ def test_larger_clients_and_other_numbers_of_them_are_recorded_anew() -> None:
     together, recorder = compared(net, Objective(Settings()), rounds(net, (4, 5), (9, 5), (9, 5, 2)))
     assert together.refused is None
     assert recorder.recordings == 3
+
+
+def test_batch_norm_of_a_single_row_keeps_its_statistics() -> None:
+    """One real row of vectors has no variance (0 / 0), which would be in the client's model from then on."""
+    torch.manual_seed(7)
+    layers = [nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.ReLU()]
+    net = ModuleNet(Split(nn.Sequential(*layers), nn.Linear(4, 3)).double(), torch.device("cpu"))
+    objective, size = Objective(Settings()), v.settings().batch
+    together = Together(net, objective, record=TapeRecorder())
+    works = [v.work(net, objective, v.visit(net, i, n)) for i, n in enumerate((2 * size + 1, 2 * size))]
+    odd, even = train_batched(net, objective, works, v.settings(epochs=1), together=together)
+    assert together.refused is None
+    for trained in (odd, even):
+        assert all(bool(one.isfinite().all()) for one in [trained.flat, *trained.buffers.values()])
+        assert float((trained.buffers["features.2.running_var"] - 1).abs().max()) > 0
 
 
 @pytest.mark.parametrize("sizes", [(3, 2), (8, 5)])

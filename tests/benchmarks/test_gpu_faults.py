@@ -1,0 +1,243 @@
+"""What the program for the first minutes on a GPU calls a fault, on reports that are made up, and how it ends."""
+
+import copy
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import items, machine, smoke
+from benchmarks.gpu.expected import faults, recorded
+from benchmarks.gpu.items import begin, run_all
+from benchmarks.gpu.place import Place
+from benchmarks.gpu.report import lines, read, write
+from fedcross.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+GOOD = {"ran": "recorded", "replays": 9}
+BAD = {"ran": "not recorded", "replays": 0, "reasons": ["a step cannot be recorded (x)"]}
+FLAT = {"reserved, MB": [1.0, 50.0, *[90.0] * 18], "kept by graphs, MB": [4.0] * 20, "captured": GOOD, "batched": GOOD}
+#: A report without a fault.
+REPORT = {
+    "device": "cuda:0",
+    "items": {
+        "smoke": {
+            "found": {
+                "fedavg engine=local": GOOD,
+                "lenet5": {"apart": {"batched": 1e-7}, "captured": GOOD, "batched, captured": GOOD},
+                "recurrent layers": {"float32": "float32", "bfloat16": "bfloat16"},
+                "augmentation": [8, 3, 32, 32],
+            }
+        },
+        "accuracy": {
+            "found": {
+                "bytes prepared as on the CPU": True,
+                "lenet5 tf32": {"from CPU": 1e-3, "same twice": False},
+                "resnet20 float32": {"from CPU": 1e-3, "same twice": False},
+                "lenet5 float32, deterministic": {"from CPU": 1e-7, "same twice": True},
+            }
+        },
+        "graphs": {"found": {"lenet5, seconds a recording": 0.2, "lenet5, 20 rounds": FLAT}},
+        "steps": {"found": {"lenet5 float32 NHWC, eager": 0.5}},
+        "trace": {"found": {"resnet20": {"calls a step": 3.0, "dearest, us": [["conv", 3, 9.5]]}}},
+    },
+}
+#: Item, line, what it says in place of the above, and what is said of that.
+WRONG = [
+    ("smoke", "fedavg engine=local", BAD, "not recorded: a step cannot be recorded (x)"),
+    ("smoke", "fedavg engine=local", GOOD | {"replays": 0}, "not recorded: no step was replayed"),
+    ("smoke", "lenet5", {"apart": {"batched": 3.7}, "captured": GOOD}, "batched: 3.7 apart, more than 0.0001"),
+    ("smoke", "lenet5", {"apart": {"batched": math.nan}, "captured": GOOD}, "not finite: batched"),
+    ("smoke", "lenet5", {"apart": {}, "captured": BAD}, "not recorded (captured): a step cannot be recorded (x)"),
+    ("smoke", "lenet5", {"error": "no"}, "no"),
+    ("smoke", "lenet5", None, "does not say whether steps were recorded: None"),
+    ("smoke", "recurrent layers", {"bfloat16": "float16"}, "computed in another type: {'bfloat16': 'float16'}"),
+    ("smoke", "augmentation", [8, 3], "shape [8, 3], not [8, 3, 32, 32]"),
+    ("accuracy", "bytes prepared as on the CPU", False, "they are not"),
+    ("accuracy", "lenet5 tf32", {"from CPU": 0.1, "same twice": True}, "0.1 from the CPU, more than 0.01"),
+    ("accuracy", "lenet5 tf32", {"from CPU": math.inf, "same twice": True}, "not finite: from CPU"),
+    (
+        "accuracy",
+        "lenet5 float32, deterministic",
+        {"from CPU": 0.0, "same twice": False},
+        "another result the second time",
+    ),
+    ("graphs", "lenet5, seconds a recording", 0.0, "not above zero: value"),
+    (
+        "graphs",
+        "lenet5, 20 rounds",
+        FLAT | {"reserved, MB": [90.0 + 2 * i for i in range(20)]},
+        "reserved, MB: from 110.0 to 128.0 in the last ten rounds",
+    ),
+    ("graphs", "lenet5, 20 rounds", FLAT | {"batched": BAD}, "not recorded (batched): a step cannot be recorded (x)"),
+    ("steps", "lenet5 float32 NHWC, eager", math.nan, "not finite: value"),
+    ("trace", "resnet20", {}, "no number: {}"),
+]
+
+
+def test_a_report_as_it_should_be_has_no_fault():
+    assert faults(REPORT) == []
+    assert recorded(REPORT)[0].startswith("5 recorded: smoke fedavg engine=local, smoke lenet5 (captured), ")
+    on_cpu = copy.deepcopy(REPORT) | {"device": "cpu"}
+    on_cpu["items"]["smoke"]["found"]["fedavg engine=local"] = BAD
+    assert faults(on_cpu, ["smoke"]) == []
+
+
+@pytest.mark.parametrize(("item", "line", "value", "fault"), WRONG)
+def test_what_is_not_as_expected_is_a_fault(item, line, value, fault):
+    report = copy.deepcopy(REPORT)
+    report["items"][item]["found"][line] = value
+    assert faults(report) == [f"{item}: {line}: {fault}"]
+
+
+def test_what_was_not_measured_is_a_fault():
+    assert faults(REPORT, ["steps", "processes"]) == ["processes: nothing was measured"]
+    report = {"items": {"steps": {"found": {"a": 1.0}, "ended": {"error": "stopped"}}}}
+    assert faults(report) == ["steps: stopped"]
+
+
+def test_without_a_gpu_nothing_is_measured_unless_the_cpu_is_named(monkeypatch, tmp_path, capsys):
+    """The variable of a site chooses nothing here: an image without GPUs sets it."""
+    monkeypatch.setenv("FEDCROSS_DEVICE", "cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(program, "run_all", lambda *_, **__: pytest.fail("it measures"))
+    for device in ("auto", "cuda"):
+        monkeypatch.setattr(program.subprocess, "run", _inside)
+        assert program.main(["--device", device, "--output", str(tmp_path / "gpu.json")]) == 2
+        said = capsys.readouterr().err
+        assert f"torch {torch.__version__} (made for CUDA {torch.version.cuda}) cannot use a GPU here" in said
+        assert "FEDCROSS_DEVICE" not in os.environ
+    assert not (tmp_path / "gpu.json").exists()
+
+
+def _inside(command, **_):
+    """Look for a device in this process, which has loaded torch."""
+    try:
+        said = json.dumps(machine.about(command[command.index("--device") + 1]))
+    except ConfigError as error:
+        return subprocess.CompletedProcess(command, 2, "", str(error))
+    return subprocess.CompletedProcess(command, 0, said, "")
+
+
+def test_the_exit_code_says_whether_all_is_as_expected(tmp_path, monkeypatch):
+    monkeypatch.setattr(program.subprocess, "run", _inside)
+    arguments = ["--device", "cpu", "--only", "steps", "--output", str(tmp_path / "gpu.json")]
+    for value, code in ((1.0, 0), (math.nan, 1), ({"error": "no"}, 1)):
+        report = {"items": {"steps": {"found": {"a": value}}}}
+        monkeypatch.setattr(program, "run_all", lambda *_, report=report, **__: report)
+        assert program.main(arguments) == code
+    arguments[arguments.index("cpu")] = "cuda:7"
+    assert program.main(arguments) == 2
+
+
+def test_a_second_call_keeps_what_is_as_expected(tmp_path):
+    file = tmp_path / "gpu.json"
+    write(file, REPORT)
+    found = read(file)
+    lines(found, "smoke")["fedavg engine=local"] = BAD
+    write(file, found)
+    begin(["smoke", "trace"], file, {"device": "cuda:0"}, anew=False)
+    kept = read(file)["items"]
+    assert "fedavg engine=local" not in kept["smoke"]["found"]
+    assert "lenet5" in kept["smoke"]["found"]
+    assert kept["accuracy"] == REPORT["items"]["accuracy"]
+    begin(["smoke"], file, {"device": "cuda:0"}, anew=True)
+    kept = read(file)["items"]
+    assert (kept["smoke"]["found"], kept["trace"]["found"]) == ({}, REPORT["items"]["trace"]["found"])
+    with pytest.raises(ValueError, match="give another --output"):
+        begin(["smoke"], file, {"device": "cuda:1"}, anew=False)
+
+
+#: Writes a line, hangs in the second, and writes others, each in a process that ends with it.
+HANGING = """
+import sys, time
+from pathlib import Path
+from benchmarks.gpu.report import Lines
+line = Lines(Path(sys.argv[1]), sys.argv[2], 1.0)
+line("hangs", lambda: time.sleep(600))
+for i in range(8):
+    line(str(i), lambda: i and sys.exit(4) or 1.0)
+"""
+
+
+@pytest.mark.slow
+def test_a_line_that_hangs_and_many_that_end_their_process_cost_themselves(tmp_path, monkeypatch):
+    monkeypatch.setitem(items.ITEMS, "steps", 5)
+    file = tmp_path / "gpu.json"
+    found = run_all(["steps"], file, lambda name: [sys.executable, "-c", HANGING, str(file), name], tiny=False)
+    own = found["items"]["steps"]["found"]
+    assert list(own) == ["hangs", *map(str, range(8))]
+    assert own["hangs"] == {"error": "stopped after 5 seconds; the log says where"}
+    assert own["7"] == {"error": "the process ended here (exit code 4)"}
+    assert "ended" not in found["items"]["steps"]
+    assert "in <lambda>" in file.with_suffix(".log").read_text()  # where it hung
+
+
+def test_time_for_all_items_ends_in_good_order(tmp_path):
+    file = tmp_path / "gpu.json"
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    found = run_all(["smoke", "trace"], file, lambda _: command, tiny=False, seconds=0.5)
+    assert faults(found, ["smoke", "trace"]) == [
+        "smoke: nothing was measured",
+        "smoke: not complete: the time for all items was over",
+        "trace: nothing was measured",
+        "trace: not begun: the 0.5 seconds were over",
+    ]
+
+
+#: Starts an item that never ends and says which process it is.
+STARTING = """
+import sys
+from pathlib import Path
+from benchmarks.gpu.expected import faults
+from benchmarks.gpu.items import run_all
+from benchmarks.gpu.machine import ended_in_order
+item = "import os, time; from benchmarks.gpu.machine import end_with_parent; end_with_parent(); "
+item += "print(os.getpid(), flush=True); time.sleep(600)"
+with ended_in_order():
+    found = run_all(["smoke"], Path(sys.argv[1]), lambda _: [sys.executable, "-c", item], tiny=True)
+print(*faults(found), sep="; ", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_what_was_started(tmp_path, how):
+    command = [sys.executable, "-c", STARTING, str(tmp_path / "gpu.json")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.send_signal(how)
+        said = process.stdout.read()
+    if how == signal.SIGTERM:
+        assert said == "smoke: nothing was measured; smoke: interrupted\n"
+    for _ in range(100):  # after SIGKILL the kernel ends it, and whoever inherits it has to take notice
+        if not _runs(child):
+            break
+        time.sleep(0.1)
+    assert not _runs(child)
+
+
+def _runs(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split(")")[-1].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def test_one_method_then_all_models_then_the_other_methods(monkeypatch):
+    order = []
+    smoke.measure(Place(torch.device("cpu"), tiny=False), lambda name, _: order.append(name))
+    assert order[:2] == ["fedcross engine=local", "fedcross engine=batched"]
+    assert order[2:4] == ["lenet5", "lstm"]
+    models = 2 + len(smoke.MODELS)
+    assert order[models : models + 2] == ["recurrent layers", "augmentation"]
+    assert all("engine=" in name for name in order[models + 2 :])
+    assert len({*order}) > 90
