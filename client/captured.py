@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unfla
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.outside import Outside
 from fedcross.client.recordings import Key, Recorder, rows_of_plan, steps
 from fedcross.client.trainer import Augment, Stepper, augmentation_stream, host_orders, train
 from fedcross.conf.schema import Train
@@ -102,7 +103,8 @@ class _Stage:
         own: Prepared = tree_unflatten(self._leaves, spec)
         self._stepper = Stepper(net, objective, own, settings, self._momentum, self._total, self._lr)
         state = [net.flat, self._momentum, self._total, self._number, *net.module.buffers()]
-        self.replay = Replay(lambda: self._step(self._size, self._inputs), state, record)
+        outside = Outside(objective, net.module, self._leaves)
+        self.replay = Replay(lambda: self._step(self._size, self._inputs), state, record, outside=outside)
 
     def fits(self, visit: Visit, epochs: int) -> bool:
         """Return whether there is room for the visit's examples and steps."""

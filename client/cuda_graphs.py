@@ -22,6 +22,7 @@ from torch import Tensor
 from fedcross.client.device import out_of_memory
 from fedcross.client.graph_memory import Graph
 from fedcross.client.host_work import NoHostWork, no_waiting
+from fedcross.client.outside import Outside, changed
 
 #: Largest length of the difference between a replayed and a called step, as a share of what the step changes; the GPU
 #: may sum in another order.
@@ -62,6 +63,8 @@ class Replay:
     fewer : bool
         Whether the caller can do with less memory: a recording that finds too little raises its error and leaves
         `state` as it was. Otherwise the step is called from then on.
+    outside : Outside, optional
+        What a step must leave alone to be recorded.
 
     Attributes
     ----------
@@ -74,9 +77,16 @@ class Replay:
     """
 
     def __init__(
-        self, step: Step, state: Sequence[Tensor], record: Record | None = None, *, fewer: bool = False
+        self,
+        step: Step,
+        state: Sequence[Tensor],
+        record: Record | None = None,
+        *,
+        fewer: bool = False,
+        outside: Outside | None = None,
     ) -> None:
         self._step = step
+        self._outside = outside
         self._state = list(state)
         self._record = record or record_cuda
         self._fewer = fewer
@@ -103,15 +113,36 @@ class Replay:
         """Record a graph for these shapes, then run the step without it."""
         before = [tensor.clone() for tensor in self._state]
         own = tuple(tensor.clone() for tensor in inputs)
+        back = None
         try:
-            self._recorded[shapes] = _Recorded(own, self._record(lambda: self._step(*own)))
+            back = None if self._outside is None else self._outside.keep()
+            self._recorded[shapes] = _Recorded(own, self._recording(own))
         except RuntimeError as error:
             if self._fewer and out_of_memory(error):
                 self._restore(before)
                 raise
             self._refuse(f"a step cannot be recorded ({_cause(error)})", traceback.format_exc())
+            if back is not None:
+                back()
         self._restore(before)
         self._step(*inputs)
+
+    def _recording(self, own: tuple[Tensor, ...]) -> Callable[[], None]:
+        """Record a step on the inputs `own`; the last call, which is the recording, may change nothing outside."""
+        if (outside := self._outside) is None:
+            return self._record(lambda: self._step(*own))
+        found = ""
+
+        def call() -> None:
+            nonlocal found
+            before = outside.marks()
+            self._step(*own)
+            found = changed(before, outside.marks())
+
+        replay = self._record(call)
+        if found:
+            raise RuntimeError(f"it changes what a recording would keep as it was: {found}")
+        return replay
 
     def _check(self, known: _Recorded, inputs: tuple[Tensor, ...]) -> None:
         """Run the step with and without the graph; use the graph later only if both agree. Keep the other result."""
@@ -137,7 +168,7 @@ class Replay:
         """
         self._recorded.clear()
         self._state.clear()
-        self._step = _released
+        self._step, self._outside = _released, None
 
     def _repeat(self, known: _Recorded, inputs: tuple[Tensor, ...]) -> None:
         for fixed, given in zip(known.inputs, inputs):

@@ -133,7 +133,7 @@ class ModuleNet:
         return self._rows[key]
 
     def check_views(self) -> None:
-        """Raise a RuntimeError if a parameter or its gradient is no view of its row: the optimiser would not reach it."""
+        """Raise a RuntimeError if a parameter or gradient is no view of its row: the optimiser would not reach it."""
         row, slopes = self.flat.untyped_storage().data_ptr(), self.gradient.untyped_storage().data_ptr()
         for name, parameter in self.params.items():
             if parameter.untyped_storage().data_ptr() != row:

@@ -18,6 +18,7 @@ from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.outside import Outside
 from fedcross.client.recordings import Key, Recorder, rows_of_plan, steps
 from fedcross.client.trainer import Augment, augmentation_stream
 from fedcross.conf.schema import Train
@@ -156,7 +157,8 @@ class _Stage:
         self._stepper = StackedStepper(
             net, objective, settings, like.params, works[0].prepared, stacked, padded=True, recorded=True
         )
-        self.replay = Replay(self._step, [*self._state.tensors(), self._number], record, fewer=True)
+        changing, outside = [*self._state.tensors(), self._number], Outside(objective, net.module, fixed)
+        self.replay = Replay(self._step, changing, record, fewer=True, outside=outside)
 
     def fits(self, visits: Sequence[Visit], stacked: StackedPrepared, epochs: int) -> bool:
         """Return whether there is room for the clients' examples, their steps, and what was prepared for them."""

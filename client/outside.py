@@ -1,0 +1,112 @@
+"""What a step could change beside its state: a recording keeps that as it was, and a comparison changes it once more.
+
+Such are attributes of the method's objective and of the network's modules, prepared tensors, and the random numbers of
+Python and numpy. A step that changes one of them is not recorded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+#: Attributes of a module that hold what a step does change, or other modules.
+_OWN = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_LISTS = (list, tuple, set, frozenset, deque)
+#: Place -> what stands there, compared by value, or by identity for what has no plain value.
+Marks = dict[str, Any]
+
+
+class Outside:
+    """What steps of one kind should leave alone.
+
+    Parameters
+    ----------
+    objective : object
+        The method's client half.
+    module : nn.Module
+        The network.
+    prepared : iterable
+        What the objective prepared; only tensors are looked at.
+    """
+
+    def __init__(self, objective: object, module: nn.Module, prepared: Iterable[Any]) -> None:
+        self._tensors = [leaf for leaf in prepared if isinstance(leaf, Tensor)]
+        self._owners = {"the method": _attributes(objective)}
+        self._owners |= {f"layer {name or 'of all'}": _attributes(part) for name, part in module.named_modules()}
+
+    def marks(self) -> Marks:
+        """Return how everything is now."""
+        found: Marks = {f"prepared tensor {i}": _Same(t, t._version) for i, t in enumerate(self._tensors)}
+        for owner, attributes in self._owners.items():
+            for name, value in attributes.items():
+                if name not in _OWN:
+                    found[f"attribute {name} of {owner}"] = _mark(value)
+        found["Python's random numbers"] = random.getstate()
+        found["numpy's random numbers"] = [_mark(one) for one in np.random.get_state()]  # noqa: NPY002 - users' own draws
+        return found
+
+    def keep(self) -> Callable[[], None]:
+        """Return what brings everything back to how it is now."""
+        owners = [(attributes, dict(attributes)) for attributes in self._owners.values()]
+        tensors = [*self._tensors, *(one for _, saved in owners for one in saved.values() if type(one) is Tensor)]
+        copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
+        contents = [(value, list(value)) for _, saved in owners for value in saved.values() if type(value) is list]
+        draws = random.getstate(), np.random.get_state()  # noqa: NPY002
+
+        def back() -> None:
+            for attributes, saved in owners:
+                attributes.clear()
+                attributes.update(saved)
+            for tensor, version, copy in copies:
+                if tensor._version != version:
+                    tensor.detach().copy_(copy)
+            for value, content in contents:
+                value[:] = content
+            random.setstate(draws[0])
+            np.random.set_state(draws[1])  # noqa: NPY002
+
+        return back
+
+
+def changed(before: Marks, after: Marks) -> str:
+    """Return a place that is not as it was; empty if all are."""
+    places = [place for place in {**before, **after} if before.get(place) != after.get(place)]
+    return min(places, default="")
+
+
+class _Same:
+    """Equal to another one of the same object and version. It keeps the object: no other one takes its place."""
+
+    def __init__(self, value: object, version: int = 0) -> None:
+        self._value, self._version = value, version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value and self._version == other._version
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _attributes(owner: object) -> dict[str, Any]:
+    return getattr(owner, "__dict__", {})
+
+
+def _mark(value: Any, depth: int = 3) -> Any:
+    if isinstance(value, nn.Parameter):
+        return _Same(value)  # a step changes parameters
+    if isinstance(value, Tensor):
+        return _Same(value, value._version)
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value)
+    if isinstance(value, np.ndarray):
+        return value.shape, value.tobytes()
+    if depth and isinstance(value, dict):
+        return {repr(key): _mark(one, depth - 1) for key, one in value.items()}
+    if depth and isinstance(value, _LISTS):
+        return [_mark(one, depth - 1) for one in value]
+    return _Same(value)
