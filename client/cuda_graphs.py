@@ -125,6 +125,24 @@ class Replay:
             if back is not None:
                 back()
         self._restore(before)
+        self._call(inputs, before)
+
+    def _call(self, inputs: tuple[Tensor, ...], before: Sequence[Tensor]) -> None:
+        """Run the step without a graph; if there is too little memory for it beside the graphs, do without them."""
+        try:
+            self._step(*inputs)
+        except RuntimeError as error:
+            if self._fewer or not self._recorded or not out_of_memory(error):
+                raise
+            self._refuse("the device's memory is too small for a step and its recording", traceback.format_exc())
+        else:
+            return
+        # Outside of the handler, whose error keeps the tensors of the step.
+        for known in self._recorded.values():
+            known.replay = _released  # the caller may hold this one
+        self._recorded.clear()
+        torch.cuda.empty_cache()
+        self._restore(before)
         self._step(*inputs)
 
     def _recording(self, own: tuple[Tensor, ...]) -> Callable[[], None]:
@@ -150,7 +168,9 @@ class Replay:
         self._repeat(known, inputs)
         replayed = [tensor.clone() for tensor in self._state]
         self._restore(before)
-        self._step(*inputs)
+        self._call(inputs, before)
+        if self.refused is not None:
+            return
         if all(map(_agree, before, replayed, self._state)):
             known.checked = True
         else:

@@ -8,24 +8,37 @@ Both are refused in a call before the recording.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+#: What has a function ``synchronize``.
+_WAITING: tuple[Any, ...] = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
+
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Raise a RuntimeError for what makes the host wait for the GPU inside the block: a number read, a copy."""
+    """Raise a RuntimeError for what makes the host wait for the GPU inside the block: a number read, a copy, waiting.
+
+    torch's own switch knows operations alone, not the functions that do nothing but wait.
+    """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with ExitStack() as stack:
+        for owner in _WAITING:
+            stack.callback(setattr, owner, "synchronize", owner.synchronize)
+            owner.synchronize = partial(_waits, owner.__name__)
+        stack.callback(torch.cuda.set_sync_debug_mode, before)
+        torch.cuda.set_sync_debug_mode("error")
         yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+
+
+def _waits(owner: str, *_: object, **__: object) -> NoReturn:
+    raise RuntimeError(f"{owner.rpartition('.')[2]}.synchronize() waits for the GPU, which a recording cannot")
 
 
 class NoHostWork(TorchDispatchMode):  # type: ignore[no-untyped-call]

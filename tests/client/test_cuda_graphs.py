@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -223,3 +224,42 @@ def test_recordings_of_a_process_share_a_stream(monkeypatch: pytest.MonkeyPatch)
     assert len(kept) == 2
     assert len(streams) == 4
     assert len(set(map(id, streams))) == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_without_room_beside_its_recording_is_called_without_it(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """At its first call, or at the comparison: the visit goes on."""
+    graphs: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: graphs.append("emptied"))
+
+    class Graph:
+        def __call__(self) -> None:
+            step.add(torch.tensor(number), torch.ones(1))
+
+    class Large(Summing):
+        def __call__(self, number: Tensor, x: Tensor) -> None:
+            self.add(number, x)
+            if alive() is not None and int(number) == late:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def add(self, number: Tensor, x: Tensor) -> None:
+            Summing.__call__(self, number, x)
+
+    def record(call: Callable[[], None]) -> Callable[[], None]:
+        nonlocal alive
+        call()
+        made = Graph()
+        alive = weakref.ref(made)
+        return made
+
+    alive: Callable[[], Graph | None] = lambda: None  # noqa: E731
+    step, number = Large(), 0
+    replay = Replay(step, [step.state], record)
+    for number in range(3):
+        replay(torch.tensor(number), torch.ones(1))
+    assert step.state.tolist() == [6.0, 6.0]
+    assert replay.refused == "the device's memory is too small for a step and its recording"
+    assert graphs == ["emptied"]
+    assert alive() is None

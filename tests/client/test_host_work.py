@@ -107,3 +107,14 @@ def test_waits_are_errors_inside_a_block_only(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError), no_waiting():
         raise RuntimeError
     assert modes == [0, "error", 0]
+
+
+@pytest.mark.parametrize("owner", [torch.cuda, torch.cuda.Event, torch.cuda.Stream])
+def test_waiting_for_nothing_but_the_gpu_is_an_error_too(monkeypatch: pytest.MonkeyPatch, owner: Any) -> None:
+    """torch's switch does not know these: a user's clock in a step would end a recording half-way."""
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda _: None)
+    before = owner.synchronize
+    with pytest.raises(RuntimeError, match=r"synchronize\(\) waits for the GPU"), no_waiting():
+        owner.synchronize()
+    assert owner.synchronize is before
