@@ -57,11 +57,21 @@ def _on_both_engines(place: Place, line: Lines, method: str) -> None:
 def two_rounds(place: Place, method: str, engine: Sequence[str]) -> Found:
     """Run `method`; return whether its steps were recorded, how many were replayed, and why not.
 
+    On the local engine, where the order of all replies is fixed, also how far its model is from the CPU's.
+
     Raises
     ------
     RuntimeError
         If a visit was lost; the log says why.
     """
+    expected = _ran(method, engine, "cpu")[0] if engine[0] == "engine=local" else {}
+    model, recorders = _ran(method, engine, str(place.device))
+    apart = [float(np.abs(model[name] - array).max()) for name, array in expected.items() if array.size]
+    return replayed(recorders, place) | ({"from CPU": max(apart)} if apart else {})
+
+
+def _ran(method: str, engine: Sequence[str], device: str) -> tuple[dict[str, Any], list[Any]]:
+    """Run `method` on `device`; return its model, and what recorded its steps."""
     from fedcross import run
 
     own = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []
@@ -71,12 +81,13 @@ def two_rounds(place: Place, method: str, engine: Sequence[str]) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         x, y = draw.integers(0, 256, (250, 8, 8), np.uint8), draw.integers(0, 10, 250)
         np.savez(f"{folder}/data.npz", x=x, y=y)
-        where = [f"task.root={folder}", f"device={place.device}", f"output={folder}/run"]
-        run(f"method={method}", *engine, *SIZES, *where, *own)
+        where = [f"task.root={folder}", f"device={device}", f"output={folder}/run"]
+        finished = run(f"method={method}", *engine, *SIZES, *where, *own)
+        model = {name: tensor.double().numpy() for name, tensor in finished.model.state_dict().items()}
         rounds = [json.loads(row) for row in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
     if lost := sum(int(row.get("dropped") or 0) for row in rounds):
         raise RuntimeError(f"{lost} visits were lost, see the log")
-    return replayed([recorder for shop in workshop._open.values() for recorder in shop.recorders], place)
+    return model, [recorder for shop in workshop._open.values() for recorder in shop.recorders]
 
 
 def replayed(recorders: Sequence[Any], place: Place) -> Found:
