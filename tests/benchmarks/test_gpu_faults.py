@@ -108,15 +108,20 @@ def test_what_was_not_measured_is_a_fault():
 def test_without_a_gpu_nothing_is_measured_unless_the_cpu_is_named(monkeypatch, tmp_path, capsys):
     """The variable of a site chooses nothing here: an image without GPUs sets it."""
     monkeypatch.setenv("FEDCROSS_DEVICE", "cpu")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
     monkeypatch.setattr(program, "run_all", lambda *_, **__: pytest.fail("it measures"))
     for device in ("auto", "cuda"):
         monkeypatch.setattr(program.subprocess, "run", _inside)
         assert program.main(["--device", device, "--output", str(tmp_path / "gpu.json")]) == 2
         said = capsys.readouterr().err
+        assert "Found no NVIDIA driver" in said
         assert f"torch {torch.__version__} (made for CUDA {torch.version.cuda}) cannot use a GPU here" in said
         assert "FEDCROSS_DEVICE" not in os.environ
     assert not (tmp_path / "gpu.json").exists()
+
+
+def no_driver():
+    raise RuntimeError("Found no NVIDIA driver on your system.")
 
 
 def _inside(command, **_):
