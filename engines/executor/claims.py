@@ -33,7 +33,7 @@ from .rows import rows_of
 
 if TYPE_CHECKING:
     from .ledger import Ledger
-    from .rows import _Database, _Memory
+    from .rows import Rows
 
 DIFFERENT = "one object is announced with different children"
 LIE = "an object is announced with other children than its content has"
@@ -105,12 +105,12 @@ def settle(state: Any, trees: Iterable[Any], run: int, node: int | None, ledger:
                 rows.store.preregister(run, child)
             if node is not None:
                 rows.pin(run, name)  # the other device may be sending them
-            rows.set(run, name, said(told[name]))
+            rows.relink(run, name, said(told[name]))
     ledger.dispute(changed)
     return changed
 
 
-def _counts(rows: _Memory | _Database, name: str, claim: frozenset[str], node: int | None, ledger: Ledger) -> bool:
+def _counts(rows: Rows, name: str, claim: frozenset[str], node: int | None, ledger: Ledger) -> bool:
     """Return whether `claim` replaces the children that the store has; raise if a device's does not."""
     if content := rows.store.get(name):
         right = real(content) == claim
@@ -163,7 +163,7 @@ def arrived(state: Any, request: Any, ledger: Ledger, refused: Refusals) -> None
         if own not in (None, children) or missing:
             raise Refused(400, LIE, "This object")
         if known.children != children:
-            rows.set(request.run_id, name, children)
+            rows.relink(request.run_id, name, children)
     rows.unpin(name)
     end_liars(state, name, children, ledger, refused)
 

@@ -7,6 +7,7 @@ here is how it is read and written, in the store in memory and in the database.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Known:
     stored: bool
 
 
-def rows_of(state: Any) -> _Memory | _Database:
+def rows_of(state: Any) -> Rows:
     """Return how to read and write the objects of Flower's `state`."""
     return (_Memory if hasattr(state, "message_ins_store") else _Database)(state)
 
@@ -40,31 +41,39 @@ def pin_of(name: str) -> str:
     return hashlib.sha256(f"fedcross keeps what was below {name}".encode()).hexdigest()
 
 
-class _Rows:
+class Rows(ABC):
     """What both stores have in common."""
 
     def __init__(self, state: Any) -> None:
         self.state, self.store = state, state.object_store
 
-    def parents(self, names: set[str]) -> set[str]:
-        """Return the objects that have one of these as a child."""
-        raise NotImplementedError
+    @abstractmethod
+    def turn(self) -> AbstractContextManager[Any]:
+        """Return what keeps others from changing the objects."""
 
-    def requests(self, names: set[str]) -> bool:
-        """Return whether one of these is a request of the server."""
-        raise NotImplementedError
-
-    def children(self, names: set[str]) -> set[str]:
-        """Return the children of all these."""
-        raise NotImplementedError
-
+    @abstractmethod
     def known(self, names: Iterable[str]) -> dict[str, Known]:
         """Return what is known of those that are there."""
-        raise NotImplementedError
 
-    def set(self, run: int, name: str, children: frozenset[str]) -> None:
+    @abstractmethod
+    def relink(self, run: int, name: str, children: frozenset[str]) -> None:
         """Let the object have these children; those that are not there are registered for the run."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def parents(self, names: set[str]) -> set[str]:
+        """Return the objects that have one of these as a child."""
+
+    @abstractmethod
+    def children(self, names: set[str]) -> set[str]:
+        """Return the children of all these."""
+
+    @abstractmethod
+    def requests(self, names: set[str]) -> bool:
+        """Return whether one of these is a request of the server."""
+
+    @abstractmethod
+    def root(self, session: str) -> str | None:
+        """Return the message that is uploaded in this session of Flower's."""
 
     def pin(self, run: int, name: str) -> None:
         """Keep the children that the object has now, whatever it will have, until :meth:`unpin` or the run's end."""
@@ -73,7 +82,7 @@ class _Rows:
         if known[name].children:
             if pin not in known:
                 self.store.preregister(run, ObjectTree(object_id=pin))
-            self.set(run, pin, known[name].children | (known[pin].children if pin in known else frozenset()))
+            self.relink(run, pin, known[name].children | (known[pin].children if pin in known else frozenset()))
 
     def unpin(self, name: str) -> None:
         """Keep the object's former children no longer than others need them."""
@@ -108,7 +117,7 @@ class _Rows:
         return ObjectTree(object_id=name, children=[ObjectTree(object_id=one) for one in sorted(seen - {name})])
 
 
-class _Memory(_Rows):
+class _Memory(Rows):
     """Flower's store in memory; a state without one is that of the tests' stand-in."""
 
     def turn(self) -> AbstractContextManager[Any]:
@@ -121,7 +130,7 @@ class _Memory(_Rows):
         found = ((name, self.store.store.get(name)) for name in names)
         return {name: Known(frozenset(one.child_object_ids), one.is_available) for name, one in found if one}
 
-    def set(self, run: int, name: str, children: frozenset[str]) -> None:
+    def relink(self, run: int, name: str, children: frozenset[str]) -> None:
         """Let the object have these children; those that are not there are registered for the run."""
         entries = self.store.store
         for child in children - entries.keys():
@@ -152,7 +161,7 @@ class _Memory(_Rows):
         return {child for one in self.known(names).values() for child in one.children}
 
 
-class _Database(_Rows):
+class _Database(Rows):
     """Flower's store in a database."""
 
     def turn(self) -> AbstractContextManager[Any]:
@@ -177,7 +186,7 @@ class _Database(_Rows):
                     found[name] = Known(frozenset(children.get(name, ())), bool(stored))
         return found
 
-    def set(self, run: int, name: str, children: frozenset[str]) -> None:
+    def relink(self, run: int, name: str, children: frozenset[str]) -> None:
         """Let the object have these children; those that are not there are registered for the run."""
         from flwr.supercore.state.schema.objectstore_models import ObjectChild, StoredObject
         from sqlalchemy import delete, insert, select, update
