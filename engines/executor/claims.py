@@ -159,8 +159,7 @@ def arrived(state: Any, request: Any, ledger: Ledger, refused: Refusals) -> None
     if agreed or hashlib.sha256(content).hexdigest() != name:
         return
     with rows.turn():
-        missing = own is None and not children <= rows.known(children).keys()
-        if own not in (None, children) or missing:
+        if own not in (None, children) or not children <= rows.known(children).keys():
             raise Refused(400, LIE, "This object")
         if known.children != children:
             rows.relink(request.run_id, name, children)
@@ -179,7 +178,9 @@ def asserted(push_messages: Callable[..., Any], ledger: Ledger, refused: Refusal
         for name, tree in claims_of(trees).items():
             if ledger.disputed(name):
                 end_liars(state, name, said(tree), ledger, refused)
-        return push_messages(request, state, task)
+        answer = push_messages(request, state, task)
+        settle(state, trees, task.run_id, None, ledger)  # a device may have been in between
+        return answer
 
     return handler
 

@@ -81,7 +81,8 @@ class Run:
         self.task = state.get_run_info(run_ids=[self.id])[0].primary_task_id
         assert state.claim_task(self.task)
         assert state.activate_task(self.task)
-        ledger, refused = Ledger(most, quota, clock or time.monotonic, lambda state: None), Refusals()
+        ledger = self.ledger = Ledger(most, quota, clock or time.monotonic, lambda state: None)
+        refused = self.refused = Refusals()
         self._announce = limited(fleet.push_messages, most, ledger, refused)
         self._put = stored_within(fleet.push_object, ledger, refused)
         self._ask = asserted(runtime.push_messages, ledger, refused)

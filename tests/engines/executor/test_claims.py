@@ -130,6 +130,28 @@ def test_nobody_changes_what_the_server_is_sending(run: Run) -> None:
     assert same(delivered(run, message), made)
 
 
+def test_a_lie_just_before_the_servers_announcement_is_stored(run: Run) -> None:
+    """The database refuses the server once; its call is repeated. The store in memory is put right."""
+    liar, honest = run.nodes
+    asked, content = run.request(liar), RecordDict({"config": ConfigRecord({"n": -1})})
+    made = tree("message", tree("table", ObjectTree(object_id=content.object_id)))
+    inner, late = run._ask.__wrapped__, [1]  # type: ignore[attr-defined]
+
+    def push_messages(*arguments: Any) -> Any:
+        if late.pop():
+            late.append(0)
+            assert run.announce(run.reply(asked, RecordDict()), liar, made).objects_to_push
+        late.append(0)
+        return inner(*arguments)
+
+    run._ask = claims.asserted(push_messages, run.ledger, run.refused)
+    try:
+        request = run.request(honest, content)
+    except ValueError:
+        request = run.request(honest, content)
+    assert same(delivered(run, request), get_object_tree(request))
+
+
 def test_another_device_is_held_up_for_one_retry_at_most(run: Run, clock: Clock) -> None:
     liar, honest = run.nodes
     request = run.request(honest)
@@ -163,6 +185,7 @@ def test_a_lie_while_another_device_sends_changes_nothing_for_it(run: Run, clock
     [found] = grid.pull_messages([request.metadata.message_id])
     assert found.has_content()
     assert ended(run, lied)
+    assert not [one for one in objects if one in run.state.object_store]  # the dispute is over, nothing is kept
 
 
 def test_what_is_stored_is_not_announced_otherwise(run: Run, caplog: pytest.LogCaptureFixture) -> None:
