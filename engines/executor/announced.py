@@ -99,6 +99,8 @@ def limited(
                 answer = push_messages(request=request, state=state)
             except (ValueError, ArithmeticError, IntegrityError) as error:
                 raise Refused(400, f"Flower cannot store it, {type(error).__name__}: {str(error)[:120]!r}") from error
+            if not answer.objects_to_push:  # nothing is uploaded; Flower keeps a row until the run is over
+                state._cleanup_push_session(answer.session_id, cleanup_messages=False)
             if not answer.objects_to_push and instead.waits_for(state, name, node, time.time()):
                 raise Refused(400, "Flower does not store it; its times do not fit its request")
             return answer

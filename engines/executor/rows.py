@@ -7,6 +7,7 @@ here is how it is read and written, in the store in memory and in the database.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from flwr.supercore.object_store import NoObjectInStoreError
 DEPTH = 5
 #: Names in one question to the database.
 SOME = 500
+_SECRET = secrets.token_hex(16)
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,11 @@ def rows_of(state: Any) -> Rows:
 
 
 def pin_of(name: str) -> str:
-    """Return the name of what keeps the former children of an object: an object of no message."""
-    return hashlib.sha256(f"fedcross keeps what was below {name}".encode()).hexdigest()
+    """Return the name of what keeps the former children of an object: an object of no message.
+
+    Nobody can guess it, because who can name an object that no other has can delete it.
+    """
+    return hashlib.sha256(f"{_SECRET} keeps what was below {name}".encode()).hexdigest()
 
 
 class Rows(ABC):
