@@ -115,6 +115,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     raise pytest.UsageError(f"{item.nodeid}: tests with mark {mark} lie in {FEDERATIONS} (Makefile)")
 
 
+@pytest.fixture
+def warm_start() -> Iterator[None]:
+    """Fork Python and Flower's programs from a process that has imported what they need (tests.support.warm)."""
+    from tests.support.warm import started_warm
+
+    with started_warm():
+        yield
+
+
 @pytest.fixture(scope="session")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return folders, one per test, that do not exist yet: most tests write nothing there."""

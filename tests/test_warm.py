@@ -5,7 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -24,13 +27,20 @@ sys.exit(7)
 """
 
 
+def launched(command, **more):
+    """Run a command with the program that stands for Python."""
+    with warm.started_warm():
+        return real([sys.executable, *command[1:]], **more)
+
+
 @pytest.mark.parametrize("library", ["libraries", str(warm.ROOT), None])
-def test_it_gets_what_it_is_given(tmp_path, library):
+@pytest.mark.parametrize("way", [warm.run, launched], ids=["run", "launched"])
+def test_it_gets_what_it_is_given(tmp_path, library, way):
     own = {"PATH": os.environ["PATH"], "MINE": "räume"}
     if library:
         own["PYTHONPATH"] = str(tmp_path / library)
     told = []
-    for run in (warm.run, real):
+    for run in (way, real):
         done = run([sys.executable, "-c", TELL, "one", "two words"], cwd=tmp_path, env=own)
         assert (done.returncode, done.stderr) == (7, "said\n")
         told.append(json.loads(done.stdout))
@@ -38,6 +48,10 @@ def test_it_gets_what_it_is_given(tmp_path, library):
         (tmp_path / "made").unlink()
     for one in told:
         one[2] = {name: value for name, value in one[2].items() if name in own}  # Python adds LC_CTYPE of its own
+    if way is launched:  # in a session of its own, to which the launcher passes signals on
+        assert told[0].pop(4) is True
+        assert told[1].pop(4) is False
+        assert told[0].pop(4) != told[1].pop(4)
     assert told[0] == told[1]
 
 
@@ -75,8 +89,57 @@ def test_signals_reach_it_and_its_end_is_told():
             assert process.wait() == ended
 
 
+LISTENS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 3), (signal.SIGHUP, -signal.SIGHUP), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_what_happens_to_a_launcher_happens_to_its_process_and_back(number, code):
+    with warm.started_warm():
+        process = subprocess.Popen([sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, start_new_session=True)
+    with process:
+        other = int(process.stdout.readline())
+        assert other != process.pid
+        os.killpg(process.pid, number)
+        assert process.wait() == code
+        assert process.stdout.read() == b""  # nobody holds it open any more
+    deadline = time.monotonic() + 60
+    while Path("/proc", str(other)).exists():  # killed by the zygote, which also waits for it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_a_launched_process_starts_is_launched_too_and_keeps_its_files():
+    inner = "import os, sys; os.write(int(sys.argv[1]), b'torch' if 'torch' in sys.modules else b'nothing')"
+    outer = (
+        "import os, subprocess, sys\nreads, writes = os.pipe()\n"
+        f"subprocess.run([sys.executable, '-P', '-c', {inner!r}, str(writes)], pass_fds=[writes], check=True)\n"
+        "print(os.read(reads, 100).decode())"
+    )
+    assert launched(["python", "-c", outer]).stdout == "torch\n"
+
+
+def test_a_program_of_flower_can_be_launched_and_anything_else_is_the_real_one():
+    folder = warm.programs()
+    done = real([folder / "flwr", "--version"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"Flower version: {version('flwr')}\n", "")
+    assert (folder / "pytest").resolve() == Path(warm.PYTHON).with_name("pytest").resolve()
+    assert {path.name for path in Path(warm.PYTHON).parent.iterdir()} <= {path.name for path in folder.iterdir()}
+    before = sys.executable
+    with warm.started_warm():
+        assert sys.executable != before
+    assert sys.executable == before == warm.PYTHON
+
+
 def test_a_zygote_that_has_died_is_an_error_and_no_hang(monkeypatch):
     monkeypatch.setattr(warm, "_zygotes", {})
+    monkeypatch.setattr(warm, "_programs", {})
     process = warm.Process(["-c", "input()"])
     assert process.wait() == 1  # its standard input is empty
     own = warm.zygote()

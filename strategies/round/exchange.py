@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 #: Flower's error codes for a request or reply that it cannot deliver, for example after an incomplete upload.
 LOST_ON_THE_WAY = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
-#: Pause in seconds between two polls for replies: the first one, and the longest one.
+#: Pause in seconds between two polls for replies: the first one, and the longest one while clients are quick.
 PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.2
+#: In a long wait a pause may be the first share of the time since the last reply, the second one of the time that is
+#: left, and at most so many seconds: a poll costs a SuperLink about 10 ms of a core, and hours of training answer no.
+WAIT_SHARE, LEFT_SHARE, MOST_PAUSE_S = 0.02, 0.1, 2.0
 
 
 @runtime_checkable
@@ -305,22 +308,29 @@ def poll(grid: Grid, open_ids: Callable[[], Collection[str]], deadline: float) -
     Parameters
     ----------
     grid : Grid
-        Polled again after a pause, which grows while no reply comes; without a pause if the grid waits by itself.
+        Polled again after a pause, which grows while no reply comes (:func:`longest_pause`); without a pause if the
+        grid waits by itself.
     open_ids : callable
         Returns the ids of the messages whose replies are still missing; called before each poll.
     deadline : float
         When to stop, in seconds of ``time.monotonic``; the grid is polled at least once.
     """
-    pause, blocking = PAUSE_S, is_blocking(grid)
+    pause, blocking, last = PAUSE_S, is_blocking(grid), time.monotonic()
     while waiting := set(open_ids()):
         replies = list(grid.pull_messages(waiting))
         yield replies
-        left = deadline - time.monotonic()
+        now = time.monotonic()
+        left, last = deadline - now, now if replies else last
         if left <= 0:
             return
-        pause = PAUSE_S if replies else min(pause * 2, LONGEST_PAUSE_S)
+        pause = PAUSE_S if replies else min(pause * 2, longest_pause(now - last, left))
         if not blocking and open_ids():
             time.sleep(min(pause, left))
+
+
+def longest_pause(waited_s: float, left_s: float) -> float:
+    """Return the most seconds until the next poll, `waited_s` after the last reply and `left_s` before the deadline."""
+    return min(MOST_PAUSE_S, max(LONGEST_PAUSE_S, min(WAIT_SHARE * waited_s, LEFT_SHARE * left_s)))
 
 
 def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:

@@ -13,14 +13,14 @@ CONFIGURATION = [
     *("method=fedcross_async", "task=digits", "partition.clients=4", "clients_per_round=3", "rounds=3", "seed=1"),
     *("train.epochs=2", "logger=none"),
 ]
+#: What a user starts is whole in test_same_result; here its processes are forked.
+pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 
 
 def sha(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.slow
-@pytest.mark.superlink
 def test_visits_as_they_arrived_can_be_repeated_here(
     tmp_path: Path, digits_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,8 +32,6 @@ def test_visits_as_they_arrived_can_be_repeated_here(
         assert sha(launch([*replay, f"engine.workers={workers}"], tmp_path / f"replay-{workers}")) == sha(real)
 
 
-@pytest.mark.slow
-@pytest.mark.superlink
 def test_the_virtual_clock_gives_one_model_on_a_network_and_here(
     tmp_path: Path, digits_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,8 @@ def local(tmp_path_factory: pytest.TempPathFactory, digits_cache: Path) -> str:
         return sha(launch(CONFIGURATION, folder / "run"))
 
 
+# All processes are new ones, from the command to the last worker, as a user starts them. In the other tests of this
+# file and of test_engines they are forked from one that has imported what they need (tests.support.warm).
 @pytest.mark.slow
 @pytest.mark.superlink
 def test_three_authenticated_supernodes_give_the_local_model(tmp_path: Path, local: str) -> None:
@@ -46,6 +48,7 @@ def test_three_authenticated_supernodes_give_the_local_model(tmp_path: Path, loc
     assert sha(folder) == local
 
 
+# New processes, too.
 @pytest.mark.slow
 @pytest.mark.ray
 def test_ray_gives_the_local_model(tmp_path: Path, local: str) -> None:
@@ -55,6 +58,7 @@ def test_ray_gives_the_local_model(tmp_path: Path, local: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.usefixtures("warm_start")
 def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: str) -> None:
     output = tmp_path / "flwr-run"
     overrides = join([*CONFIGURATION, f"output={output}"])
@@ -64,6 +68,7 @@ def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: st
 
 @pytest.mark.slow
 @pytest.mark.superlink
+@pytest.mark.usefixtures("warm_start")
 def test_models_of_three_widths_over_a_superlink(tmp_path: Path) -> None:
     """Each device gets the slots that it can hold, and what it uploads is the local run's."""
     sizes = ["method.widths=[1.0,0.66,0.4]", "devices=three_sizes", "devices.shares=[0.34,0.33,0.33]"]
@@ -74,6 +79,7 @@ def test_models_of_three_widths_over_a_superlink(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.superlink
+@pytest.mark.usefixtures("warm_start")
 def test_adapters_of_an_own_network_over_a_superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of the federation find the network, and only its part travels."""
     (tmp_path / "mine" / "e2enets").mkdir(parents=True)

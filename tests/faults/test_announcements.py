@@ -11,7 +11,7 @@ from tests.faults.test_bombs import MIB, memory
 from tests.support.killer import digest
 from tests.support.network import Network, lines, undisturbed, wait_for_line, wait_for_rounds
 
-pytestmark = [pytest.mark.superlink, pytest.mark.slow]
+pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 LEVELS = 28
 #: Without the guard the SuperLink ends here, and not with the machine.
 ADDRESSES = 6 << 30

@@ -10,7 +10,7 @@ from tests.support.bombs import INFLATED, KINDS, MIB, counted
 from tests.support.killer import digest
 from tests.support.network import Network, lines, undisturbed
 
-pytestmark = [pytest.mark.superlink, pytest.mark.slow]
+pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 PATIENCE_S = 1500
 #: What the ServerApp's process may grow by; the bomb would be 2,200 MiB and more.
 GROWTH = 200 * MIB

@@ -9,9 +9,9 @@ import pytest
 from fedcross.core.keys import make_node_key
 from fedcross.engines import flower
 from fedcross.engines.superlink import register
-from tests.support.network import Network, lines, wait_for_rounds
+from tests.support.network import CALM, Network, lines, wait_for_rounds
 
-pytestmark = [pytest.mark.superlink, pytest.mark.slow]
+pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 PATIENCE_S = 600
 DEADLINE_S = 5.0
 
@@ -32,7 +32,7 @@ def all_three(line):
 def test_a_device_is_added_stopped_and_started_again_while_a_run_is_on(tmp_path):
     output = tmp_path / "run"
     with Network(tmp_path / "work", clients=2, superexec=False) as network:
-        network.start_nodes("first", [0, 1])
+        network.start_nodes("first", [0, 1], **CALM)
         rules = (f"federation.deadline_s={DEADLINE_S}", "federation.min_clients=2")
         network.serve(output, "rounds=100000", *rules)
         wait_for_rounds(output, 2, PATIENCE_S)
@@ -41,7 +41,7 @@ def test_a_device_is_added_stopped_and_started_again_while_a_run_is_on(tmp_path)
         network.keys.append(make_node_key(tmp_path / "new", "late"))
         with contextlib.closing(flower.control_client(network.port, network.authority.public)) as client:
             register(client, network.keys[2])
-        network.start_nodes("late", [2])
+        network.start_nodes("late", [2], **CALM)
         wait_until(output, all_three)
 
         network.stop("late", signal.SIGKILL)
@@ -53,7 +53,7 @@ def test_a_device_is_added_stopped_and_started_again_while_a_run_is_on(tmp_path)
             if network.processes["late"].poll() is not None:
                 starts.append(time.monotonic())
                 time.sleep(1)
-                network.start_nodes("late", [2])
+                network.start_nodes("late", [2], **CALM)
 
         wait_until(output, all_three, again)
         print(f"taking part again {time.monotonic() - starts[0]:.0f} s and {len(starts)} starts after the first")

@@ -47,10 +47,11 @@ def test_a_full_disk_is_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.superlink
+@pytest.mark.usefixtures("warm_start")
 def test_faults_of_a_federation_are_named(tmp_path):
     with shared(tmp_path / "network"):
         for name in ("key_bound", "no_clients", "wrong_shapes"):
-            check(FEDERATION, name, tmp_path)
+            check(FEDERATION, name, tmp_path, warm=True)
 
 
 def test_the_injections_are_of_the_table_and_enough():

@@ -19,8 +19,9 @@ from fedcross.engines import guarded, remote
 from fedcross.engines.processes import marked
 from tests.support.command import main
 from tests.support.killer import digest
-from tests.support.network import ROOT, SETTINGS, Network, lines, undisturbed, wait_for_rounds
+from tests.support.network import CALM, ROOT, SETTINGS, Network, lines, undisturbed, wait_for_rounds
 
+pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 PATIENCE_S = 600
 
 
@@ -52,17 +53,15 @@ def renew(network: Network) -> None:
     network.stop("nodes", signal.SIGKILL)
     with connect(f"127.0.0.1:{network.port}", network.authority.public) as client:
         wait_until(lambda: not any(node.status == "online" for node in listing(client)))
-    network.start_nodes("nodes", [0, 1, 2])
+    network.start_nodes("nodes", [0, 1, 2], **CALM)
 
 
-@pytest.mark.slow
-@pytest.mark.superlink
 def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_path, capsys):
     """The watcher is what the compose file's service `run` is: it must end only with the run, and as the run does."""
     output = tmp_path / "run"
     with Network(tmp_path / "work") as network, contextlib.ExitStack() as stack:
         where = ["--superlink", f"127.0.0.1:{network.port}", "--authority", str(network.authority.public)]
-        network.start_nodes("nodes", [0, 1, 2])
+        network.start_nodes("nodes", [0, 1, 2], **CALM)
         engine = ["engine=remote", f"engine.address=127.0.0.1:{network.port}", f"engine.authority={where[3]}"]
         log = stack.enter_context((tmp_path / "watcher.log").open("w"))
         watcher = subprocess.Popen(
@@ -108,15 +107,13 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
     assert found == undisturbed(tmp_path / "whole", f"rounds={done + 2}")
 
 
-@pytest.mark.slow
-@pytest.mark.superlink
 def test_runs_wait_for_their_turn_and_one_is_stopped_without_the_others(tmp_path, capsys, monkeypatch):
     """Two runs at once: the third waits until the second is stopped, by its name; the first goes on meanwhile."""
     monkeypatch.setenv(guarded.RUNS, "2")
     with Network(tmp_path / "work") as network:
         where = ["--superlink", f"127.0.0.1:{network.port}", "--authority", str(network.authority.public)]
         params = remote.Params(address=where[1], authority=Path(where[3]))
-        network.start_nodes("nodes", [0, 1, 2])
+        network.start_nodes("nodes", [0, 1, 2], **CALM)
 
         def submit(name: str, *more: str) -> None:
             text = join([*SETTINGS, *more, f"output={tmp_path / name}"])

@@ -1,5 +1,6 @@
 """What ends a run and what must not: a configuration that all clients refuse, and a claim to another's partition."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -26,12 +27,13 @@ ENGINES = [
 def test_what_all_clients_refuse_ends_the_run_with_their_words(tmp_path, engine):
     output = tmp_path / "run"
     own = ["engine.workers=1"] if engine == "local" else []
-    done = warm.run(
-        ["-m", "fedcross", *SETTINGS, f"engine={engine}", *own, f"output={output}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        timeout=PATIENCE_S,
-    )
+    with contextlib.nullcontext() if engine == "local" else warm.started_warm():
+        done = warm.run(
+            ["-m", "fedcross", *SETTINGS, f"engine={engine}", *own, f"output={output}"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            timeout=PATIENCE_S,
+        )
     told = done.stdout + done.stderr
     assert done.returncode != 0, told[-3000:]
     assert "All 2 clients of round 1 refuse: privacy.enabled=true: model=resnet20" in told
@@ -41,6 +43,7 @@ def test_what_all_clients_refuse_ends_the_run_with_their_words(tmp_path, engine)
 
 @pytest.mark.superlink
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_start")
 def test_a_second_device_cannot_take_a_partition(tmp_path):
     """The thief has a registered key of its own and claims the partition of a device that trains already."""
     output = tmp_path / "run"

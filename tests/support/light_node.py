@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 app = ClientApp()
 #: Flower's Message reads its sender from a variable of the process.
 _IDENTITY = threading.Lock()
-POLL_S = 0.2
+#: Seconds between two questions for a message: this share of the time since the last one, within bounds. The SuperLink
+#: needs some 10 ms of a core for each, and a round may wait for a minute.
+SHARE, LEAST_S, MOST_S = 0.2, 0.1, 1.5
 
 
 @app.query()
@@ -131,6 +133,7 @@ def serve(port: int, root: bytes, key: Path, partition: int, log: Path) -> None:
                 attack = Announcer(connection, int(os.environ["FEDCROSS_LEVELS"]))
             else:
                 attack = Impostor(kind, connection, log)
+        last = time.monotonic()
         while True:
             try:
                 message = connection.next()
@@ -138,8 +141,9 @@ def serve(port: int, root: bytes, key: Path, partition: int, log: Path) -> None:
                 print(f"could not receive: {type(error).__name__}: {error}", flush=True)
                 message = None
             if message is None:
-                time.sleep(POLL_S)
+                time.sleep(min(MOST_S, max(LEAST_S, SHARE * (time.monotonic() - last))))
                 continue
+            last = time.monotonic()
             train = message.metadata.message_type == "train"
             with log.open("a") as file:
                 number = message.content.config_records["config"]["round"] if train else 0

@@ -28,10 +28,14 @@ from fedcross.engines import flower, guarded
 from fedcross.engines.processes import Family
 from fedcross.engines.superlink import register
 from tests.support import flower_app
+from tests.support.warm import PYTHON
 
 ROOT = Path(__file__).parents[2]
 #: Seconds that a start may take: only a hanging program takes so long, and one that ends is noticed at once.
 START_S = 600
+#: For nodes of a run that goes on while a test does other things: each round then takes so many seconds at least, and
+#: not all that the machine has.
+CALM = {"FEDCROSS_TRAINING": "0.5"}
 #: Three clients, all drawn. What the light clients do is known, and so is every digit of the result.
 SETTINGS = (
     *("task=digits", "task.limit=200", "task.limit_test=100", "partition=iid", "partition.clients=3"),
@@ -105,9 +109,11 @@ class Network:
         self.family = stack.enter_context(Family(self.work, flower.environment(home, self.environment), [state]))
         # A test that fails must not take the machine's memory.
         limit = [] if self._address_space is None else ["prlimit", f"--as={self._address_space}"]
+        python, *program = guarded.command("flower-superlink")
         self._superlink = [
             *limit,
-            *guarded.command("flower-superlink"),
+            # Where its memory is what a test looks at, it is a process of its own from the start.
+            *(PYTHON if limit else python, *program),
             *("--host", flower.LOOPBACK, "--port", str(self.port), "--isolation", "process"),
             *("--ssl-certfile", str(server.public), "--ssl-keyfile", str(server.private)),
             *("--ssl-ca-certfile", str(self.authority.public), "--enable-supernode-auth"),

@@ -18,15 +18,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tests.support import launcher
 from tests.support.zygote import LARGEST
 
 ROOT = Path(__file__).parents[2]
 #: Seconds that the imports may take on a loaded machine.
 PATIENCE_S = 600.0
+#: The real one, whatever a test has put in its place.
+PYTHON = sys.executable
+#: The programs of Flower that a launcher may stand for, and Python.
+PROGRAMS = (
+    *("python", "flwr", "flwr-clientapp", "flwr-serverapp", "flwr-simulation"),
+    *("flower-superexec", "flower-superlink", "flower-supernode"),
+)
 
 
 class Zygote:
@@ -36,13 +44,14 @@ class Zygote:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended: dict[int, int] = {}
         self._started: list[int] = []
+        self._open = False
         self._lock = threading.RLock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         # Its first path is ROOT by -m. A PYTHONPATH would hide what an editable installation adds to the paths.
         own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.zygote", str(theirs.fileno())],
+                [PYTHON, "-m", "tests.support.zygote", str(theirs.fileno())],
                 cwd=ROOT, env=own, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=self._log,
             )  # fmt: skip
@@ -55,6 +64,14 @@ class Zygote:
             while not self._started:
                 self._listen(deadline - time.monotonic())
             return self._started.pop()
+
+    def open(self, door: Path) -> None:
+        """Have it listen at `door`, too."""
+        with self._lock:
+            self.channel.send(json.dumps({"door": str(door)}).encode())
+            deadline = time.monotonic() + PATIENCE_S
+            while not self._open:
+                self._listen(deadline - time.monotonic())
 
     def status(self, pid: int, seconds: float) -> int | None:
         """Return the wait status of a process that has ended, None if it still runs after `seconds`."""
@@ -81,7 +98,9 @@ class Zygote:
             self._log.seek(0)
             raise RuntimeError(f"the process that forks has ended: {self._log.read().decode(errors='replace')}")
         kind, pid, *status = json.loads(text)
-        if kind == "started":
+        if kind == "open":
+            self._open = True
+        elif kind == "started":
             self._ended.pop(pid, None)  # numbers come back
             self._started.append(pid)
         else:
@@ -96,6 +115,7 @@ class Zygote:
 
 
 _zygotes: dict[int, Zygote] = {}
+_programs: dict[int, tempfile.TemporaryDirectory[str]] = {}
 
 
 def zygote() -> Zygote:
@@ -105,10 +125,38 @@ def zygote() -> Zygote:
     return _zygotes[os.getpid()]
 
 
+def programs() -> Path:
+    """Return a folder like the one in which Python lies, in which Python and Flower's programs are launchers."""
+    if os.getpid() not in _programs:
+        # A folder of its own, because the path of a socket has at most 107 bytes.
+        _programs[os.getpid()] = folder = tempfile.TemporaryDirectory(prefix="fedcross-programs-")
+        real, text = Path(PYTHON).parent, Path(launcher.__file__).read_text()
+        for name in {*PROGRAMS, *(path.name for path in real.iterdir())}:
+            if name in PROGRAMS:
+                (Path(folder.name) / name).write_text(f"#!{PYTHON} -IS\n{text}")
+                (Path(folder.name) / name).chmod(0o700)
+            else:
+                (Path(folder.name) / name).symlink_to(real / name)
+        zygote().open(Path(folder.name) / "door")
+    return Path(_programs[os.getpid()].name)
+
+
+@contextlib.contextmanager
+def started_warm() -> Iterator[None]:
+    """Have what this process starts with ``sys.executable``, and what that starts, forked from the zygote."""
+    before, sys.executable = sys.executable, str(programs() / "python")
+    try:
+        yield
+    finally:
+        sys.executable = before
+
+
 def end() -> None:
     """End the zygote of this process, if it has one."""
     if own := _zygotes.pop(os.getpid(), None):
         own.end()
+    if folder := _programs.pop(os.getpid(), None):
+        folder.cleanup()
 
 
 class Process:
@@ -141,6 +189,8 @@ class Process:
         self._zygote = own
         request = {
             "arguments": self.args,
+            "numbers": [0, 1, 2],
+            "executable": sys.executable,
             "cwd": str(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
             "start_new_session": start_new_session,

@@ -57,6 +57,28 @@ def test_the_deadline_ends_a_round_to_the_second(clock):
     assert dict(late.rejected) == {"unknown": 1}
 
 
+class Counted(VirtualGrid):
+    """A grid that counts the polls."""
+
+    polls = 0
+
+    def pull_messages(self, message_ids):
+        self.polls += 1
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize(
+    ("length", "least", "most", "late"), [(5, 30, 45, 0.2), (100, 160, 190, 2), (3600, 1900, 2100, 2)]
+)
+def test_the_longer_a_round_lasts_the_less_often_it_asks(clock, length, least, most, late):
+    """Five times a second at first, then at a fiftieth of the wait, at last every two seconds."""
+    method, _ = federation(clock, {}, deadline_s=10_000)
+    counted = Counted(clock, 6, {drawn(method)[0]: answers(length)})
+    assert method.run_round(1, counted).dropped == 0
+    assert least <= counted.polls <= most
+    assert length <= clock.now <= length + late
+
+
 def test_all_lost_is_a_round_without_change(clock):
     method, grid = federation(clock, dict.fromkeys(range(6), fails(1)))
     before = method.pool.rows.copy()
