@@ -43,7 +43,7 @@ def places_of(link: Link, root: str) -> int:
 
 
 def handler(link: Link, most: int = MOST) -> Callable[[PushMessagesRequest], Any]:
-    made = limited(link.push, most, Ledger(most, 1 << 30), Refusals())
+    made = limited(link.push, most, Ledger(most, 1 << 30, lambda: 0.0), Refusals())  # no time passes
     return lambda request: made(request=request, state=link)
 
 
@@ -125,7 +125,7 @@ def test_several_harmless_announcements_do_not_grow_together() -> None:
         else:
             built = max(built, places_of(link, made.object_id))
     assert built == 9
-    # In the other order the leaf is known first, and what hangs below it later is not told apart from a lie.
+    # In the other order the leaf is known first; what another device says hangs below it does not count yet.
     with pytest.raises(HTTPException):
         push(pushed(tree("r-1", tree("new"))))
 
