@@ -5,8 +5,9 @@ children per name and builds the tree from these lists again when the ServerApp 
 places share children grows on the way: 4 KiB with 16 levels become 9 MB, and each further level doubles that. A tree
 of many thousand names keeps the database locked for seconds. So ``executor/announced.py`` looks at the tree before
 anything is stored, ``executor/replies.py`` at the message itself, and ``executor/ledger.py`` at how much a device
-stores. What is refused is not left open: ``executor/instead.py`` tells the server. What is over is deleted by
-``executor/sweep.py``, in small transactions.
+stores; ``executor/claims.py`` sees to it that what one device says of an object binds no other and not the server. What
+is refused is not left open: ``executor/instead.py`` tells the server. What is over is deleted by ``executor/sweep.py``,
+in small transactions.
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -155,14 +156,22 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         return False
     if program == "flower-superlink":
         from flwr.superlink.servicer.fleet import fleet_handlers as fleet
+        from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
         announced, replies, ledgers = part("announced"), part("replies"), part("ledger")
-        sweep = part("sweep")
+        claims, sweep = part("claims"), part("sweep")
         ledger, refused = ledgers.Ledger(most, mib << 20), replies.Refusals()
         fleet.push_messages = announced.limited(fleet.push_messages, most, ledger, refused)
-        fleet.push_object = ledgers.stored_within(fleet.push_object, ledger, refused)
+        within = ledgers.stored_within(fleet.push_object, ledger, refused)
+        fleet.push_object = replies.plain(within, refused, "object_id", "session_id")
+        fleet.pull_object = replies.plain(fleet.pull_object, refused, "object_id")
+        fleet.get_fab = replies.plain(fleet.get_fab, refused, "hash_str")
+        confirm = fleet.confirm_message_received
+        fleet.confirm_message_received = replies.plain(confirm, refused, "message_object_id")
         fleet.activate_node = replies.steady(fleet.activate_node, refused)
         fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)
+        runtime.push_messages = claims.asserted(runtime.push_messages, ledger, refused)
+        runtime.pull_messages = claims.named(runtime.pull_messages)
         sweep.attach(sweep.Sweeper())
     else:
         from flwr.supercore.runtime import RuntimeHttpClient

@@ -29,6 +29,8 @@ A SuperLink asks here what it takes from a device (:mod:`engines.guarded`):
     announced    the tree that is announced
     replies      the message itself
     ledger       how much a device stores
+    claims       whose word counts about an object
+    rows         what Flower's store has of an object
     instead      an error for the server in the place of what is refused
     sweep        deletes what is over
 

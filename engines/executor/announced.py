@@ -12,26 +12,20 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
-from . import instead
+from . import claims, instead
 from . import ledger as ledgers
 from .replies import Later, Refusals, Refused, places, tell, wrong
 
 #: Message, table of records, record, array, chunk: Flower's messages have no more levels.
 DEPTH = 5
 NAME = re.compile(r"[0-9a-f]{64}")
-#: Name -> names of its children, None for an object that is not stored.
-Stored = Callable[[str], "frozenset[str] | None"]
 
 
-def _nothing(name: str) -> None:
-    """Tell that nothing is stored."""
-
-
-def fault(tree: Any, most: int, stored: Stored = _nothing) -> tuple[int, str] | None:
+def fault(tree: Any, most: int) -> tuple[int, str] | None:
     """Return HTTP status and reason if the announced `tree` must be refused, else None.
 
-    Equal names must have equal children, in the tree and in the store. Then what Flower builds from its lists has
-    exactly the places that were announced, and an object cannot be its own descendant.
+    Equal names must have equal children. Then what Flower builds from its lists has exactly the places that were
+    announced, and an object cannot be its own descendant. What other announcements say is the matter of :mod:`claims`.
 
     Parameters
     ----------
@@ -39,8 +33,6 @@ def fault(tree: Any, most: int, stored: Stored = _nothing) -> tuple[int, str] | 
         As announced.
     most : int
         Most places in the tree.
-    stored : callable
-        Tells what the store has.
     """
     found: dict[str, frozenset[str]] = {}
     level, seen = [tree], 1
@@ -55,29 +47,13 @@ def fault(tree: Any, most: int, stored: Stored = _nothing) -> tuple[int, str] | 
                 return 400, "an object names a child twice"
             if not NAME.fullmatch(name):
                 return 400, "an object whose name is no SHA-256"
-            before = stored(name)
-            if found.setdefault(name, children) != children or (before is not None and before != children):
-                return 400, "one object is announced with different children"
+            if found.setdefault(name, children) != children:
+                return 400, claims.DIFFERENT
             below += node.children
         level = below
         if not level:
             return None
     return 400, f"objects nested more than {DEPTH} deep"
-
-
-def _contents(store: Any) -> Stored:
-    """Return what tells the children of a stored object.
-
-    Two announcements that are harmless one by one may grow together in the store in memory. Flower's SQL store itself
-    refuses a known object with other children.
-    """
-    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-
-    def children(name: str) -> frozenset[str] | None:
-        entry = store.store.get(name)
-        return None if entry is None else frozenset(entry.child_object_ids)
-
-    return children if isinstance(store, InMemoryObjectStore) else _nothing
 
 
 def limited(
@@ -114,15 +90,18 @@ def limited(
             raise Refused(*found)
 
     def store(request: Any, state: Any) -> Any:
+        told, node = request.messages_list[0].metadata, request.node.node_id
+        name = told.reply_to_message_id
         with in_turn():
-            if found := fault(request.message_object_trees[0], most, _contents(state.object_store)):
-                raise Refused(*found)
+            if instead.waits_for(state, name, node, time.time()) or instead.reply_to(state, name) == told.message_id:
+                claims.settle(state, request.message_object_trees, told.run_id, node, ledger)
             try:
                 answer = push_messages(request=request, state=state)
             except (ValueError, ArithmeticError, IntegrityError) as error:
                 raise Refused(400, f"Flower cannot store it, {type(error).__name__}: {str(error)[:120]!r}") from error
-            name = request.messages_list[0].metadata.reply_to_message_id
-            if not answer.objects_to_push and instead.waits_for(state, name, request.node.node_id, time.time()):
+            if not answer.objects_to_push:  # nothing is uploaded; Flower keeps a row until the run is over
+                state._cleanup_push_session(answer.session_id, cleanup_messages=False)
+            if not answer.objects_to_push and instead.waits_for(state, name, node, time.time()):
                 raise Refused(400, "Flower does not store it; its times do not fit its request")
             return answer
 
@@ -143,7 +122,8 @@ def limited(
             answer = store(request, state)
             wanted = list(answer.objects_to_push)
         finally:
-            ledger.left(node, tree.object_id, request.messages_list[0].metadata.run_id, wanted, state)
+            said = {name: claims.said(part) for name, part in claims.claims_of([tree]).items()}
+            ledger.left(node, tree.object_id, request.messages_list[0].metadata.run_id, wanted, state, said)
         return answer
 
     @functools.wraps(push_messages)

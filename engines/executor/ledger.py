@@ -9,12 +9,13 @@ import functools
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import instead
-from .replies import Later, Refused, tell
+from . import claims, instead
+from .replies import Later, Refusals, Refused, tell
+from .rows import rows_of
 
 #: Replies of one device that are announced and not complete. A device answers one request at a time; one that lost its
 #: connection leaves an unfinished reply behind, which Flower gives up after `GIVEN_UP_S`.
@@ -24,18 +25,25 @@ UNFINISHED, GIVEN_UP_S = 4, 180.0
 BURST, REFILL_S, LEAST = 2, 8.0, 8
 #: Seconds that an announcement waits for others; each keeps the database locked.
 QUEUE_S = 5.0
+#: Seconds for which nobody else says anything else of an object that a device has announced. The server asks for the
+#: reply meanwhile.
+HOLD_S = 5.0
+#: Objects in dispute that are remembered.
+DISPUTES = 4096
 #: Bytes that must stay free on the database's disk.
 SPARE = 1 << 28
 
 
 @dataclass
 class Reply:
-    """A reply that is announced and, as far as known, not deleted."""
+    """A reply that is announced and, as far as known, not deleted; `claims`: the children of its missing objects."""
 
     run: int
     missing: set[str]
     touched: float
     stored: int = 0
+    since: float = 0.0
+    claims: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,6 +80,7 @@ class Ledger:
         self.most, self.quota = most, quota
         self._clock, self._free = clock, free
         self._accounts: dict[int, Account] = {}
+        self._disputed: dict[str, None] = {}  # in the order in which they came up
         self._lock = threading.Lock()
 
     def enter(self, node: int, name: str, objects: int, state: Any = None) -> None:
@@ -95,14 +104,27 @@ class Ledger:
             account.objects -= price
             account.entering += 1
 
-    def left(self, node: int, name: str, run: int, wanted: list[str], state: Any) -> None:
-        """Note which objects the SuperLink expects of `node` now (none: it stored no reply, or has all of it)."""
+    def left(
+        self,
+        node: int,
+        name: str,
+        run: int,
+        wanted: list[str],
+        state: Any,
+        said: Mapping[str, frozenset[str]] | None = None,
+    ) -> None:
+        """Note which objects the SuperLink expects of `node` now (none: it stored no reply, or has all of it).
+
+        `said` is which children the device has announced of each.
+        """
         with self._lock:
             account = self._accounts[node]
             account.entering -= 1
             if wanted:
-                known = account.replies.get(name)
-                account.replies[name] = Reply(run, set(wanted), self._clock(), known.stored if known else 0)
+                known, now = account.replies.get(name), self._clock()
+                stored, since = (known.stored, known.since) if known else (0, now)
+                own = {one: said[one] for one in wanted} if said else {}
+                account.replies[name] = Reply(run, set(wanted), now, stored, since, own)
             look = len(account.replies) >= account.look_at
         if look:
             self._forget(account, state)
@@ -128,6 +150,7 @@ class Ledger:
         if reply:
             with self._lock:
                 reply.missing.discard(name)
+                reply.claims.pop(name, None)
                 reply.stored += size
                 reply.touched = self._clock()
 
@@ -141,7 +164,55 @@ class Ledger:
     def give_up(self, node: int, reply: str) -> None:
         """Forget the reply."""
         with self._lock:
-            self._accounts[node].replies.pop(reply, None)
+            if account := self._accounts.get(node):
+                account.replies.pop(reply, None)
+
+    def claim(self, node: int, name: str) -> frozenset[str] | None:
+        """Return which children the node has announced of an object that it is to send, None if of none."""
+        reply = self._reply(node, name)
+        return reply.claims.get(name) if reply else None
+
+    def liars(self, name: str, children: frozenset[str]) -> list[tuple[int, str]]:
+        """Return node and name of the unfinished replies that were announced with other `children` of the object."""
+        with self._lock:
+            return [(node, reply) for node, reply, one in self._claims(name) if one.claims[name] != children]
+
+    def may_claim(self, node: int, name: str, children: frozenset[str]) -> None:
+        """Raise if the `node` may not say that the object has these children (:class:`Refused`, :class:`Later`).
+
+        Another device has just said something else (:data:`HOLD_S`), or this one has.
+        """
+        with self._lock:
+            now = self._clock()
+            for other, _, reply in self._claims(name):
+                if reply.claims[name] == children:
+                    continue
+                if other == node and now - reply.touched < GIVEN_UP_S:
+                    raise Refused(400, claims.DIFFERENT)
+                if other != node and now - reply.since < HOLD_S:
+                    raise Later("another device has just announced an object of this reply with other children")
+
+    def dispute(self, names: Iterable[str]) -> None:
+        """Note that different children were announced of these objects."""
+        with self._lock:
+            self._disputed.update(dict.fromkeys(names))
+            while len(self._disputed) > DISPUTES:
+                del self._disputed[next(iter(self._disputed))]
+
+    def disputed(self, name: str) -> bool:
+        """Return whether different children were announced of the object."""
+        return name in self._disputed
+
+    def agree(self, name: str) -> None:
+        """Note that nobody says anything else of the object any more."""
+        with self._lock:
+            self._disputed.pop(name, None)
+
+    def _claims(self, name: str) -> list[tuple[int, str, Reply]]:
+        """Return node, name and reply of all who have announced the object and not sent it."""
+        accounts = list(self._accounts.items())
+        pairs = ((node, reply, one) for node, account in accounts for reply, one in account.replies.items())
+        return [(node, reply, one) for node, reply, one in pairs if name in one.claims]
 
     def _open(self, account: Account, name: str) -> int:
         """Return how many replies besides `name` are announced, not complete and not given up."""
@@ -189,12 +260,11 @@ def free_bytes(state: Any) -> int | None:
     return free
 
 
-def stored_within(
-    push_object: Callable[..., Any], ledger: Ledger, refused: Callable[[int, str, str], None]
-) -> Callable[..., Any]:
+def stored_within(push_object: Callable[..., Any], ledger: Ledger, refused: Refusals) -> Callable[..., Any]:
     """Return Flower's handler of a reply's objects, which refuses what is more than the `ledger` allows.
 
-    A reply with an object too many cannot be completed any more: the server gets an error in its place.
+    It also refuses an object that was announced with other children (:mod:`claims`). The reply cannot be completed any
+    more: the server gets an error in its place.
     """
 
     @functools.wraps(push_object)
@@ -203,9 +273,10 @@ def stored_within(
         try:
             try:
                 ledger.may_store(node, name, size, state)
+                claims.arrived(state, request, ledger, refused)
             except Refused as refusal:
                 refused(node, "an object", refusal.why)
-                if reply := ledger.waits_for(node, name):
+                if reply := ledger.waits_for(node, name) or rows_of(state).root(request.session_id):
                     tell(instead.replace, state, reply, node, refusal.why)
                     ledger.give_up(node, reply)
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,10 @@ LONGEST_S = 10 * 365 * 86400.0
 #: Longest pause between two heartbeats, in seconds. Flower's SuperNode says 30; it takes up to 1800, and counts a
 #: device as online for twice the pause.
 HEARTBEAT_S = 120.0
+#: What a device may name things with; all that Flower and fedcross make up is of this kind.
+PLAIN = re.compile(r"[ -~]{0,128}")
+#: Longest public key, in bytes.
+KEY = 1024
 #: Seconds after which a device should ask again.
 AGAIN_S = 5
 
@@ -50,6 +55,8 @@ def wrong(request: Any, state: Any, now: float) -> str | None:
     told = message.metadata
     if not told.reply_to_message_id:
         return "a request and not a reply"
+    if not PLAIN.fullmatch(told.reply_to_message_id) or not PLAIN.fullmatch(told.group_id):
+        return "the name of its request, or of its group, is none"
     if told.src_node_id != request.node.node_id:
         return f"it says that node {told.src_node_id} sent it"
     if told.dst_node_id != SUPERLINK_NODE_ID:
@@ -148,6 +155,8 @@ def steady(handler: Callable[..., Any], refused: Refusals) -> Callable[..., Any]
 
     @functools.wraps(handler)
     def call(request: Any, state: Any) -> Any:
+        if len(getattr(request, "public_key", b"")) > KEY:  # Flower logs it
+            raise HTTPException(400, f"A public key has {KEY} bytes at most.")
         if not request.heartbeat_interval <= HEARTBEAT_S:
             known = hasattr(request, "node")
             node = request.node.node_id if known else state.get_node_id_by_public_key(request.public_key)
@@ -155,5 +164,20 @@ def steady(handler: Callable[..., Any], refused: Refusals) -> Callable[..., Any]
             refused(node, "a heartbeat", why)
             raise HTTPException(400, f"{why}: {HEARTBEAT_S:.0f} s at most.")
         return handler(request=request, state=state)
+
+    return call
+
+
+def plain(handler: Callable[..., Any], refused: Refusals, *names: str) -> Callable[..., Any]:
+    """Return Flower's handler, which refuses a request whose fields `names` are not :data:`PLAIN`: Flower logs them."""
+
+    @functools.wraps(handler)
+    def call(request: Any, state: Any, **others: Any) -> Any:
+        for name in names:
+            if not PLAIN.fullmatch(text := getattr(request, name)):
+                why = f"{name} of {len(text)} characters is no name"
+                refused(request.node.node_id, "a request", why)
+                raise HTTPException(400, f"{why}.")
+        return handler(request=request, state=state, **others)
 
     return call

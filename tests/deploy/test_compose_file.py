@@ -132,12 +132,16 @@ def test_flowers_pieces_of_arrays_pass_the_gateways_cap() -> None:
     from tests.support.trees import wide
 
     config = (ROOT / "deploy" / "gateway.cfg").read_text()
-    cap, announcement = map(int, re.findall(r"hdr_val\(content-length\) gt (\d+)", config))
+    cap, announcement, rest = map(int, re.findall(r"hdr_val\(content-length\) gt (\d+)", config))
     assert FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE * 1.1 < cap <= 16 * 2**20
     assert f"path /v1/fleet/push-messages }} {{ req.hdr_val(content-length) gt {announcement}" in config
-    # The largest announcement that the SuperLink takes passes; a much larger one does not reach it.
+    # What a little more than the SuperLink takes would be passes too: it refuses that and tells the server.
     largest = PushMessagesRequest(message_object_trees=[wide(MOST - 1)]).ByteSize()
-    assert 1.5 * largest < announcement < 2 * largest
+    assert 5 * largest < announcement < 8 * largest
+    # No other call is large; Flower writes the hash that `get-fab` asks for to its log.
+    assert "acl large path /v1/fleet/push-messages /v1/fleet/push-object\n" in config
+    assert f"413 if !large {{ req.hdr_val(content-length) gt {rest} }}" in config
+    assert rest <= 16384
     assert SERVICES["superlink"]["environment"][VARIABLE] == f"${{{VARIABLE}:-{MOST}}}"
     assert SERVICES["superlink"]["environment"][MIB_VARIABLE] == f"${{{MIB_VARIABLE}:-{MOST_MIB}}}"
 

@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from fastapi import HTTPException
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fedcross.engines import guarded
 from fedcross.engines.executor.announced import fault, limited
@@ -41,7 +43,7 @@ def places_of(link: Link, root: str) -> int:
 
 
 def handler(link: Link, most: int = MOST) -> Callable[[PushMessagesRequest], Any]:
-    made = limited(link.push, most, Ledger(most, 1 << 30), Refusals())
+    made = limited(link.push, most, Ledger(most, 1 << 30, lambda: 0.0), Refusals())  # no time passes
     return lambda request: made(request=request, state=link)
 
 
@@ -117,13 +119,13 @@ def test_several_harmless_announcements_do_not_grow_together() -> None:
         made = tree(f"r{step}", *(tree(f"{side}{step}", below) for side in "wxyz"))
         assert fault(made, MOST) is None
         try:
-            push(pushed(made, node=step % 5 + 2))  # no device announces more than a few
+            push(pushed(made, node=step + 2))  # each answers its request
         except HTTPException:
             assert step > 0
         else:
             built = max(built, places_of(link, made.object_id))
     assert built == 9
-    # In the other order the leaf is known first, and what hangs below it later is not told apart from a lie.
+    # In the other order the leaf is known first; what another device says hangs below it does not count yet.
     with pytest.raises(HTTPException):
         push(pushed(tree("r-1", tree("new"))))
 
@@ -187,21 +189,43 @@ def test_the_superexec_outlives_errors_of_the_superlink_and_no_others() -> None:
 
 
 def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("push_messages", "push_object", "activate_node", "send_node_heartbeat")
-    originals = {one: getattr(fleet_handlers, one) for one in names}
-    for one, original in originals.items():
-        monkeypatch.setattr(fleet_handlers, one, original)  # restored at the end
+    names = {
+        fleet_handlers: "push_messages push_object pull_object get_fab confirm_message_received activate_node "
+        "send_node_heartbeat",
+        runtime_handlers: "push_messages pull_messages",
+    }
+    originals = [(module, one, getattr(module, one)) for module, some in names.items() for one in some.split()]
+    for module, one, original in originals:
+        monkeypatch.setattr(module, one, original)  # restored at the end
     for kind, changed in ((SqlLinkState, "initialize"), (SqlLinkState, "cleanup_run"), (SqlObjectStore, "delete")):
         monkeypatch.setattr(kind, changed, getattr(kind, changed))
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
     monkeypatch.setattr(guarded, "version", lambda package: "1.43.0")
     assert not guarded.guard("flower-superlink", MOST)
-    assert all(getattr(fleet_handlers, one) is original for one, original in originals.items())
+    assert all(getattr(module, one) is original for module, one, original in originals)
     assert not hasattr(SqlObjectStore.delete, "__wrapped__")
     assert sql_mixin.SQLITE_PRAGMAS is before  # type: ignore[attr-defined]
     monkeypatch.setattr(guarded, "version", lambda package: CHECKED[-1])
     assert guarded.guard("flower-superlink", MOST)
-    assert all(getattr(fleet_handlers, one).__wrapped__ is original for one, original in originals.items())
+    for module, one, original in originals:
+        assert (found := getattr(module, one)).__wrapped__ is original or found.__wrapped__.__wrapped__ is original
+    for text in ("\n\x1b[2J", "Q" * 240_000, "\u202e", "\x9b31m"):  # Flower writes these fields to its log
+        for call, field, request in (
+            (fleet_handlers.get_fab, "hash_str", GetFabRequest(hash_str=text)),
+            (fleet_handlers.push_object, "object_id", PushObjectRequest(object_id=text)),
+            (fleet_handlers.push_object, "session_id", PushObjectRequest(session_id=text)),
+            (fleet_handlers.pull_object, "object_id", PullObjectRequest(object_id=text)),
+        ):
+            with pytest.raises(HTTPException, match=f"400: {field} of {len(text)} characters is no name"):
+                call(request=request, state=None)  # type: ignore[arg-type]
+        with pytest.raises(HTTPException, match="400: message_object_id of"):
+            fleet_handlers.confirm_message_received(
+                ConfirmMessageReceivedRequest(message_object_id=text),
+                state=None,  # type: ignore[arg-type]
+                store=None,  # type: ignore[arg-type]
+            )
+    with pytest.raises(HTTPException, match="1024 bytes at most"):
+        fleet_handlers.activate_node(ActivateNodeRequest(public_key=b"k" * 2000), None)  # type: ignore[arg-type]
     assert hasattr(SqlLinkState.cleanup_run, "__wrapped__")
     assert hasattr(SqlObjectStore.delete, "__wrapped__")
 

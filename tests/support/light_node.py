@@ -156,6 +156,8 @@ def serve(port: int, root: bytes, key: Path, partition: int, log: Path) -> None:
             try:
                 if attack is not None and train:
                     attack.act(message, honest)
+                elif attack is not None and hasattr(attack, "asked_who"):
+                    attack.asked_who(message, honest)
                 else:
                     connection.send(honest)
             except Exception as error:  # noqa: BLE001 - a SuperNode drops what it could not send, and goes on

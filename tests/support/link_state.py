@@ -19,6 +19,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
 from flwr.supercore import sql_mixin
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
@@ -30,6 +31,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
 from fedcross.engines.executor.announced import limited
+from fedcross.engines.executor.claims import asserted, named
 from fedcross.engines.executor.ledger import Ledger, stored_within
 from fedcross.engines.executor.replies import Refusals
 from fedcross.engines.grid import identify
@@ -56,9 +58,18 @@ class Run:
         How many nodes.
     most, quota : int
         Objects of a reply, and bytes of a node's replies.
+    clock : callable, optional
+        Tells the time in seconds, for the limits.
     """
 
-    def __init__(self, state: Any, nodes: int = 2, most: int = 100, quota: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        state: Any,
+        nodes: int = 2,
+        most: int = 100,
+        quota: int = 1 << 20,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         identify()
         self.state = state
         self.nodes = [
@@ -70,9 +81,13 @@ class Run:
         self.task = state.get_run_info(run_ids=[self.id])[0].primary_task_id
         assert state.claim_task(self.task)
         assert state.activate_task(self.task)
-        ledger, refused = Ledger(most, quota, free=lambda state: None), Refusals()
+        ledger = self.ledger = Ledger(most, quota, clock or time.monotonic, lambda state: None)
+        refused = self.refused = Refusals()
         self._announce = limited(fleet.push_messages, most, ledger, refused)
         self._put = stored_within(fleet.push_object, ledger, refused)
+        self._ask = asserted(runtime.push_messages, ledger, refused)
+        self._pull = named(runtime.pull_messages)
+        self._task = SimpleNamespace(run_id=self.id, task_id=self.task)
         self.requests: list[Message] = []
         self.device: Callable[[Message], None] = lambda message: None  # what a device does with a request
 
@@ -95,12 +110,12 @@ class Run:
             message.metadata.__dict__.update(_run_id=self.id, _src_node_id=SUPERLINK_NODE_ID, _message_id="")
             objects, tree = get_all_nested_objects(message), get_object_tree(message)
             message.metadata.__dict__["_message_id"] = tree.object_id
-            session = self.state.start_session(self.id)
-            shell = remove_content_from_message(message)
-            stored, missing = self.state.store_message_and_object_tree(shell, tree, session)
-            assert stored
-            for name in missing:
-                assert self.state.store_object(self.id, session, name, objects[name].deflate())
+            shell = message_to_proto(remove_content_from_message(message))
+            asked = PushAppMessagesRequest(messages_list=[shell], message_object_trees=[tree])
+            found = self._ask(asked, self.state, self._task)
+            assert found.message_ids == [tree.object_id]
+            for name in found.objects_to_push:
+                assert self.state.store_object(self.id, found.session_id, name, objects[name].deflate())
         self.requests += messages
         for message in messages:
             self.device(message)
@@ -108,11 +123,10 @@ class Run:
 
     def grid(self) -> JudgedGrid:
         """Return the server's grid, which asks this state."""
-        task = SimpleNamespace(run_id=self.id, task_id=self.task)
-        state = self.state
+        state, task = self.state, self._task
         client = SimpleNamespace(
             _client=SimpleNamespace(event_hooks={"response": []}),
-            PullMessages=lambda one: runtime.pull_messages(one, state, task),
+            PullMessages=lambda one: self._pull(one, state, task),
             PullObject=lambda one: runtime.pull_object(one, state, task),
             ConfirmMessageReceived=lambda one: runtime.confirm_message_received(one, state, task),
         )

@@ -222,6 +222,14 @@ def wait_for_rounds(output: Path, count: int, seconds: float) -> None:
         time.sleep(0.1)
 
 
+def wait_for_line(log: Path, text: str, seconds: float) -> None:
+    """Return when a process's log holds `text`."""
+    end = time.monotonic() + seconds
+    while not log.exists() or text not in log.read_text():
+        assert time.monotonic() < end, f"{log.name}: no {text!r} within {seconds} s"
+        time.sleep(0.1)
+
+
 def undisturbed(output: Path, *overrides: str, silent: Callable[[dict[str, Any]], bool] = lambda asked: False) -> str:
     """Return the SHA-256 of the final model of the same run without network, the `silent` requests unanswered."""
     from fedcross.conf.schema import load

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 
 if TYPE_CHECKING:
@@ -58,6 +59,20 @@ class Announcer:
 
     def __init__(self, connection: Connection, levels: int) -> None:
         self.connection, self.levels = connection, levels
+        self.lied = False
+
+    def asked_who(self, message: Message, honest: Message) -> None:
+        """Answer the server's query: first announce that objects which all others use have no children."""
+        if self.lied:
+            self.connection.send(honest)
+            return
+        time.sleep(2.0)  # the SuperLink deletes the query that it has delivered
+        tables = [RecordDict({"config": ConfigRecord(one)}) for one in ({}, *({"partition-id": i} for i in range(3)))]
+        lies = [ObjectTree(object_id=one.object_id) for one in tables]
+        made = tree(f"lie {self.connection.node}", tree(f"lies {self.connection.node}", *lies))
+        announce(self.connection, message, made)
+        self.lied = True
+        print("lie: announced", flush=True)
 
     def act(self, message: Message, honest: Message) -> None:
         """Answer `message`."""
@@ -72,7 +87,7 @@ class Announcer:
             else:
                 print("announcement: accepted", flush=True)
         order = {"reply_to_message_id": "", "src_node_id": 1, "dst_node_id": self.connection.node}
-        forged: list[dict[str, Any]] = [order, {"src_node_id": 1}, {"created_at": math.nan}, {"ttl": math.nan}]
+        forged: list[dict[str, Any]] = [order, {"created_at": math.nan}, {"ttl": math.nan}]
         for number, told in enumerate([*forged, {}]):
             try:  # the last one says that its work took no number of seconds
                 announce(self.connection, message, tree(f"forged {number}"), math.nan if not told else 0.0, **told)

@@ -11,6 +11,7 @@ import pytest
 from fastapi import HTTPException
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from fedcross.core import allowance
@@ -46,6 +47,14 @@ def got(run: Run, request: Message) -> Message | None:
     """Return what the server gets for `request`."""
     found = list(run.grid().pull_messages([request.metadata.message_id]))
     return found[0] if found else None
+
+
+def uploads(run: Run) -> int:
+    """Return how many uploads the SuperLink waits for."""
+    if hasattr(run.state, "message_ins_store"):
+        return len(run.state._object_push_sessions)
+    with run.state.session() as session:
+        return int(session.scalar(text("SELECT count(*) FROM object_push_sessions")))
 
 
 def refused(run: Run, reply: Message, node: int, **told: Any) -> str:
@@ -135,7 +144,7 @@ def test_a_stranger_cannot_replace_a_reply_that_is_on_its_way(run: Run) -> None:
 
 def test_a_right_reply_after_a_refused_one_counts_for_the_next_request_only(run: Run) -> None:
     """Flower takes one reply to a request; what the device sends to the same one is taken off its hands, not stored."""
-    node = run.nodes[0]
+    node, before = run.nodes[0], uploads(run)
     first = run.request(node)
     refused(run, run.reply(first, content()), node, created_at=NAN)
     assert run.send(run.reply(first, content()), node) == 0
@@ -146,6 +155,7 @@ def test_a_right_reply_after_a_refused_one_counts_for_the_next_request_only(run:
     again = run.request(node)
     assert run.send(run.reply(again, content()), node)
     assert got(run, again) is not None
+    assert uploads(run) == before  # a reply that is not stored leaves no row of an upload
 
 
 def test_a_reply_that_is_there_stays_when_a_later_one_is_refused(run: Run) -> None:
