@@ -91,6 +91,7 @@ def test_signals_reach_it_and_its_end_is_told():
 
 LISTENS = """
 import os, signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 print(os.getpid(), flush=True)
 time.sleep(600)

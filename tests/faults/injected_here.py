@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -72,8 +74,11 @@ def checkpoint_unwritable(bench: Bench) -> Told:
     output = bench.folder / "run"
 
     def replace() -> None:
-        (output / "checkpoints").rename(bench.folder / "away")
-        (output / "checkpoints").touch()
+        for attempt in itertools.count():
+            (output / "checkpoints").rename(bench.folder / f"away-{attempt}")
+            with contextlib.suppress(FileExistsError):  # the run, which goes on, was faster with a new folder
+                (output / "checkpoints").touch(exist_ok=False)
+                return
 
     return bench.broken(output, replace)
 
