@@ -151,7 +151,15 @@ class ModuleNet:
         return self.arrays(self.params, self.buffers)
 
     def arrays(self, params: Tensors, buffers: Tensors) -> Arrays:
-        """Return a model with these values in state_dict order; on the CPU as views."""
+        """Return a model with these values in state_dict order; on the CPU as views.
+
+        Raises
+        ------
+        RuntimeError
+            If they are the live ones, and a parameter or gradient had left its row, so that training did not reach it.
+        """
+        if params is self.params:
+            self.check_views()
         values = {**params, **buffers}
         if self.device.type == "cpu":
             return {name: values[name].detach().numpy() for name in self.names}

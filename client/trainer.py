@@ -60,7 +60,6 @@ def train(
         stepper.advance(Batch(inputs, y, rows=rows, step=steps))
         steps += 1
         seen += len(y)
-    net.check_views()
     mean = float(total) / max(seen, 1)
     return Trained(net.params, net.buffers, net.flat, momentum, steps, mean)
 
