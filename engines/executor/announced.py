@@ -15,9 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from . import claims, instead
 from . import ledger as ledgers
 from .replies import Later, Refusals, Refused, places, tell, wrong
+from .rows import DEPTH
 
-#: Message, table of records, record, array, chunk: Flower's messages have no more levels.
-DEPTH = 5
 NAME = re.compile(r"[0-9a-f]{64}")
 
 

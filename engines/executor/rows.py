@@ -123,7 +123,7 @@ class Rows(ABC):
 
 
 class _Memory(Rows):
-    """Flower's store in memory; a state without one is that of the tests' stand-in."""
+    """Flower's store in memory."""
 
     def turn(self) -> AbstractContextManager[Any]:
         """Return what keeps others from changing the objects."""
