@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,13 @@ class Watched(Turns):
     def __init__(self, clock: Clock) -> None:
         self.clock, self.slept = clock, list[float]()
         super().__init__(clock.monotonic, self.slept.append)
-        self.asked = threading.Semaphore(0)
 
-    def _take(self) -> None:
-        self.asked.release()
-        super()._take()
-
-    @contextmanager
-    def waiting(self, number: int) -> Iterator[None]:
-        """Begin the block once as many more have asked and wait."""
-        for _ in range(number):
-            assert self.asked.acquire(timeout=PATIENCE_S)
+    def queued(self, number: int) -> None:
+        """Wait until so many wait for a turn."""
+        until = time.monotonic() + PATIENCE_S
         while len(self._queue) < number:
-            threading.Event().wait(0.001)
-        yield
+            assert time.monotonic() < until, "nobody waits for a turn"
+            time.sleep(0.001)
 
 
 @pytest.fixture
@@ -69,11 +62,9 @@ def test_turns_come_one_at_a_time_in_the_order_of_asking(turns: Watched) -> None
 
     threads = []
     with turns.turn():
-        assert turns.asked.acquire(timeout=PATIENCE_S)
         for number in range(3):
             threads.append(started(work, number))
-            while len(turns._queue) <= number:
-                threading.Event().wait(0.001)
+            turns.queued(number + 1)
         assert order == []
     for one in threads:
         one.join(PATIENCE_S)
@@ -86,14 +77,13 @@ def test_after_a_turn_others_have_the_lock_for_as_long_if_there_is_a_queue(turns
     assert turns.slept == []
     for seconds, pause in ((0.2, 0.2), (9.0, module.PAUSE_S)):
         with turns.turn():
-            turns.asked = threading.Semaphore(0)
-            other = started(lambda: turns.turn().__enter__())
-            with turns.waiting(1):
-                turns.clock.now += seconds
+            other = started(lambda: turns._take())
+            turns.queued(1)
+            turns.clock.now += seconds
         other.join(PATIENCE_S)
         turns._give()
         assert turns.slept.pop() == pytest.approx(pause)
-        turns.slept.clear()
+    assert turns.slept == []
 
 
 def test_who_waits_for_too_long_asks_again_later_and_takes_no_turn(
@@ -135,12 +125,12 @@ def link(tmp_path: Path, turns: Watched, monkeypatch: pytest.MonkeyPatch) -> Lin
 def test_who_waits_for_a_turn_keeps_the_database_from_nobody(link: Link) -> None:
     stored: list[bool] = []
     with link.turns.turn():
-        link.turns.asked = threading.Semaphore(0)
         thread = started(lambda: stored.append(link.store()))
-        with link.turns.waiting(1), sqlite3.connect(link.path, timeout=0, isolation_level=None) as other:
+        link.turns.queued(1)
+        with closing(sqlite3.connect(link.path, timeout=0, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             other.execute("ROLLBACK")
-            link.run.request(link.run.nodes[0])  # small objects do not wait
+        link.run.request(link.run.nodes[0])  # small objects do not wait
         assert stored == []
     thread.join(PATIENCE_S)
     assert stored == [True]
@@ -174,10 +164,9 @@ def test_the_sweeper_takes_its_turn_too(link: Link) -> None:
     link.run.request(link.run.nodes[0])
     link.run.finish()
     with link.turns.turn():
-        link.turns.asked = threading.Semaphore(0)
         thread = started(lambda: swept.append(sweeper.step(link.state)))
-        with link.turns.waiting(1):
-            assert swept == []
+        link.turns.queued(1)
+        assert swept == []
     thread.join(PATIENCE_S)
     assert swept == [True]
 
