@@ -154,7 +154,7 @@ def test_what_is_replayed_stays_alive(monkeypatch):
     """A graph holds addresses; the tensors belong to the recorded call."""
     alive = []
 
-    def record(call):
+    def record(call, stream):
         inside = dict(zip(call.__code__.co_freevars, call.__closure__, strict=True))
         alive.extend(weakref.ref(inside[name].cell_contents) for name in ("momentum", "rows", "y", "net"))
         return lambda: None
