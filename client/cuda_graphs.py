@@ -257,9 +257,9 @@ def _cause(error: BaseException) -> str:
 def record_cuda(call: Callable[[], None], stream: torch.cuda.Stream | None = None) -> Callable[[], None]:
     """Record `call` as a CUDA graph, after a few warm-up calls on a side stream, which CUDA requires.
 
-    Graphs recorded on one stream (default: the process's own for this) share the memory of cuBLAS, so those that are
-    to be repeated at the same time need a `stream` each. The last of them finds out what cannot be recorded (:mod:`client.host_work`). An error inside the recording leaves
-    torch's allocator in doubt, so this process records nothing any more after it.
+    The last of them finds out what cannot be recorded (:mod:`client.host_work`). An error inside the recording leaves
+    torch's allocator in doubt, so this process records nothing any more after it. Graphs recorded on one stream
+    (default: the process's own for this) share the memory of cuBLAS: those to be repeated at once need a `stream` each.
 
     Raises
     ------
