@@ -13,7 +13,7 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from benchmarks.gpu import accuracy, items, place, processes, report, smoke, steps
+from benchmarks.gpu import accuracy, items, place, processes, report, smoke, steps, trainers
 from benchmarks.gpu.expected import faults
 from benchmarks.gpu.items import ITEMS, run_all
 from benchmarks.gpu.place import Place
@@ -182,7 +182,7 @@ def test_a_row_measures_the_layout_that_it_names(tmp_path, monkeypatch, last):
     line, name = Lines(tmp_path / "gpu.json", "steps"), "NHWC" if last else "NCHW"
     steps.measure(Place(torch.device("cuda:0"), tiny=False), lambda text, call: name in text and line(text, call))
     assert made == [last] * 15  # five ways in three precisions
-    inputs = place.pictures(place.network(CPU, "lenet5"), 4, last=last)
+    inputs = place.inputs_of(place.network(CPU, "lenet5"), "lenet5", 4, last=last)
     assert inputs.held.is_contiguous(memory_format=torch.channels_last) == last
 
 
@@ -210,7 +210,7 @@ def test_a_step_that_is_called_in_place_of_a_recorded_one_does_not_count():
     for _ in range(2):
         captured.train(place.visit(net, 0, 100), {}, place.settings(batch=10))
     assert captured.replays > 0
-    assert smoke.replayed([captured], CPU) == {"ran": "not recorded", "replays": 0, "reasons": ["there is no GPU"]}
+    assert trainers.replayed([captured], CPU) == {"ran": "not recorded", "replays": 0, "reasons": ["there is no GPU"]}
 
 
 def test_accuracy_compares_with_the_cpu(tmp_path):
