@@ -30,15 +30,15 @@ class Captured(Recorder["_Stage"]):
 
     def train(self, visit: Visit, prepared: Prepared, settings: Train, augment: Augment | None = None) -> Trained:
         """Train the model loaded in the net; parameters and result as for :func:`client.trainer.train`."""
-        stage = None
+        stage, start = None, list[Tensor]()
         if len(visit.y) >= settings.batch:  # without a full batch there is nothing to repeat
             try:
+                start = [tensor.clone() for tensor in self._changing()]
                 stage = self._stage(visit, prepared, settings, augmented=augment is not None)
             except torch.OutOfMemoryError:
                 self._recordings.refuse("the device's memory is too small for a copy of the clients' data")
         if stage is None:
             return train(self._net, self._objective, visit, prepared, settings, augment)
-        start = [tensor.clone() for tensor in self._changing()]
         try:
             trained = stage.train(visit, prepared, settings.epochs, augment)
         except RuntimeError as error:
