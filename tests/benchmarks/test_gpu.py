@@ -256,6 +256,7 @@ def test_what_only_a_gpu_does_runs_on_an_emulated_one(tmp_path, monkeypatch, gpu
     smoke_line("lstm", lambda: trainers.both_trainers(gpu, "lstm"))
     smoke_line("own", lambda: trainers.both_trainers(gpu, "own"))
     smoke_line("second GPU", lambda: rare.second_gpu(gpu))
+    assert torch.cuda.current_device() == 0
     smoke_line("deterministic, asked for late", lambda: rare.deterministic_late(gpu))
     found = report.read(file) | {"device": "cuda:0"}
     items = {name: item["found"] for name, item in found["items"].items()}
