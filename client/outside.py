@@ -13,14 +13,17 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 #: Attributes of a module that hold what a step does change, or other modules.
 _OWN = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
 #: Attributes at which nobody looks between visits: those, and torch's own of every module.
 _BETWEEN = _OWN | set(vars(nn.Module())) - {"training"}
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.device, torch.dtype)
 _LISTS = (list, tuple, set, frozenset, deque)
+#: Bytes of a numpy array whose contents are compared at every visit; of a larger one only which it is.
+SMALL = 2**16
 #: Place -> what stands there, compared by value, or by identity for what has no plain value.
 Marks = dict[str, Any]
 
@@ -148,7 +151,7 @@ def _mark(value: Any, depth: int = 3, *, versions: bool = True) -> Any:
         return _Same(value, value._version)
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and (versions or value.nbytes <= SMALL):
         return value.shape, value.tobytes()
     if depth and isinstance(value, dict):
         return {repr(key): _mark(one, depth - 1, versions=versions) for key, one in value.items()}

@@ -213,6 +213,25 @@ def test_an_attribute_that_changes_at_every_visit_ends_the_recordings_and_is_nam
         assert torch.equal(plain, other)
 
 
+def test_an_equal_value_in_another_object_is_no_change() -> None:
+    """A method may set its attributes anew whenever it prepares a visit; what is large is not read each time."""
+    own, module = Switched(lambda *_: None), v.small_net().module
+
+    def numbers() -> dict[str, Any]:
+        large = {"large": np.zeros(2**17)} if "large" not in vars(own) else {}
+        device = {"device": torch.device("cpu"), "at": (np.int64(2), "x")}
+        return {"one": np.float32(0.5), "some": np.arange(3), "table": {"a": [0.0]}, **device, **large}
+
+    vars(own).update(numbers())
+    watch = Outside(own, module, []).watch()
+    vars(own).update(numbers())
+    assert watch() == ""
+    vars(own)["large"][0] = 1
+    assert watch() == ""
+    vars(own)["some"][0] = 1
+    assert watch() == "attribute some of the method"
+
+
 def test_looking_for_changes_reads_no_attribute_of_torchs_own() -> None:
     """It is done at every visit, for every layer."""
     net = v.small_net()
