@@ -30,9 +30,10 @@ class Captured(Recorder["_Stage"]):
 
     def train(self, visit: Visit, prepared: Prepared, settings: Train, augment: Augment | None = None) -> Trained:
         """Train the model loaded in the net; parameters and result as for :func:`client.trainer.train`."""
-        stage = None
+        stage, start = None, list[Tensor]()
         if len(visit.y) >= settings.batch:  # without a full batch there is nothing to repeat
             try:
+                start = [tensor.clone() for tensor in self._changing()]
                 stage = self._stage(visit, prepared, settings, augmented=augment is not None)
             except torch.OutOfMemoryError:
                 self._recordings.refuse("the device's memory is too small for a copy of the clients' data")
@@ -41,11 +42,23 @@ class Captured(Recorder["_Stage"]):
         try:
             trained = stage.train(visit, prepared, settings.epochs, augment)
         except RuntimeError as error:
-            if out_of_memory(error):  # the model has changed, so this visit is lost; the next one has more memory
-                self._recordings.refuse("the device's memory is too small for a recorded step")
-            raise
-        self._recordings.look_at(stage)
-        return trained
+            if not out_of_memory(error):
+                raise
+            self._recordings.refuse("the device's memory is too small for a recorded step")
+        else:
+            self._recordings.look_at(stage)
+            return trained
+        del stage  # with its copy of the data; outside of the handler, whose error keeps the tensors of the step
+        if self._net.device.type == "cuda":
+            torch.cuda.empty_cache()
+        with torch.no_grad():
+            for tensor, old in zip(self._changing(), start, strict=True):
+                tensor.copy_(old)
+        return train(self._net, self._objective, visit, prepared, settings, augment)
+
+    def _changing(self) -> list[Tensor]:
+        """Return what a visit changes in the net."""
+        return [self._net.flat, *self._net.module.buffers()]
 
     def _stage(self, visit: Visit, prepared: Prepared, settings: Train, *, augmented: bool) -> _Stage | None:
         """Return the stage for this visit; None if the plain loop should train it."""
@@ -124,7 +137,6 @@ class _Stage:
                 if inputs is not None and self._inputs is not None:
                     self._inputs.copy_(inputs)
                 self.replay()
-        self._net.check_views()
         mean = float(self._total) / max(sum(counts), 1)
         return Trained(self._net.params, self._net.buffers, self._net.flat, self._momentum, len(counts), mean)
 

@@ -20,7 +20,7 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedcross.client.device import out_of_memory
-from fedcross.client.graph_memory import Graph
+from fedcross.client.graph_memory import Graph, lose
 from fedcross.client.host_work import NoHostWork, no_waiting
 from fedcross.client.outside import Outside, changed
 
@@ -45,6 +45,8 @@ Record = Callable[[Callable[[], None]], Callable[[], None]]
 class _Recorded:
     inputs: tuple[Tensor, ...]
     replay: Callable[[], None]
+    #: Names what the recording keeps and is another one now; empty if nothing is.
+    other: Callable[[], str]
     checked: bool = False
 
 
@@ -116,7 +118,7 @@ class Replay:
         back = None
         try:
             back = None if self._outside is None else self._outside.keep()
-            self._recorded[shapes] = _Recorded(own, self._recording(own))
+            self._recorded[shapes] = _Recorded(own, self._recording(own), self._watch())
         except RuntimeError as error:
             if self._fewer and out_of_memory(error):
                 self._restore(before)
@@ -162,6 +164,9 @@ class Replay:
             raise RuntimeError(f"it changes what a recording would keep as it was: {found}")
         return replay
 
+    def _watch(self) -> Callable[[], str]:
+        return str if self._outside is None else self._outside.watch()
+
     def _check(self, known: _Recorded, inputs: tuple[Tensor, ...]) -> None:
         """Run the step with and without the graph; use the graph later only if both agree. Keep the other result."""
         before = [tensor.clone() for tensor in self._state]
@@ -180,6 +185,10 @@ class Replay:
         """Compare the next step of each shape with a called one again."""
         for known in self._recorded.values():
             known.checked = False
+
+    def outdated(self) -> str:
+        """Name what a recording keeps and was changed since between visits; empty if nothing was."""
+        return next(filter(None, (known.other() for known in self._recorded.values())), "")
 
     def release(self) -> None:
         """Give the graphs and all tensors back at once; nothing can be done with this object any more.
@@ -245,11 +254,12 @@ def _cause(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
+def record_cuda(call: Callable[[], None], stream: torch.cuda.Stream | None = None) -> Callable[[], None]:
     """Record `call` as a CUDA graph, after a few warm-up calls on a side stream, which CUDA requires.
 
     The last of them finds out what cannot be recorded (:mod:`client.host_work`). An error inside the recording leaves
-    torch's allocator in doubt, so this process records nothing any more after it.
+    torch's allocator in doubt, so this process records nothing any more after it. Graphs recorded on one stream
+    (default: the process's own for this) share the memory of cuBLAS: those to be repeated at once need a `stream` each.
 
     Raises
     ------
@@ -258,7 +268,7 @@ def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
     """
     if failed:
         raise RuntimeError(f"an earlier recording failed: {failed[0]}")
-    here, aside = torch.cuda.current_stream(), _side_stream()
+    here, aside = torch.cuda.current_stream(), stream or _side_stream()
     aside.wait_stream(here)
     try:
         with torch.cuda.stream(aside):
@@ -268,8 +278,9 @@ def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
                 call()
     finally:  # also after an error: what was begun must not overtake what the caller writes next
         here.wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
+    graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
     with _no_garbage():
+        before = torch.cuda.memory_reserved()
         try:
             with torch.cuda.graph(graph, stream=aside):  # empties torch's cache: what it reserves is the graph's own
                 before = torch.cuda.memory_reserved()
@@ -278,8 +289,9 @@ def record_cuda(call: Callable[[], None]) -> Callable[[], None]:
         except RuntimeError as error:
             if not out_of_memory(error):
                 failed.append(_cause(error))
+                lose(device, torch.cuda.memory_reserved() - before)
             raise
-    return Graph(graph, torch.device("cuda", torch.cuda.current_device()), max(nbytes, 0))
+    return Graph(graph, device, max(nbytes, 0))
 
 
 def _side_stream() -> torch.cuda.Stream:

@@ -73,6 +73,8 @@ def set_arithmetic(device: torch.device, settings: Train) -> None:
     torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = settings.precision == "tf32"
     torch.backends.cudnn.deterministic = settings.deterministic
+    # Nothing here reads what was not written; torch would fill each new tensor first, in recorded steps too.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # Only warnings where there is no such algorithm: `repeats` turns them into words, and training goes on.
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from weakref import WeakSet
 
 import torch
@@ -31,12 +32,18 @@ class Graph:
 
 
 _alive: WeakSet[Graph] = WeakSet()
+_lost: Counter[torch.device] = Counter()
+
+
+def lose(device: torch.device, nbytes: int) -> None:
+    """Count `nbytes` of `device` as gone: torch does not give back what a failed recording had reserved."""
+    _lost[device] += max(nbytes, 0)
 
 
 def kept_by_graphs(device: torch.device) -> int:
-    """Return how many bytes of `device` belong to the recordings of this process alone.
+    """Return how many bytes of `device` belong to the recordings of this process alone, also to those that failed.
 
     Results inside a graph have fixed places, which torch reserves for as long as the graph lives. For torch they are
     not allocated, and yet no other tensor can have them.
     """
-    return sum(graph.nbytes for graph in _alive if graph.device == device)
+    return _lost[device] + sum(graph.nbytes for graph in _alive if graph.device == device)

@@ -9,15 +9,21 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 #: Attributes of a module that hold what a step does change, or other modules.
 _OWN = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: Attributes at which nobody looks between visits: those, and torch's own of every module.
+_BETWEEN = _OWN | set(vars(nn.Module())) - {"training"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.device, torch.dtype)
 _LISTS = (list, tuple, set, frozenset, deque)
+#: Bytes of a numpy array whose contents are compared at every visit; of a larger one only which it is.
+SMALL = 2**16
 #: Place -> what stands there, compared by value, or by identity for what has no plain value.
 Marks = dict[str, Any]
 
@@ -73,6 +79,27 @@ class Outside:
 
         return back
 
+    def watch(self) -> Callable[[], str]:
+        """Return what names an attribute that is another one than now, empty if none is; cheap, for every visit.
+
+        A tensor is the same in its place, whatever its values: a recording reads them there.
+        """
+        saved = [
+            (owner, attributes, {name: _kept(value) for name, value in attributes.items() if name not in _BETWEEN})
+            for owner, attributes in self._owners.items()
+        ]
+
+        def other() -> str:
+            for owner, attributes, before in saved:
+                for name, value in attributes.items():
+                    if name not in _BETWEEN and not _stands(before.get(name), value):
+                        return f"attribute {name} of {owner}"
+                if gone := before.keys() - attributes.keys():
+                    return f"attribute {min(gone)} of {owner}"
+            return ""
+
+        return other
+
 
 def changed(before: Marks, after: Marks) -> str:
     """Return a place that is not as it was; empty if all are."""
@@ -96,17 +123,41 @@ def _attributes(owner: object) -> dict[str, Any]:
     return getattr(owner, "__dict__", {})
 
 
-def _mark(value: Any, depth: int = 3) -> Any:
-    if isinstance(value, nn.Parameter):
+def _kept(value: Any) -> tuple[Any, Any]:
+    """Return `value`, and its mark if it can change in its place; None if it is compared by identity first."""
+    fixed = (*_PLAIN, Tensor, nn.Module)
+    flat = isinstance(value, tuple) and all(isinstance(one, _PLAIN) for one in value)
+    return value, None if flat or isinstance(value, fixed) else _mark(value, versions=False)
+
+
+def _stands(before: tuple[Any, Any] | None, value: Any) -> bool:
+    """Return whether `value` is what :func:`_kept` kept."""
+    if before is None:
+        return False
+    old, mark = before
+    if mark is None:
+        return value is old or bool(_mark(value, versions=False) == _mark(old, versions=False))
+    return bool(_mark(value, versions=False) == mark)
+
+
+def _mark(value: Any, depth: int = 3, *, versions: bool = True) -> Any:
+    """Return what is equal for a value that is the same; tensors are if their `versions` are, or their place alone.
+
+    The latter also in objects, one of which may be the net, whose parameters a step changes.
+    """
+    if isinstance(value, nn.Parameter) or (isinstance(value, Tensor) and not versions):
         return _Same(value)  # a step changes parameters
     if isinstance(value, Tensor):
         return _Same(value, value._version)
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and (versions or value.nbytes <= SMALL):
         return value.shape, value.tobytes()
     if depth and isinstance(value, dict):
-        return {repr(key): _mark(one, depth - 1) for key, one in value.items()}
+        return {repr(key): _mark(one, depth - 1, versions=versions) for key, one in value.items()}
     if depth and isinstance(value, _LISTS):
-        return [_mark(one, depth - 1) for one in value]
+        return [_mark(one, depth - 1, versions=versions) for one in value]
+    own = getattr(value, "__dict__", None)
+    if depth and isinstance(own, dict) and not isinstance(value, (nn.Module, ModuleType)):
+        return _Same(value), {name: _mark(one, depth - 1, versions=False) for name, one in own.items()}
     return _Same(value)

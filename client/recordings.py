@@ -22,6 +22,9 @@ from fedcross.strategies.parts.objective import Objective, Prepared
 #: Most recordings in a process; the one used longest ago makes room. A run has one or two, more where the number of
 #: clients that train together changes.
 MOST = 8
+#: As many recordings as this count for one that was made because an attribute has changed between two visits: a method
+#: that changes one at every visit has MOST recordings before it has none.
+CHANGE = 3
 #: What may be in the tree of prepared values: tensors are copied, other values compared.
 PLAIN = (Tensor, bool, int, float, str, type(None))
 
@@ -81,25 +84,31 @@ class Recordings(Generic[S]):
             return None
         name = key()
         found = self._stages.pop(name, None)
-        if found is not None and not fits(found):
+        changed = "" if found is None else found.replay.outdated()
+        if found is not None and (changed or not fits(found)):
             self._release(found)
             found = None
-        self._balance += 1 if found is None else -min(self._balance, 1)
-        if found is None and (reason := self._hopeless(name[0])):
+        self._balance += CHANGE if changed else 1 if found is None else -min(self._balance, 1)
+        if found is None and (reason := self._hopeless(name[0], changed)):
             self.refuse(reason)
             return None
         found = self._stages[name] = found or self._made(make)
         self._seen[name[0]] += 1
         found.uses += 1
         if found.uses & (found.uses - 1) == 0:  # at uses 1, 2, 4, 8, ...
-            found.replay.doubt()  # what a method keeps in attributes of its own would stay as it was recorded
+            found.replay.doubt()  # what a method keeps elsewhere than in attributes would stay as it was recorded
         return found
 
-    def _hopeless(self, kind: Hashable) -> str:
-        """Return why another recording, for visits of `kind`, would not be used again; empty if it may be."""
+    def _hopeless(self, kind: Hashable, changed: str) -> str:
+        """Return why another recording, for visits of `kind`, would not be used again; empty if it may be.
+
+        `changed` names what made the last one useless, if anything did.
+        """
         if not self._seen[kind] and list(self._seen.values()).count(1) >= MOST:
             return f"{MOST} recordings were not enough, what the method prepares differs from visit to visit"
         if self._balance > 3 * MOST:
+            if changed:
+                return f"{changed} is too often another one at the next visit"
             return f"{self._balance} more recordings were made than were used again"
         return ""
 

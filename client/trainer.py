@@ -53,7 +53,9 @@ def train(
     momentum = visit.momentum.clone() if visit.momentum is not None else torch.zeros_like(net.flat)
     generator = augmentation_stream(visit) if augment is not None else None
     total = torch.zeros((), dtype=net.flat.dtype, device=net.device)
-    stepper = Stepper(net, objective, prepared, settings, momentum, total, visit.lr)
+    # On a GPU as in a recorded step: other kernels may round otherwise.
+    lr = net.flat.new_full((), visit.lr) if net.device.type == "cuda" else visit.lr
+    stepper = Stepper(net, objective, prepared, settings, momentum, total, lr)
     steps = seen = 0
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
         inputs = net.arrange(augment(x, generator)) if augment and generator else x
@@ -161,7 +163,7 @@ def step(
         gradient = momentum.mul_(settings.momentum).add_(gradient)
     if not isinstance(lr, Tensor):
         flat.add_(gradient, alpha=-lr)
-    elif lr.dim() == 0:  # the same to the bit; a CUDA graph would keep the number of its recording
+    elif lr.dim() == 0:  # on a CPU the same to the bit; a CUDA graph would keep the number of its recording
         flat.addcmul_(gradient, lr, value=-1)
     else:
         flat.sub_(gradient * lr)

@@ -6,24 +6,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from benchmarks.gpu.models import CLASSES, SHAPES, WORDS, build, is_text
 from fedcross.client.device import set_arithmetic
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import step
-from fedcross.conf.schema import Train, settings_class
+from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Visit
 from fedcross.tasks.inputs import Inputs, Prepare
-from fedcross.tasks.models import create
 from fedcross.tasks.reading.params import Normalise
 
 BATCH, CLIENTS = 50, 10
 #: How task=cifar10 prepares its pictures.
 NORMALISE = Normalise((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 255.0)
+GREY = Normalise((0.5,), (0.5,), 255.0)
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ class Place:
 
 def network(place: Place, model: str, precision: str = "float32", *, deterministic: bool = False) -> ModuleNet:
     """Return a network of `model` with its initial weights; settings of the device's arithmetic are those of a run."""
-    text = model.startswith("lstm")
-    task: Any = SimpleNamespace(name="made up", shape=(80,) if text else (3, 32, 32), classes=10, vocabulary=80)
-    net = ModuleNet(create(model, settings_class("model", model)(), task, 1), place.device, precision)
+    net = ModuleNet(build(model), place.device, precision)
     set_arithmetic(place.device, settings(precision=precision, deterministic=deterministic))
     return net
 
@@ -69,37 +67,42 @@ def settings(**changes: Any) -> Train:
     return Train(**({"lr": 0.01, "momentum": 0.5, "epochs": 1, "batch": BATCH} | changes))
 
 
-def visit(net: ModuleNet, client: int, examples: int, *, text: bool = False) -> Visit:
-    """Return the visit of a client with random `examples`."""
+def visit(net: ModuleNet, client: int, examples: int, model: str = "lenet5") -> Visit:
+    """Return the visit of a client with random `examples` of the shape that `model` takes."""
     generator = torch.Generator().manual_seed(client)
-    y = torch.randint(10, (examples,), generator=generator)
-    words = Inputs(torch.randint(80, (examples, 80), generator=generator).to(net.device))
+    y = torch.randint(CLASSES, (examples,), generator=generator)
     values: dict[str, Any] = {"extras": {}, "config": {}, "state": {}, "round": 1, "rounds": 1, "seed": 1}
     return Visit(
         net=net,
         params={name: p.detach().clone() for name, p in net.params.items()},
         buffers={name: b.clone() for name, b in net.buffers.items()},
-        inputs=words if text else pictures(net, examples, client),
+        inputs=inputs_of(net, model, examples, client),
         y=y.to(net.device),
         client=client,
-        classes=10,
+        classes=CLASSES,
         lr=0.01,
         **values,
     )
 
 
-def pictures(net: ModuleNet, count: int, number: int = 0, *, last: bool = True) -> Inputs:
-    """Return random pictures as they lie on the device of `net`, as bytes; `last`: with channels last."""
-    generator = torch.Generator().manual_seed(1000 + number)
-    held = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8).to(net.device)
-    return Inputs(net.arrange(held) if last else held, Prepare(NORMALISE, 4, net.device))
+def inputs_of(net: ModuleNet, model: str, count: int, number: int = 0, *, last: bool = True) -> Inputs:
+    """Return random examples as they lie on the device of `net`: words, or pictures as bytes.
+
+    `last`: pictures with channels last.
+    """
+    generator, shape = torch.Generator().manual_seed(1000 + number), (count, *SHAPES[model])
+    if is_text(model):
+        return Inputs(torch.randint(WORDS, shape, generator=generator).to(net.device))
+    held = torch.randint(256, shape, generator=generator, dtype=torch.uint8).to(net.device)
+    how = NORMALISE if shape[1] == 3 else GREY
+    return Inputs(net.arrange(held) if last else held, Prepare(how, 4, net.device))
 
 
 def stepper(place: Place, model: str, precision: str = "float32", *, last: bool = True) -> Callable[[], None]:
     """Return one step of the sequential trainer on fixed tensors; `last`: images with channels last."""
     net = network(place, model, precision)
-    inputs, rows = pictures(net, 10 * BATCH, last=last), torch.arange(BATCH, device=place.device)
-    y = torch.randint(10, (BATCH,), device=place.device)
+    inputs, rows = inputs_of(net, model, 10 * BATCH, last=last), torch.arange(BATCH, device=place.device)
+    y = torch.randint(CLASSES, (BATCH,), device=place.device)
     momentum, chosen = torch.zeros_like(net.flat), settings(precision=precision)
 
     def one() -> None:

@@ -45,8 +45,8 @@ def _captured(place: Place, made: Callable[[], Callable[[], None]], count: int) 
 
 def streams(place: Place, calls: list[Callable[[], None]]) -> Callable[[], None]:
     """Return a call that replays the recorded `calls`, each on a stream of its own; it keeps their tensors alive."""
-    replays = [record_cuda(call) for call in calls]
     own = [torch.cuda.Stream(place.device) for _ in calls]  # type: ignore[no-untyped-call]
+    replays = [record_cuda(call, stream) for call, stream in zip(calls, own, strict=True)]
 
     def all_of_them() -> None:
         for _, replay, stream in zip(calls, replays, own, strict=True):  # a graph keeps addresses; `calls`, the tensors
@@ -64,7 +64,7 @@ def _batched(place: Place, model: str, *, recorded: bool) -> float:
     RuntimeError
         If steps should have been recorded and were not.
     """
-    net, examples = network(place, model), BATCH * (1 if place.tiny else 10)
+    net, examples = network(place, model), BATCH * (2 if place.tiny else 10)  # the first step is called
     works = [Work(visit(net, i, examples), {}, {}) for i in range(2 if place.tiny else CLIENTS)]
     together = Together(net, Objective(Settings()), examples) if recorded else None
     call = partial(train_batched, net, Objective(Settings()), works, settings(), together=together)

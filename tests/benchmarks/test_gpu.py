@@ -1,5 +1,6 @@
 """The program for the first minutes on a GPU works, tried on a CPU; its times are not judged here."""
 
+import contextlib
 import gc
 import importlib
 import json
@@ -13,9 +14,10 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from benchmarks.gpu import accuracy, items, place, processes, report, smoke, steps
+from benchmarks.gpu import accuracy, graphs, items, place, processes, rare, report, smoke, steps, trainers
 from benchmarks.gpu.expected import faults
 from benchmarks.gpu.items import ITEMS, run_all
+from benchmarks.gpu.models import SHAPES
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import BROKEN, Lines
 from fedcross.client import workshop
@@ -154,7 +156,7 @@ def test_what_is_replayed_stays_alive(monkeypatch):
     """A graph holds addresses; the tensors belong to the recorded call."""
     alive = []
 
-    def record(call):
+    def record(call, stream):
         inside = dict(zip(call.__code__.co_freevars, call.__closure__, strict=True))
         alive.extend(weakref.ref(inside[name].cell_contents) for name in ("momentum", "rows", "y", "net"))
         return lambda: None
@@ -182,7 +184,7 @@ def test_a_row_measures_the_layout_that_it_names(tmp_path, monkeypatch, last):
     line, name = Lines(tmp_path / "gpu.json", "steps"), "NHWC" if last else "NCHW"
     steps.measure(Place(torch.device("cuda:0"), tiny=False), lambda text, call: name in text and line(text, call))
     assert made == [last] * 15  # five ways in three precisions
-    inputs = place.pictures(place.network(CPU, "lenet5"), 4, last=last)
+    inputs = place.inputs_of(place.network(CPU, "lenet5"), "lenet5", 4, last=last)
     assert inputs.held.is_contiguous(memory_format=torch.channels_last) == last
 
 
@@ -210,7 +212,7 @@ def test_a_step_that_is_called_in_place_of_a_recorded_one_does_not_count():
     for _ in range(2):
         captured.train(place.visit(net, 0, 100), {}, place.settings(batch=10))
     assert captured.replays > 0
-    assert smoke.replayed([captured], CPU) == {"ran": "not recorded", "replays": 0, "reasons": ["there is no GPU"]}
+    assert trainers.replayed([captured], CPU) == {"ran": "not recorded", "replays": 0, "reasons": ["there is no GPU"]}
 
 
 def test_accuracy_compares_with_the_cpu(tmp_path):
@@ -220,3 +222,49 @@ def test_accuracy_compares_with_the_cpu(tmp_path):
     assert found["bytes prepared as on the CPU"] is True
     assert found["lenet5 float32"] == {"from CPU": 0.0, "same twice": True}
     assert found["lenet5 bfloat16"]["from CPU"] > 0
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """An emulated GPU with a second one beside it, and the functions of ``torch.cuda`` that only measuring asks."""
+    asked = {
+        "synchronize": lambda device=None: None,
+        "Stream": lambda device=None: None,
+        "stream": lambda _: contextlib.nullcontext(),
+        "reset_peak_memory_stats": lambda device=None: None,
+        "max_memory_reserved": lambda device=None: 2**30,
+        "set_per_process_memory_fraction": lambda *_: None,
+    }
+    with emulated_gpu(monkeypatch, gpus=2) as counted:
+        for name, value in asked.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        for module in (graphs, steps):
+            monkeypatch.setattr(module, "record_cuda", lambda call, stream=None: counted.recorder(call))
+        monkeypatch.setattr(place, "set_arithmetic", lambda *_: None)
+        yield Place(torch.device("cuda:0"), tiny=True)
+        workshop._open.clear()  # tensors of the emulated GPU do not outlive it
+
+
+@pytest.mark.slow
+def test_what_only_a_gpu_does_runs_on_an_emulated_one(tmp_path, monkeypatch, gpu):
+    """All of ``graphs``; in ``steps`` the recorded ways of a batched round and of streams; both trainers of an LSTM."""
+    file = tmp_path / "gpu.json"
+    monkeypatch.setitem(SHAPES, "lstm", (4,))  # 80 characters take a minute
+    graphs.measure(gpu, Lines(file, "graphs"))
+    steps.measure(gpu, Lines(file, "steps"))
+    smoke_line = Lines(file, "smoke")
+    smoke_line("lstm", lambda: trainers.both_trainers(gpu, "lstm"))
+    smoke_line("own", lambda: trainers.both_trainers(gpu, "own"))
+    smoke_line("second GPU", lambda: rare.second_gpu(gpu))
+    assert torch.cuda.current_device() == 0
+    smoke_line("deterministic, asked for late", lambda: rare.deterministic_late(gpu))
+    found = report.read(file) | {"device": "cuda:0"}
+    items = {name: item["found"] for name, item in found["items"].items()}
+    # Nothing counts time or memory here.
+    assert [fault for fault in faults(found) if "not above zero" not in fault] == []
+    assert set(items["graphs"]) == {"lenet5, seconds a recording", "lenet5, 20 rounds"}
+    assert len(items["graphs"]["lenet5, 20 rounds"]["used of the card, MB"]) == 20
+    assert {"lenet5 float32 NHWC, captured, 8 streams", "lenet5 batched, vmap + graph"} < set(items["steps"])
+    for line in ("lstm", "own", "second GPU"):
+        assert items["smoke"][line]["from CPU"]["batched, captured"] < 1e-6
+        assert items["smoke"][line]["captured"]["replays"] > 4

@@ -12,19 +12,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import items, machine, smoke
-from benchmarks.gpu.expected import faults, recorded
+from benchmarks.gpu.expected import DEEP, NORMED, faults, recorded
 from benchmarks.gpu.items import begin, run_all
+from benchmarks.gpu.models import SHAPES, build
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import lines, read, write
+from fedcross.conf.compose import CONF
 from fedcross.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"ran": "recorded", "replays": 9}
 BAD = {"ran": "not recorded", "replays": 0, "reasons": ["a step cannot be recorded (x)"]}
 FLAT = {"reserved, MB": [1.0, 50.0, *[90.0] * 18], "kept by graphs, MB": [4.0] * 20, "captured": GOOD, "batched": GOOD}
+FLAT["used of the card, MB"] = [900.0] * 20
+SHORT = {"apart": {"captured": 1e-7}, "captured": BAD, "batched, captured": GOOD, "at once": 1}
 #: A report without a fault.
 REPORT = {
     "device": "cuda:0",
@@ -33,6 +38,10 @@ REPORT = {
             "found": {
                 "fedavg engine=local": GOOD,
                 "lenet5": {"apart": {"batched": 1e-7}, "captured": GOOD, "batched, captured": GOOD},
+                "little memory": SHORT,
+                "deterministic, asked for late": {"lenet5": True},
+                "second GPU": "one GPU only",
+                "a worker on each GPU": {"from CPU": 1e-7},
                 "recurrent layers": {"float32": "float32", "bfloat16": "bfloat16"},
                 "augmentation": [8, 3, 32, 32],
             }
@@ -59,6 +68,29 @@ WRONG = [
     ("smoke", "lenet5", {"apart": {"batched": math.nan}, "captured": GOOD}, "not finite: batched"),
     ("smoke", "lenet5", {"apart": {}, "captured": BAD}, "not recorded (captured): a step cannot be recorded (x)"),
     ("smoke", "lenet5", {"error": "no"}, "no"),
+    (
+        "smoke",
+        "lenet5",
+        {"apart": {}, "share of CPU's change": {"plain": 0.02}, "captured": GOOD},
+        "plain: 0.02 of the CPU's change, more than 0.01",
+    ),
+    ("smoke", "vgg16_bn", {"apart": {"batched": 0.02}, "captured": GOOD}, "batched: 0.02 apart, more than 0.01"),
+    ("smoke", "fedfusion_multi engine=local", GOOD | {"from CPU": 0.2}, "0.2 from the CPU, more than 0.01"),
+    ("smoke", "little memory", SHORT | {"apart": {"captured": 0.1}}, "captured: 0.1 apart, more than 0.003"),
+    (
+        "smoke",
+        "little memory",
+        SHORT | {"captured": GOOD, "at once": 2},
+        "there was memory enough, so this says nothing",
+    ),
+    ("smoke", "deterministic, asked for late", {"lenet5": False}, "lenet5: another result the second time"),
+    ("smoke", "a worker on each GPU", {"from CPU": 0.1}, "0.1 from the CPU, more than 0.001"),
+    (
+        "accuracy",
+        "fedgen float32, deterministic",
+        {"from CPU": 0.1, "same twice": True},
+        "0.1 from the CPU, more than 0.001",
+    ),
     ("smoke", "lenet5", None, "does not say whether steps were recorded: None"),
     ("smoke", "recurrent layers", {"bfloat16": "float16"}, "computed in another type: {'bfloat16': 'float16'}"),
     ("smoke", "augmentation", [8, 3], "shape [8, 3], not [8, 3, 32, 32]"),
@@ -86,7 +118,7 @@ WRONG = [
 
 def test_a_report_as_it_should_be_has_no_fault():
     assert faults(REPORT) == []
-    assert recorded(REPORT)[0].startswith("5 recorded: smoke fedavg engine=local, smoke lenet5 (captured), ")
+    assert recorded(REPORT)[0].startswith("6 recorded: smoke fedavg engine=local, smoke lenet5 (captured), ")
     on_cpu = copy.deepcopy(REPORT) | {"device": "cpu"}
     on_cpu["items"]["smoke"]["found"]["fedavg engine=local"] = BAD
     assert faults(on_cpu, ["smoke"]) == []
@@ -244,6 +276,15 @@ def test_one_method_then_all_models_then_the_other_methods(monkeypatch):
     assert order[:2] == ["fedcross engine=local", "fedcross engine=batched"]
     assert order[2:4] == ["lenet5", "lstm"]
     models = 2 + len(smoke.MODELS)
-    assert order[models : models + 2] == ["recurrent layers", "augmentation"]
-    assert all("engine=" in name for name in order[models + 2 :])
+    others = ["recurrent layers", "augmentation", "little memory", "deterministic, asked for late"]
+    others += ["second GPU", "a worker on each GPU"]
+    assert order[models : models + len(others)] == others
+    assert all("engine=" in name for name in order[models + len(others) :])
     assert len({*order}) > 90
+
+
+def test_no_model_is_left_out_and_those_with_batch_normalisation_are_known():
+    assert set(SHAPES) == {path.stem for path in (CONF / "model").glob("*.yaml")}
+    networks = {model: build(model) for model in SHAPES}
+    normed = {name for name, one in networks.items() if any(isinstance(part, _BatchNorm) for part in one.modules())}
+    assert normed == NORMED > DEEP

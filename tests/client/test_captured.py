@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -183,10 +185,12 @@ class Reading(Objective):
 
 
 class Hiding(Objective):
-    """Keeps a tensor of the visit in an attribute, where a recording keeps that of the first visit."""
+    """Keeps a tensor of the visit where nobody looks, and a recording keeps that of the first visit."""
+
+    shift: ClassVar[Tensor]
 
     def prepare(self, visit: Visit) -> Prepared:
-        self.shift = torch.full((3,), float(visit.client), dtype=visit.x.dtype).diag().sum(0)
+        Hiding.shift = torch.full((3,), float(visit.client), dtype=visit.x.dtype).diag().sum(0)
         return {}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
@@ -246,6 +250,36 @@ def test_too_little_memory_for_the_copies_leaves_the_plain_loop(monkeypatch: pyt
     one, recorder = compared(net, objective, [v.visit(net, 0, 9)])
     assert one.refused == "the device's memory is too small for a copy of the clients' data"
     assert recorder.recordings == 0
+
+
+class Large(Objective):
+    """Finds too little memory for a short batch while there is a recording."""
+
+    alive: Callable[[], object] = staticmethod(lambda: None)
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        if len(batch.y) < v.settings().batch and self.alive() is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().loss(net, params, buffers, batch, prepared)
+
+
+def test_a_visit_that_finds_too_little_memory_beside_a_recording_begins_anew_without_it() -> None:
+    """Also its dropout, statistics and momentum are those of the plain loop."""
+    net, objective = v.small_net(norm=True, dropout=True, dtype=torch.float32), Large(Settings())
+    clients = [v.visit(net, i, 9) for i in range(2)]
+    expected = one_by_one(net, objective, clients)
+
+    def record(call: Callable[[], None]) -> Callable[[], None]:
+        replay = TapeRecorder()(call)
+        objective.alive = weakref.ref(replay)  # type: ignore[method-assign]
+        return replay
+
+    one = Captured(net, objective, record=record)
+    for client, plain in zip(clients, expected, strict=True):
+        v.enter(net, client)
+        equal(one.train(client, {}, v.settings()), plain)
+    assert one.refused == "the device's memory is too small for a recorded step"
+    assert objective.alive() is None
 
 
 def as_bytes(one: Visit) -> tuple[Visit, Visit]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcross.client import cuda_graphs
+from fedcross.client import cuda_graphs, graph_memory
 from fedcross.client.cuda_graphs import WARM_UP, Replay, record_cuda
 from fedcross.client.graph_memory import kept_by_graphs
 from tests.support.tape import Recorder
@@ -150,6 +151,7 @@ class Driver:
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(cuda_graphs, "failed", [])
         monkeypatch.setattr(cuda_graphs, "_side_streams", {})
+        monkeypatch.setattr(graph_memory, "_lost", Counter())
 
 
 def test_a_graph_counts_the_memory_that_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +182,25 @@ def test_a_step_that_works_on_the_host_is_never_recorded(monkeypatch: pytest.Mon
     with pytest.raises(RuntimeError, match="computes with a tensor on the CPU"):
         record_cuda(lambda: count.add_(1) and None)
     assert driver.waits == 2  # the caller's stream goes on after what was begun, also after an error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: x"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_what_a_failed_recording_reserved_is_not_free(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Torch keeps it until the process ends, unless memory alone was too small."""
+    driver, calls = Driver(monkeypatch), []
+
+    def call() -> None:
+        calls.append(1)
+        if len(calls) > WARM_UP:  # while recording
+            driver.reserved += 2**30
+            raise error
+
+    before = kept_by_graphs(torch.device("cuda:1"))
+    with pytest.raises(RuntimeError, match="CUDA"):
+        record_cuda(call)
+    lost = 0 if isinstance(error, torch.OutOfMemoryError) else 2**30
+    assert kept_by_graphs(torch.device("cuda:1")) - before == lost
+    assert kept_by_graphs(torch.device("cuda:0")) == 0
 
 
 @contextmanager
@@ -224,6 +245,8 @@ def test_recordings_of_a_process_share_a_stream(monkeypatch: pytest.MonkeyPatch)
     assert len(kept) == 2
     assert len(streams) == 4
     assert len(set(map(id, streams))) == 1
+    record_cuda(lambda: None, own := torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    assert streams[4:] == [own, own]  # what is to be repeated beside others
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -87,16 +87,22 @@ def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision:
         torch.backends.cuda.matmul.allow_tf32,
         torch.backends.cudnn.deterministic,
     )
-    settings = v.settings(precision=precision, deterministic=precision == "tf32")
+    settings, fills = (
+        v.settings(precision=precision, deterministic=precision == "tf32"),
+        torch.utils.deterministic.fill_uninitialized_memory,
+    )
     try:
         device.set_arithmetic(CPU, settings)
+        assert torch.utils.deterministic.fill_uninitialized_memory == fills
         assert torch.backends.cudnn.allow_tf32 == before
         assert fixed == []
         device.set_arithmetic(torch.device("cuda:0"), settings)
         assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == narrow
         assert torch.backends.cudnn.deterministic == (precision == "tf32")
         assert fixed == [precision == "tf32"]
+        assert not torch.utils.deterministic.fill_uninitialized_memory  # a kernel more for each new tensor
     finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fills
         torch.backends.cudnn.allow_tf32 = before
         torch.backends.cuda.matmul.allow_tf32 = matmul
         torch.backends.cudnn.deterministic = repeats
@@ -276,8 +282,5 @@ def test_a_gradient_that_leaves_the_row_is_no_silent_standstill(recorded: bool) 
     cutting = Cutting(Settings())
     captured = Captured(net, cutting, record=lambda call: call)
     with pytest.raises(RuntimeError, match=r"The gradient of features\.0\.weight lies outside the flat row"):
-        if recorded:
-            captured.train(one, {}, v.settings())
-        else:
-            trained = train(net, cutting, one, {}, v.settings())
-            net.arrays(trained.params, trained.buffers)  # as a visit does to send them
+        trained = captured.train(one, {}, v.settings()) if recorded else train(net, cutting, one, {}, v.settings())
+        net.arrays(trained.params, trained.buffers)  # as a visit does to send them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from fedcross.client.app import app as client_app
 from fedcross.client.app import together
 from fedcross.client.flat_model import ModuleNet
 from fedcross.conf.compose import CONF, join
+from fedcross.core.settings import Settings
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.server.session import Session
+from fedcross.strategies.parts.loss_random import categorical
+from fedcross.strategies.parts.objective import Objective
+from fedcross.tasks.inputs import Inputs
 from tests.support import visits
 from tests.support.emulated_gpu import Counted, emulated_gpu
 from tests.support.federation import Quiet, run, same, settle
@@ -196,3 +201,40 @@ def test_a_model_crosses_in_one_piece_for_each_type(monkeypatch: pytest.MonkeyPa
         found = net.read()
         assert counted.waits[3:] == ["_to_copy to cpu", "_to_copy to cpu"]
     assert same(arrays, found)
+
+
+def test_the_plain_loop_takes_the_learning_rate_as_a_recorded_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may round a step with a number otherwise than one with a tensor; models of both meet in one round."""
+    seen, step = [], trainer.step
+
+    def watched(flat: Any, gradient: Any, momentum: Any, lr: Any, *rest: Any) -> None:
+        seen.append(lr.device.type if isinstance(lr, torch.Tensor) else "number")
+        step(flat, gradient, momentum, lr, *rest)
+
+    monkeypatch.setattr(trainer, "step", watched)
+    plain = visits.small_net(dtype=torch.float32)
+    start = {name: array.copy() for name, array in plain.read().items()}
+    objective, settings = Objective(Settings()), visits.settings()
+    with workshop.one_thread(torch.device("cpu")):
+        expected = trainer.train(plain, objective, visits.visit(plain, 0, 9), {}, settings).flat.clone()
+    assert set(seen) == {"number"}
+    seen.clear()
+    with emulated_gpu(monkeypatch):
+        net = ModuleNet(plain.module, torch.device("cuda:0"))
+        net.load(start)
+        one = visits.visit(plain, 0, 9)
+        one = replace(one, inputs=Inputs(one.inputs.held.to("cuda:0")), y=one.y.to("cuda:0"))
+        found = trainer.train(net, objective, one, {}, settings).flat.detach().cpu().clone()
+    assert set(seen) == {"cuda"}
+    assert torch.equal(expected, found)
+
+
+def test_a_label_of_weight_0_is_not_drawn_on_a_gpu_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ``cumsum`` adds pieces in parallel, so the sum of a label without weight may be above the one before."""
+    key, weights, cumsum = torch.tensor(1), torch.tensor([1.0, 0.0, 3.0]), torch.cumsum
+    expected = categorical(key, 0, 0, 200, weights)
+    monkeypatch.setattr(torch, "cumsum", lambda x, dim: cumsum(x, dim) + torch.tensor([0.0, 0.5, 0.0]).to(x.device))
+    with emulated_gpu(monkeypatch):
+        found = categorical(key.to("cuda:0"), 0, 0, 200, weights.to("cuda:0")).cpu().clone()
+    assert 1 not in found.tolist()
+    assert torch.equal(found, expected)

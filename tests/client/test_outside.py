@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from fedcross.client.captured import Captured
+from fedcross.client.outside import Outside
+from fedcross.client.recordings import MOST
 from fedcross.client.trainer import train
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective
@@ -39,6 +42,11 @@ def remembered(own: Any, _: Any) -> Any:
     return len(own.past)
 
 
+def kept_loss(own: Any, _: Any) -> Any:
+    own.last = torch.ones((), requires_grad=True) * 2
+    return own.last
+
+
 def prepared(_: Any, given: Any) -> Any:
     return given["mean"].add_(1).clone()
 
@@ -49,6 +57,7 @@ REMEMBERS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a tensor, in place": (in_place, "attribute count of the method"),
     "a number": (number, "attribute steps of the method"),
     "a list": (remembered, "attribute past of the method"),
+    "a loss, with its graph": (kept_loss, "attribute last of the method"),
     "a prepared tensor": (prepared, "prepared tensor 0"),
     "Python's draw": (lambda *_: random.random(), "Python's random numbers"),
     "numpy's draw": (lambda *_: np.random.rand(), "numpy's random numbers"),  # noqa: NPY002
@@ -61,6 +70,7 @@ class Remembering(Objective):
     def __init__(self, weight: Callable[[Any, Any], Any]) -> None:
         super().__init__(Settings())
         self.weight, self.count, self.steps, self.past = weight, torch.zeros(()), 0, list[Tensor]()
+        self.last: Tensor | None = None
 
     def loss(self, *rest: Any) -> Tensor:
         weight = self.weight(self, rest[-1])
@@ -104,3 +114,130 @@ def test_what_a_method_makes_at_its_first_step_is_no_obstacle() -> None:
         captured.train(v.visit(net, i, 12), {}, v.settings())
     assert captured.refused is None
     assert captured.replays > 0
+
+
+class Switched(Objective):
+    """Weights the loss by attributes that `change` sets when a visit is prepared."""
+
+    def __init__(self, change: Callable[[Any, int], Any]) -> None:
+        super().__init__(Settings())
+        self.change, self.weight, self.table, self.scale = change, 0.0, {"a": [0.0]}, torch.ones(())
+        self.schedule = SimpleNamespace(now=0.0)
+
+    def loss(self, net: Any, *rest: Any) -> Tensor:
+        layer = float(getattr(net.module, "own_weight", 1.0))
+        return super().loss(net, *rest) * self._weight() * self.scale * layer
+
+    def _weight(self) -> float:
+        return 1 + self.weight + self.table["a"][0] + float(self.schedule.now)
+
+
+def content(own: Any, weight: float) -> None:
+    own.table["a"][0] = weight
+
+
+def inside(own: Any, weight: float) -> None:
+    own.schedule.now = weight
+
+
+def another(own: Any, weight: float) -> None:
+    own.scale = torch.tensor(1 + weight)
+
+
+def below_notice(own: Any, weight: float) -> None:
+    """Change so little that no comparison of results would tell."""
+    own.weight = weight / 1e3
+
+
+#: What changes between visits.
+SWITCHES: dict[str, Callable[[Any, float], Any]] = {
+    "a number": lambda own, weight: setattr(own, "weight", weight),
+    "a little": below_notice,
+    "in a list in a dictionary": content,
+    "in an object": inside,
+    "another tensor": another,
+    "a new attribute of the network": lambda own, weight: weight and setattr(own.net.module, "own_weight", weight),
+}
+
+
+def visits_of(
+    change: Callable[[Any, float], Any], weights: list[float], recorder: Any
+) -> tuple[Captured, list[Tensor]]:
+    """Train a visit for each weight, by the plain loop without a recorder; return the models too."""
+    net, own = v.small_net(), Switched(change)
+    own.net = net  # type: ignore[attr-defined]
+    captured, found = Captured(net, own, record=recorder), []
+    for i, weight in enumerate(weights):
+        one = v.visit(net, i, 12)
+        v.enter(net, one)
+        own.change(own, weight)  # type: ignore[arg-type]
+        trained = train(net, own, one, {}, v.settings()) if recorder is None else captured.train(one, {}, v.settings())
+        found.append(trained.flat.clone())
+    return captured, found
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_is_switched_on_between_visits_is_recorded_anew(name: str) -> None:
+    """From the fifth visit on; results are compared in the first, second, fourth and eighth."""
+    weights, recorder = [0.0] * 4 + [0.5] * 3, WarmRecorder()
+    if name == "another tensor":
+        weights = [0.0, 0.5]
+    captured, found = visits_of(SWITCHES[name], weights, recorder)
+    _, expected = visits_of(SWITCHES[name], weights, None)
+    assert captured.refused is None
+    assert recorder.recordings == 2
+    for plain, other in zip(expected, found, strict=True):
+        assert torch.equal(plain, other)
+
+
+def test_a_tensor_with_other_values_in_its_place_needs_no_other_recording() -> None:
+    def filled(own: Any, weight: float) -> None:
+        own.scale.fill_(1 + weight)
+
+    weights, recorder = [0.0, 0.5, 0.1, 2.0], WarmRecorder()
+    captured, found = visits_of(filled, weights, recorder)
+    _, expected = visits_of(filled, weights, None)
+    assert captured.refused is None
+    assert recorder.recordings == 1
+    for plain, other in zip(expected, found, strict=True):
+        assert torch.equal(plain, other)
+
+
+def test_an_attribute_that_changes_at_every_visit_ends_the_recordings_and_is_named() -> None:
+    weights, recorder = [i / 10 for i in range(12)], WarmRecorder()
+    captured, found = visits_of(SWITCHES["a number"], weights, recorder)
+    _, expected = visits_of(SWITCHES["a number"], weights, None)
+    assert recorder.recordings == MOST
+    assert captured.refused == "attribute weight of the method is too often another one at the next visit"
+    for plain, other in zip(expected, found, strict=True):
+        assert torch.equal(plain, other)
+
+
+def test_an_equal_value_in_another_object_is_no_change() -> None:
+    """A method may set its attributes anew whenever it prepares a visit; what is large is not read each time."""
+    own, module = Switched(lambda *_: None), v.small_net().module
+
+    def numbers() -> dict[str, Any]:
+        large = {"large": np.zeros(2**17)} if "large" not in vars(own) else {}
+        device = {"device": torch.device("cpu"), "at": (np.int64(2), "x")}
+        return {"one": np.float32(0.5), "some": np.arange(3), "table": {"a": [0.0]}, **device, **large}
+
+    vars(own).update(numbers())
+    watch = Outside(own, module, []).watch()
+    vars(own).update(numbers())
+    assert watch() == ""
+    vars(own)["large"][0] = 1
+    assert watch() == ""
+    vars(own)["some"][0] = 1
+    assert watch() == "attribute some of the method"
+
+
+def test_looking_for_changes_reads_no_attribute_of_torchs_own() -> None:
+    """It is done at every visit, for every layer."""
+    net = v.small_net()
+    watch = Outside(Objective(Settings()), net.module, []).watch()
+    assert watch() == ""
+    net.module.register_forward_hook(lambda *_: None).remove()
+    assert watch() == ""
+    net.module.eval()
+    assert watch() == "attribute training of layer of all"

@@ -139,7 +139,8 @@ class _Operations(TorchDispatchMode):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
-            kwargs = {**kwargs, "device": torch.device("cuda:0")}  # torch's core made it beside a tensor of this GPU
+            here = torch.device("cuda", torch.cuda.current_device())
+            kwargs = {**kwargs, "device": here}  # torch's core made it beside a tensor of the current GPU
         leaves: list[Tensor] = []
         inside = _undressed(args, leaves), {name: _undressed(value, leaves) for name, value in kwargs.items()}
         device = self._device(func, leaves, args, kwargs)
@@ -296,11 +297,16 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> Iterator[Cou
 
 def _driver(gpus: int) -> dict[str, Any]:
     """Return what takes the place of the functions of ``torch.cuda`` that ask the driver."""
+    current = [0]
+
+    def choose(device: Any) -> None:
+        current[0] = device if isinstance(device, int) else torch.device(device).index or 0
+
     return {
         "is_available": lambda: gpus > 0,
         "device_count": lambda: gpus,
-        "set_device": lambda device: None,
-        "current_device": lambda: 0,
+        "set_device": choose,
+        "current_device": lambda: current[0],
         "mem_get_info": lambda device=None: (2**33, 2**34),
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,

@@ -18,6 +18,7 @@ from fedcross.strategies.parts.objective import Objective, Visit
 from fedcross.tasks.models._split import Split
 from tests.client.batched.test_trainer import EXACT, agree, one_by_one
 from tests.client.test_captured import OBJECTIVES, Counting, Reading, as_bytes, noisy
+from tests.client.test_outside import Switched
 from tests.support import visits as v
 from tests.support.tape import TapeRecorder, WarmRecorder
 
@@ -208,3 +209,18 @@ def test_the_memory_of_a_client_counts_its_bytes() -> None:
     held, plain = (v.work(net, objective, one) for one in as_bytes(v.visit(net, 0, 1000)))
     each = [memory / fitting(net, objective, work, 4, memory) for work in (held, plain)]
     assert each[1] - each[0] == pytest.approx(576_000 - 144_000, rel=1e-3)
+
+
+def test_a_weight_that_is_switched_on_between_rounds_is_recorded_anew() -> None:
+    net, objective = v.small_net(), Switched(lambda *_: None)
+    recorder = TapeRecorder()
+    together = Together(net, objective, record=recorder)
+    for number, clients in enumerate(rounds(net, *[(9, 5)] * 4)):
+        objective.weight = 0.5 * (number == 2)
+        expected = one_by_one(net, objective, clients)
+        works = [v.work(net, objective, client) for client in clients]
+        found = train_batched(net, objective, works, v.settings(), together=together)
+        for a, b in zip(found, expected, strict=True):
+            agree(a, b, EXACT)
+    assert together.refused is None
+    assert recorder.recordings == 3

@@ -1,0 +1,45 @@
+"""Two rounds of a method on made-up data, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcross.client import workshop
+
+#: Two rounds, because some methods begin in the second; a visit has some 12 full batches, of which most are replayed.
+SIZES = (
+    *("rounds=2", "partition.clients=6", "clients_per_round=3", "train.epochs=3", "train.batch=8"),
+    *("logger=none", "task=arrays"),
+)
+LOCAL = ["engine=local", "engine.workers=1"]
+
+
+def ran(method: str, engine: Sequence[str], device: str) -> tuple[dict[str, Any], list[Any]]:
+    """Run `method` on `device`; return its model, and what recorded its steps."""
+    from fedcross import run
+
+    own = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []
+    own += ["method.generator_steps=3"] if method.startswith("fedgen") else []
+    draw = np.random.default_rng(1)
+    workshop._close()  # gives the graphs of the run before back, at once
+    with tempfile.TemporaryDirectory() as folder:
+        x, y = draw.integers(0, 256, (250, 8, 8), np.uint8), draw.integers(0, 10, 250)
+        np.savez(f"{folder}/data.npz", x=x, y=y)
+        where = [f"task.root={folder}", f"device={device}", f"output={folder}/run"]
+        finished = run(f"method={method}", *engine, *SIZES, *where, *own)
+        model = {name: tensor.double().numpy() for name, tensor in finished.model.state_dict().items()}
+        rounds = [json.loads(row) for row in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+    if lost := sum(int(row.get("dropped") or 0) for row in rounds):
+        raise RuntimeError(f"{lost} visits were lost, see the log")
+    return model, [recorder for shop in workshop._open.values() for recorder in shop.recorders]
+
+
+def farthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the largest difference of a number in two models."""
+    return max(float(np.abs(other[name] - array).max()) for name, array in one.items() if array.size)
