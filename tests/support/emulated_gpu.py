@@ -25,7 +25,6 @@ from fedcross.client.host_work import NoHostWork
 from tests.support.tape import Tape
 from tests.support.waits import INDEXING, name_of, unrepeatable, waits
 
-
 #: Has operations run without any mode, and without tensors' own classes. Torch's ``_disable_current_modes`` does the
 #: same in Python, mode by mode, which takes longer than the operations of small networks.
 _plain_torch = torch._C._DisableTorchDispatch

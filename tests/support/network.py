@@ -1,8 +1,9 @@
 """A federation over the network, deployed so that every part can be killed, stopped or cut off by itself.
 
 SuperLink with ``--isolation process``, a SuperExec of its own, TLS and authenticated nodes, as in a deployment, and on
-demand a database on disk, as there; SuperNodes are :mod:`tests.support.light_node`, each behind a :class:`tests.support.proxy.Proxy`
-where a test wants one. The server is the real one: ``fedcross.server.session.Session`` in a ServerApp process.
+demand a database on disk, as there; SuperNodes are :mod:`tests.support.light_node`, each behind a
+:class:`tests.support.proxy.Proxy` where a test wants one. The server is the real one:
+``fedcross.server.session.Session`` in a ServerApp process.
 """
 
 from __future__ import annotations
