@@ -129,21 +129,29 @@ def test_nothing_is_left_behind_when_the_user_or_the_system_ends_a_run(
         time.sleep(0.1)
 
 
+def started(family: Family, command: list[str]) -> int:
+    """Start a Ray cluster and return its port. Whoever took the port in between makes it end: then another one."""
+    deadline = time.monotonic() + 600
+    for _ in range(3):
+        [port] = flower.free_ports(1)
+        family.start("ray-head", [*command, f"--port={port}"])
+        while family.exit_code("ray-head") is None:
+            if "Ray runtime started" in family.log("ray-head").read_text():
+                return port
+            assert time.monotonic() < deadline, family.log("ray-head").read_text()
+            time.sleep(0.2)
+    raise family.failure("ray-head", "no Ray cluster")
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
     """The address of a Ray cluster that somebody else started, without any variable of this test."""
-    [port] = flower.free_ports(1)
     with tempfile.TemporaryDirectory(prefix="fedcross-", ignore_cleanup_errors=True) as short:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDCROSS_")}
-        command = [flower.executable("ray"), "start", "--head", "--block", f"--port={port}", "--num-cpus=1"]
+        command = [flower.executable("ray"), "start", "--head", "--block", "--num-cpus=1"]
         command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", f"--temp-dir={short}"]
         with Family(tmp_path, {**environment, "RAY_USAGE_STATS_ENABLED": "0"}, [Path(short)]) as family:
-            family.start("ray-head", [*command, "--disable-usage-stats"])
-            deadline = time.monotonic() + 600
-            while "Ray runtime started" not in family.log("ray-head").read_text():
-                assert time.monotonic() < deadline, family.log("ray-head").read_text()
-                time.sleep(0.2)
-            yield f"127.0.0.1:{port}"
+            yield f"127.0.0.1:{started(family, [*command, '--disable-usage-stats'])}"
             assert family.ended() == []  # whoever joins a cluster leaves it running
 
 
