@@ -111,7 +111,8 @@ def launch(
 def superlink_command(port: int, server: KeyPair, authority: Path, secret: Path) -> list[str]:
     """Return the command that starts the SuperLink; who has the `secret` may take the ServerApp's task.
 
-    Its state is in memory: it serves one run and ends with it, so nobody would read a file again.
+    Its state is in memory: it serves one run and ends with it, so nobody would read a file again. Models that are on
+    their way lie there until they are fetched, each once however many devices get it.
     """
     return [
         *guarded.command("flower-superlink"),
