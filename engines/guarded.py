@@ -7,7 +7,8 @@ of many thousand names keeps the database locked for seconds. So ``executor/anno
 anything is stored, ``executor/replies.py`` at the message itself, and ``executor/ledger.py`` at how much a device
 stores; ``executor/claims.py`` sees to it that what one device says of an object binds no other and not the server. What
 is refused is not left open: ``executor/instead.py`` tells the server. What is over is deleted by ``executor/sweep.py``,
-in small transactions.
+in small transactions, and large objects are stored one after the other (``executor/turns.py``). A device that asks
+about a run gets no settings that are the server's alone (``executor/told.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -159,20 +160,22 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
         announced, replies, ledgers = part("announced"), part("replies"), part("ledger")
-        claims, sweep = part("claims"), part("sweep")
-        ledger, refused = ledgers.Ledger(most, mib << 20), replies.Refusals()
+        claims, sweep, told, turns = part("claims"), part("sweep"), part("told"), part("turns")
+        ledger, refused, in_turn = ledgers.Ledger(most, mib << 20), replies.Refusals(), turns.Turns()
         fleet.push_messages = announced.limited(fleet.push_messages, most, ledger, refused)
         within = ledgers.stored_within(fleet.push_object, ledger, refused)
         fleet.push_object = replies.plain(within, refused, "object_id", "session_id")
         fleet.pull_object = replies.plain(fleet.pull_object, refused, "object_id")
         fleet.get_fab = replies.plain(fleet.get_fab, refused, "hash_str")
+        fleet.get_run = told.without_the_servers(fleet.get_run)
         confirm = fleet.confirm_message_received
         fleet.confirm_message_received = replies.plain(confirm, refused, "message_object_id")
         fleet.activate_node = replies.steady(fleet.activate_node, refused)
         fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)
         runtime.push_messages = claims.asserted(runtime.push_messages, ledger, refused)
         runtime.pull_messages = claims.named(runtime.pull_messages)
-        sweep.attach(sweep.Sweeper())
+        sweep.attach(sweep.Sweeper(turns=in_turn))
+        turns.attach(in_turn)
     else:
         from flwr.supercore.runtime import RuntimeHttpClient
 

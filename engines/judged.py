@@ -237,7 +237,7 @@ class JudgedGrid(Grid):
             lost = "objects of the reply are gone: not sent in time, or more than the SuperLink takes (its log says so)"
             return self._instead(arrival.asked, self.inner.node.node_id, Error(ErrorCode.MESSAGE_UNAVAILABLE, lost))
         self._confirm(arrival)
-        if message.has_error() and message.error.code == REFUSED:  # or so the device says
+        if _code(message) == REFUSED:  # the SuperLink lets no device announce it
             why = f"by the SuperLink: {str(message.error.reason)[:600]}"
             return self._instead(arrival.asked, meta.src_node_id, Refusal("refused", why))
         return message
@@ -263,13 +263,14 @@ class JudgedGrid(Grid):
             own = message.metadata
             names = CHECKED_BY_SUPERLINK if told.src_node_id != self.inner.node.node_id else ()  # else its own words
             pairs = [(getattr(own, name), getattr(told, name)) for name in names]
+            pairs.append((_code(message), _code(arrival.proto)))
         except UploadError:
             raise
         except Exception as error:
             # Flower's classes trust what they read; a device can make them raise anything.
             raise UploadError("malformed_message", f"not readable, {type(error).__name__}") from error
         if any(inside != outside for inside, outside in pairs):
-            raise UploadError("malformed_message", "the metadata in the reply are not those it was sent under")
+            raise UploadError("malformed_message", "metadata or error in the reply are not those it was sent under")
         message.metadata.__dict__["_message_id"] = told.message_id
         return message
 
@@ -300,3 +301,9 @@ class JudgedGrid(Grid):
             node=self.inner.node, run_id=self.run.run_id, message_object_id=arrival.proto.metadata.message_id
         )
         patiently(lambda: self._objects.client.ConfirmMessageReceived(request))
+
+
+def _code(message: Message | ProtoMessage) -> int | None:
+    """Return the code of the message's error, None if it has none."""
+    failed = message.has_error() if isinstance(message, Message) else message.HasField("error")
+    return message.error.code if failed else None

@@ -17,11 +17,11 @@ from logging import WARNING
 from typing import Any
 
 from fastapi import HTTPException
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from sqlalchemy.exc import OperationalError
 
-from .instead import asked_for
+from .instead import REFUSED, asked_for
 
 #: Seconds by which the time in a reply may lie outside what its request and the SuperLink's clock allow. Flower itself
 #: refuses a device whose clock is 15 s off.
@@ -31,6 +31,11 @@ LONGEST_S = 10 * 365 * 86400.0
 #: Longest pause between two heartbeats, in seconds. Flower's SuperNode says 30; it takes up to 1800, and counts a
 #: device as online for twice the pause.
 HEARTBEAT_S = 120.0
+#: Codes of errors that only the SuperLink or the server's grid makes: "refused", and Flower's three for what could
+#: not be delivered.
+NOT_A_DEVICES = frozenset(
+    {REFUSED, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
+)
 #: What a device may name things with; all that Flower and fedcross make up is of this kind.
 PLAIN = re.compile(r"[ -~]{0,128}")
 #: Longest public key, in bytes.
@@ -88,6 +93,8 @@ def _unreadable(message: Any, runtimes: Any) -> str | None:
         return f"no type of message: {told.message_type[:40]!r}"
     if message.HasField("content") == message.HasField("error"):
         return "neither content nor error, or both"
+    if message.error.code in NOT_A_DEVICES:
+        return f"an error with code {message.error.code} is the SuperLink's to send"
     if not abs(told.ttl) <= LONGEST_S:
         return f"it lives for {told.ttl} s"
     if len(runtimes) > 1 or not all(0 <= seconds <= LONGEST_S for seconds in runtimes):

@@ -9,20 +9,26 @@ next SuperLink goes on with it (what was below a confirmed message, when its run
 
 Then the file gives its space back to the disk, if little is left in it: SQLite's ``VACUUM`` writes what is left anew,
 and keeps the database locked meanwhile. (Its ``incremental_vacuum`` looks for each page in the list of all free ones:
-a tenth of a millisecond to two for 4 KiB, minutes for half a GiB.) Otherwise the space is used again.
+a tenth of a millisecond to two for 4 KiB, minutes for half a GiB.) Otherwise the space is used again. While no run is
+on, SQLite's log of changes is emptied too.
 """
 
 from __future__ import annotations
 
 import functools
+import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
 from flwr.common.logger import log
+
+from .turns import Turns, in_file
 
 #: Seconds of deleting until the lock is given back, and the most bytes and rows that are deleted until then. A
 #: transaction is longer by what its last row takes, an object of 8 MiB at most.
@@ -34,13 +40,10 @@ LOOK_S = 60.0
 #: Free bytes of the file from which on they are given back, and most bytes that are left in it: these are written anew,
 #: in some tenths of a second.
 WORTH, CHEAP = 1 << 26, 1 << 24
-#: Setting of each connection: SQLite's log of changes (``-wal``) does not stay larger than this.
+#: Bytes of SQLite's log of changes (``-wal``) from which on it is emptied when no run is on.
+LONG_LOG = 1 << 20
+#: Setting of each connection: SQLite's log of changes does not stay larger than this.
 PRAGMAS = (("journal_size_limit", str(1 << 26)),)
-
-
-def on_disk(state: Any) -> bool:
-    """Return whether Flower keeps this state, or this store of objects, in a file."""
-    return hasattr(state, "database_url") and not state._is_in_memory_sqlite
 
 
 class Sweeper:
@@ -50,12 +53,17 @@ class Sweeper:
     ----------
     clock, sleep : callable
         Tell the time in seconds, and wait.
+    turns : Turns, optional
+        With whom it takes turns.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        turns: Turns | None = None,
     ) -> None:
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._turns = clock, sleep, turns or Turns(clock, sleep)
         self._woken = threading.Event()
         self._dropped: deque[str] = deque()  # by requests
         self._todo: deque[str] = deque()  # of what was dropped; the rest is the thread's own
@@ -85,6 +93,7 @@ class Sweeper:
             self._sleep(max(PAUSE_S, 2 * (self._clock() - began)))
             began = self._clock()
         _give_back(state)
+        _shorten(state)
 
     def drop(self, store: Any, name: str) -> None:
         """Delete the object `name`, unless another one has it, now; what is below it soon."""
@@ -104,7 +113,7 @@ class Sweeper:
             self._run = run
         before, run = self._todo.copy(), None if self._todo else self._run
         try:
-            with state.object_store._mutation_session() as session:
+            with self._turns.turn(), state.object_store._mutation_session() as session:
                 names = self._todo if run is None else _of_run(session, run)
                 if names:
                     self._some(session, names)
@@ -234,6 +243,25 @@ def _give_back(state: Any) -> bool:
     return True
 
 
+def _shorten(state: Any) -> bool:
+    """Empty SQLite's log of changes if it is long, no run is on and nobody reads; return whether it was done."""
+    from flwr.supercore.state.schema.corestate_models import Task
+    from flwr.supercore.state.schema.linkstate_models import Run
+    from sqlalchemy import select
+    from sqlalchemy.engine import make_url
+
+    path = str(make_url(state.database_url).database)
+    with state.session() as session:
+        on = select(Run.run_id).join(Task, Task.task_id == Run.primary_task_id).where(Task.finished_at.is_(None))
+        going = session.scalar(on.limit(1)) is not None
+    if going or Path(f"{path}-wal").stat().st_size < LONG_LOG:
+        return False
+    with closing(sqlite3.connect(path, timeout=0)) as database:  # no wait for readers with the lock in hand
+        database.execute("PRAGMA wal_checkpoint(PASSIVE)")  # nearly all of the work, without the lock
+        [busy, *_] = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
+
+
 def attach(sweeper: Sweeper) -> None:
     """Let the SuperLink of this process delete with `sweeper`; a state in memory stays Flower's."""
     from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
@@ -249,20 +277,20 @@ def attach(sweeper: Sweeper) -> None:
     @functools.wraps(initialize)
     def initialized(state: Any, *arguments: Any, **named: Any) -> Any:
         found = initialize(state, *arguments, **named)
-        if on_disk(state):
+        if in_file(state):
             sweeper.start(state)
         return found
 
     @functools.wraps(cleanup)
     def cleaned(state: Any, run_id: int) -> None:
-        if on_disk(state):
+        if in_file(state):
             sweeper.wake()
         else:
             cleanup(state, run_id)
 
     @functools.wraps(delete)
     def deleted(store: Any, object_id: str) -> None:
-        if on_disk(store) and not inside.get():
+        if in_file(store) and not inside.get():
             sweeper.drop(store, object_id)
         else:
             delete(store, object_id)

@@ -27,6 +27,8 @@ from flwr.common.logger import log
 
 #: Name of this program, by which an app knows that it runs here.
 NAME = "fedcross-executor"
+#: Most characters of an error in the log.
+LINE = 200
 
 
 class Visit(Protocol):
@@ -94,8 +96,11 @@ class Worker:
             visit.push(reply)
             self._tell({"pushed": True})
         except Exception as error:
-            log(ERROR, "fedcross: a message was lost between SuperNode and worker", exc_info=error)
-            visit.finish(context, f"{type(error).__name__}: {error}")
+            # Nearly always because the run is over: Flower's SuperNode then forgets what belongs to it.
+            why = f"{type(error).__name__}: {error}"
+            line = " ".join(why.split())[:LINE]
+            log(ERROR, "fedcross: a message was lost between SuperNode and worker (is its run over?): %s", line)
+            visit.finish(context, why)
             raise
         else:
             visit.finish(context, fault)

@@ -190,20 +190,22 @@ def test_the_superexec_outlives_errors_of_the_superlink_and_no_others() -> None:
 
 def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
-        fleet_handlers: "push_messages push_object pull_object get_fab confirm_message_received activate_node "
+        fleet_handlers: "push_messages push_object pull_object get_fab get_run confirm_message_received activate_node "
         "send_node_heartbeat",
         runtime_handlers: "push_messages pull_messages",
     }
     originals = [(module, one, getattr(module, one)) for module, some in names.items() for one in some.split()]
     for module, one, original in originals:
         monkeypatch.setattr(module, one, original)  # restored at the end
-    for kind, changed in ((SqlLinkState, "initialize"), (SqlLinkState, "cleanup_run"), (SqlObjectStore, "delete")):
-        monkeypatch.setattr(kind, changed, getattr(kind, changed))
+    own = {SqlLinkState: ("initialize", "cleanup_run", "store_object"), SqlObjectStore: ("delete", "put")}
+    changed = [(kind, one) for kind, some in own.items() for one in some]
+    for kind, one in changed:
+        monkeypatch.setattr(kind, one, getattr(kind, one))
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
     monkeypatch.setattr(guarded, "version", lambda package: "1.43.0")
     assert not guarded.guard("flower-superlink", MOST)
     assert all(getattr(module, one) is original for module, one, original in originals)
-    assert not hasattr(SqlObjectStore.delete, "__wrapped__")
+    assert not any(hasattr(getattr(kind, one), "__wrapped__") for kind, one in changed)
     assert sql_mixin.SQLITE_PRAGMAS is before  # type: ignore[attr-defined]
     monkeypatch.setattr(guarded, "version", lambda package: CHECKED[-1])
     assert guarded.guard("flower-superlink", MOST)
@@ -226,8 +228,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
             )
     with pytest.raises(HTTPException, match="1024 bytes at most"):
         fleet_handlers.activate_node(ActivateNodeRequest(public_key=b"k" * 2000), None)  # type: ignore[arg-type]
-    assert hasattr(SqlLinkState.cleanup_run, "__wrapped__")
-    assert hasattr(SqlObjectStore.delete, "__wrapped__")
+    assert all(hasattr(getattr(kind, one), "__wrapped__") for kind, one in changed)
 
 
 def test_an_unknown_version_starts_with_a_word_about_what_is_open(

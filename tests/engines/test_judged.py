@@ -170,6 +170,19 @@ def test_an_error_of_a_client_and_one_of_flower_come_through(grid, link):
     assert (reply.error.code, reply.error.reason) == (2, "boom")
 
 
+@pytest.mark.parametrize("announced", [RecordDict({}), Error(2, "boom")])
+def test_a_device_does_not_speak_in_the_superlinks_name(grid, link, announced):
+    """The SuperLink refuses its own codes where they are announced, so what is sent must be what was announced."""
+    request = link.request()
+    link.answers(request, Error(module.REFUSED, "in the SuperLink's name"))
+    [(outside, tree)] = link.replies
+    link.replies = [(message_to_proto(Message(announced, reply_to=request)), tree)]
+    link.replies[0][0].metadata.CopyFrom(outside.metadata)
+    (reply,) = grid.pull_messages(["asked-0"])
+    assert reply.error.kind == "malformed_message"
+    assert "SuperLink" not in reply.error.reason
+
+
 def test_a_request_to_a_device_that_is_gone_is_answered_as_flower_would(grid, link, clock):
     grid._lost = LostNodes(grid.get_node_ids, clock.monotonic)
     names = list(grid.push_messages([link.request(7), link.request(8)]))

@@ -19,7 +19,7 @@ from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
 from fedcross.engines.executor.announced import limited
-from fedcross.engines.executor.instead import asked_for
+from fedcross.engines.executor.instead import REFUSED, asked_for
 from fedcross.engines.executor.ledger import Ledger
 from fedcross.engines.executor.replies import HEARTBEAT_S, Refusals, steady, wrong
 from fedcross.engines.guarded import MOST
@@ -101,6 +101,9 @@ def test_an_error_is_a_reply_and_both_or_nothing_is_none() -> None:
     for request in (failed, empty):
         request.messages_list[0].ClearField("content")
     assert wrong(failed, link, time.time()) is None
+    for code in (REFUSED, *(3, 4, 5)):
+        failed.messages_list[0].error.code = code
+        assert wrong(failed, link, time.time()) == f"an error with code {code} is the SuperLink's to send"
     assert [wrong(one, link, time.time()) for one in (both, empty)] == ["neither content nor error, or both"] * 2
 
 

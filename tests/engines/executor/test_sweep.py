@@ -256,6 +256,29 @@ def test_space_goes_back_to_the_disk_and_is_counted_before(
         assert session.scalar(text("PRAGMA journal_size_limit")) == 1 << 26
 
 
+def test_the_log_of_changes_is_emptied_when_the_last_run_is_over_and_nobody_reads(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "LONG_LOG", 100 * KIB)
+    changes = link.path.with_name(f"{link.path.name}-wal")
+    one, two = Run(link.state), Run(link.state)
+    one.request(one.nodes[0], content(1, 100_000))
+    one.finish()
+    steps(link)
+    assert changes.stat().st_size > 100 * KIB  # the other run goes on
+    two.finish()
+    with sqlite3.connect(link.path) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM run").fetchone()
+        link.state.acknowledge_node_heartbeat(two.nodes[0], 30.0)
+        steps(link)
+        assert changes.stat().st_size > 100 * KIB
+    reader.close()
+    steps(link)
+    assert changes.stat().st_size == 0
+    assert link.state.acknowledge_node_heartbeat(two.nodes[0], 30.0)
+
+
 def test_a_state_in_memory_stays_flowers(link: Link) -> None:
     state = opened(None)
     run = Run(state)

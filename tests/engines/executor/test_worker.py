@@ -110,10 +110,13 @@ def test_after_an_error_the_next_message_gets_a_new_process(text: str, fault: st
     assert visits.done[1] == ("end", "c", fault)
 
 
-def test_a_message_that_cannot_be_had_ends_the_task_and_the_worker() -> None:
+def test_a_message_that_cannot_be_had_ends_the_task_and_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     visits = Visits(App(stays_loaded=True))
     with pytest.raises(OSError, match="not there"):
         visits.worker().answer("t1")
+    [line] = [one for one in caplog.records if "was lost" in one.getMessage()]
+    assert line.getMessage().endswith("OSError: the object is not there")
+    assert line.exc_info is None  # no traceback: the run has ended
     assert visits.done == [("end", None, "OSError: the object is not there"), ("closed",)]
     assert visits.said == []
 
