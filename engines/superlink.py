@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fedcross.engines.job import Job
 
 CAPABILITIES = Capabilities()
+#: Flower's name of a state that is in memory.
+IN_MEMORY = ":flwr-in-memory:"
 
 
 class Params(Settings):
@@ -93,7 +95,7 @@ def launch(
         config = flower.write_run_config(state / "run.toml", overrides)
 
         family = stack.enter_context(Family(work, flower.environment(home, extra_environment), [state]))
-        family.start("superlink", superlink_command(port, server, authority.public, state / "state.db", secret))
+        family.start("superlink", superlink_command(port, server, authority.public, secret))
         flower.wait_for_superlink(family, port)
         family.start(flower.SUPEREXEC, superexec_command(port, authority.public, secret))
         fleet_port = port if relay is None else relay(port)
@@ -106,15 +108,19 @@ def launch(
             flower.submit(family, app, config, client, sink)
 
 
-def superlink_command(port: int, server: KeyPair, authority: Path, database: Path, secret: Path) -> list[str]:
-    """Return the command that starts the SuperLink; who has the `secret` may take the ServerApp's task."""
+def superlink_command(port: int, server: KeyPair, authority: Path, secret: Path) -> list[str]:
+    """Return the command that starts the SuperLink; who has the `secret` may take the ServerApp's task.
+
+    Its state is in memory: it serves one run and ends with it, so nobody would read a file again. Models that are on
+    their way lie there until they are fetched, each once however many devices get it.
+    """
     return [
         *guarded.command("flower-superlink"),
         *("--host", flower.LOOPBACK, "--port", str(port)),
         *("--ssl-certfile", str(server.public), "--ssl-keyfile", str(server.private)),
         *("--ssl-ca-certfile", str(authority), "--enable-supernode-auth", "--isolation", "process"),
         *("--superexec-auth-secret-file", str(secret)),
-        *("--database", str(database), "--disable-runtime-dependency-installation"),
+        *("--database", IN_MEMORY, "--disable-runtime-dependency-installation"),
     ]
 
 

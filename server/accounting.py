@@ -10,6 +10,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from logging import WARNING
 from pathlib import Path
@@ -51,9 +52,15 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
 
 def commit() -> str | None:
     """Return the git commit of the checkout that holds this code; None outside a checkout."""
-    if stated := os.environ.get("FEDCROSS_COMMIT"):
-        return stated
-    folder = Path(__file__).resolve().parent
+    return os.environ.get("FEDCROSS_COMMIT") or _described(Path(__file__).resolve().parent)
+
+
+@cache
+def _described(folder: Path) -> str | None:
+    """Return the commit of `folder` when this process first asked: its code is that of then, however many runs follow.
+
+    Git looks at every file of the checkout, which takes as long as a round of a small run.
+    """
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],

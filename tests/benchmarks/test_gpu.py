@@ -32,8 +32,12 @@ CPU = Place(torch.device("cpu"), tiny=True)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_start")
 def test_every_item_finds_something_on_a_cpu(tmp_path):
-    """Two items as a user runs them, the others here; a bare machine has no scikit-learn for the digits."""
+    """Two items as a user runs them, the others here; a bare machine has no scikit-learn for the digits.
+
+    The four processes are forked (tests.support.warm); test_gpu_faults starts new ones.
+    """
     (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('there is none')")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--tiny", "--only", "smoke", "--only"]
@@ -74,6 +78,7 @@ line("third", lambda: os.getpid())
 """
 
 
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize("how", ["kill", pytest.param("raise", marks=pytest.mark.slow)])
 def test_a_fault_costs_one_line_and_a_new_process_goes_on(tmp_path, how):
     file = tmp_path / "gpu.json"

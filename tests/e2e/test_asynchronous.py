@@ -10,7 +10,7 @@ import pytest
 from fedcross.server.launch import launch
 
 CONFIGURATION = [
-    *("method=fedcross_async", "task=digits", "partition.clients=4", "clients_per_round=3", "rounds=3", "seed=1"),
+    *("method=fedcross_async", "task=digits", "partition.clients=3", "clients_per_round=2", "rounds=3", "seed=1"),
     *("train.epochs=2", "logger=none"),
 ]
 #: What a user starts is whole in test_same_result; here its processes are forked.

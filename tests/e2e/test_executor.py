@@ -125,7 +125,7 @@ def test_a_device_answers_in_one_process_whatever_happens_to_it(
 ) -> None:
     monkeypatch.setenv("FEDCROSS_TEST", token := os.urandom(8).hex())
     inherited = f"FEDCROSS_TEST={token}"
-    with Network(tmp_path / "work", clients=1, superexec=False) as network, contextlib.ExitStack() as runs:
+    with Network(tmp_path / "work", clients=1, superexec=False, forked=True) as network, contextlib.ExitStack() as runs:
         device = Device(network)
         device.start(network.secret)
         first = runs.enter_context(run(network, tmp_path / "a", "1"))

@@ -115,7 +115,7 @@ def has_ended(pid: int) -> bool:
 
 
 def test_runs_get_a_ready_process_and_everything_else_goes_flowers_way(tmp_path: Path) -> None:
-    with Network(tmp_path / "work", clients=0, ready="on") as network:
+    with Network(tmp_path / "work", clients=0, ready="on", forked=True) as network:
         server = Server(network, tmp_path)
         ready = wait_for(server.waiting, "process that is ready")
         first = server.run("first")

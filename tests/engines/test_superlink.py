@@ -4,18 +4,18 @@ import itertools
 from pathlib import Path
 
 import pytest
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 
 from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.engines import guarded, superlink
 from fedcross.engines.executor import program
 
 
-def test_superlink_is_closed_by_tls_and_node_keys_and_keeps_its_state(tmp_path: Path) -> None:
+def test_superlink_is_closed_by_tls_and_node_keys_and_leaves_no_state(tmp_path: Path) -> None:
     command = superlink.superlink_command(
         8443,
         KeyPair(tmp_path / "s.crt", tmp_path / "s.key"),
         tmp_path / "ca.crt",
-        tmp_path / "state.db",
         tmp_path / "secret",
     )
     assert command[:4] == guarded.command("flower-superlink")
@@ -25,7 +25,7 @@ def test_superlink_is_closed_by_tls_and_node_keys_and_keeps_its_state(tmp_path: 
     assert options["--ssl-certfile"] == f"{tmp_path}/s.crt"
     assert options["--ssl-keyfile"] == f"{tmp_path}/s.key"
     assert options["--ssl-ca-certfile"] == f"{tmp_path}/ca.crt"
-    assert options["--database"] == f"{tmp_path}/state.db"
+    assert options["--database"] == FLWR_IN_MEMORY_DB_NAME
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(command)
     assert "--insecure" not in command
     # Without the secret, every local user could take the run's task, with its code and configuration.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.test_bombs import MIB, memory
 from tests.support.killer import digest
-from tests.support.network import Network, lines, undisturbed, wait_for_line, wait_for_rounds
+from tests.support.network import IN_MEMORY, ON_DISK, Network, lines, undisturbed, wait_for_line, wait_for_rounds
 
 pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 LEVELS = 28
@@ -28,7 +28,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("database", [":flwr-in-memory:", ""], ids=["memory", "sqlite"])
+@pytest.mark.parametrize("database", [IN_MEMORY, ON_DISK], ids=["memory", "sqlite"])
 def test_a_registered_device_cannot_fill_the_superlink(tmp_path: Path, database: str) -> None:
     """The device announces trees in round 1 and is honest in round 2; the model is as if it had been silent.
 

@@ -19,7 +19,7 @@ from fedcross.engines import guarded, remote
 from fedcross.engines.processes import marked
 from tests.support.command import main
 from tests.support.killer import digest
-from tests.support.network import CALM, ROOT, SETTINGS, Network, lines, undisturbed, wait_for_rounds
+from tests.support.network import CALM, ON_DISK, ROOT, SETTINGS, Network, lines, undisturbed, wait_for_rounds
 
 pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
 PATIENCE_S = 600
@@ -59,7 +59,7 @@ def renew(network: Network) -> None:
 def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_path, capsys):
     """The watcher is what the compose file's service `run` is: it must end only with the run, and as the run does."""
     output = tmp_path / "run"
-    with Network(tmp_path / "work") as network, contextlib.ExitStack() as stack:
+    with Network(tmp_path / "work", database=ON_DISK) as network, contextlib.ExitStack() as stack:
         where = ["--superlink", f"127.0.0.1:{network.port}", "--authority", str(network.authority.public)]
         network.start_nodes("nodes", [0, 1, 2], **CALM)
         engine = ["engine=remote", f"engine.address=127.0.0.1:{network.port}", f"engine.authority={where[3]}"]

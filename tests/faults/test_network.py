@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.impostor import KINDS
 from tests.support.killer import digest
-from tests.support.network import Network, lines, undisturbed, wait_for_rounds
+from tests.support.network import ON_DISK, Network, lines, undisturbed, wait_for_rounds
 from tests.support.network_server import POINTS
 from tests.support.proxy import Proxy
 from tests.support.scale import WHOLE
@@ -33,7 +33,7 @@ def test_a_killed_superlink_loses_nothing(tmp_path):
     kills = [(point, 2 + i) for i, point in enumerate(list(POINTS) * 5)]
     rounds = f"rounds={len(kills) + 2}"
     reference = undisturbed(tmp_path / "whole", rounds)
-    with Network(tmp_path / "work", superexec=False) as network:
+    with Network(tmp_path / "work", superexec=False, database=ON_DISK) as network:
         network.start_nodes("nodes", [0, 1, 2])
         network.serve(tmp_path / "run", rounds, "federation.resend_s=20", kills=kills)
         restarts = network.wait(tmp_path / "run", PATIENCE_S, restart=True)

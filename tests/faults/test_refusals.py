@@ -26,7 +26,7 @@ ENGINES = [
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_all_clients_refuse_ends_the_run_with_their_words(tmp_path, engine):
     output = tmp_path / "run"
-    own = ["engine.workers=1"] if engine == "local" else []
+    own = {"local": ["engine.workers=1"], "ray": ["engine.cpus=1"]}.get(engine, [])  # one process for both clients
     with contextlib.nullcontext() if engine == "local" else warm.started_warm():
         done = warm.run(
             ["-m", "fedcross", *SETTINGS, f"engine={engine}", *own, f"output={output}"],

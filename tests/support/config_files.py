@@ -22,12 +22,18 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf, grammar_parser
 from omegaconf.base import Metadata
 
+from fedcross.conf import compose
+
 #: Texts of settings that are kept with what was read in them.
 MOST_TEXTS = 8192
+#: Compositions of files that are kept: about as many as there are. A run keeps :data:`compose.MOST_COMPOSED`, fewer
+#: than there are methods, and each of many test files trains every method.
+MOST_COMPOSED = 512
 
 
 def read_once() -> None:
     """Have Hydra keep what it has read of a file until the file changes, and of a setting's text, in this process."""
+    compose.MOST_COMPOSED = MOST_COMPOSED
     _keep_files()
     _copy_marks()
     _keep_texts()

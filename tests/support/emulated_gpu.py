@@ -19,11 +19,17 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcross.client.host_work import NoHostWork
 from tests.support.tape import Tape
 from tests.support.waits import INDEXING, name_of, unrepeatable, waits
+
+#: Has operations run without any mode, and without tensors' own classes. Torch's ``_disable_current_modes`` does the
+#: same in Python, mode by mode, which takes longer than the operations of small networks.
+_plain_torch = torch._C._DisableTorchDispatch
+#: What ``parameter.data = view`` calls; the attribute makes a new object each time.
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -80,7 +86,7 @@ class GpuRecorder:
 
         def replay() -> None:
             self.replays += 1
-            with _disable_current_modes():
+            with _plain_torch():
                 tape.replay()
 
         return replay
@@ -127,6 +133,11 @@ class _Operations(TorchDispatchMode):
 
     current: _Operations | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch call this mode as it is: nothing is compiled here, and the wrapper costs a tenth of a call."""
+        return False
+
     def __init__(self, counted: Counted) -> None:
         super().__init__()
         self.counted = counted
@@ -147,7 +158,7 @@ class _Operations(TorchDispatchMode):
         known = {id(leaf.inner) if isinstance(leaf, GpuTensor) else id(leaf): leaf for leaf in leaves}
         if kwargs.get("device") is not None:
             inside[1]["device"] = torch.device("cpu")
-        with _disable_current_modes():
+        with _plain_torch():
             out = func(*inside[0], **inside[1])
             if self.tape is not None:
                 self.tape.add(func, *inside, out)
@@ -236,7 +247,7 @@ class _Functions(TorchFunctionMode):
     """Lets ``parameter.data = view`` change the inner tensor, which torch cannot know."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == Tensor.data.__set__ and isinstance(args[0], GpuTensor):  # type: ignore[attr-defined]
+        if func == _SET_DATA and isinstance(args[0], GpuTensor):
             args[0].inner = args[1].inner
             return None
         if func is torch.tensor and kwargs and kwargs.get("device") is not None:

@@ -144,8 +144,11 @@ class Bench:
         return found
 
     def fedcross(self, *arguments: str, **variables: str) -> Watched:
-        """Start the ``fedcross`` command; with variables that a library may read at its import, always a new one."""
-        warm = self.warm and all(name.startswith("FEDCROSS_") for name in variables)
+        """Start the ``fedcross`` command; with variables that a library may read at its import, always a new one.
+
+        The driver reads which GPUs there are for a process when that first asks for one, not when it imports torch.
+        """
+        warm = self.warm and all(name.startswith("FEDCROSS_") or name == "CUDA_VISIBLE_DEVICES" for name in variables)
         return self.start([sys.executable, "-m", "fedcross", *arguments], warm=warm, **variables)
 
     def ends(self, *arguments: str, **variables: str) -> Told:

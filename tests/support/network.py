@@ -1,8 +1,9 @@
 """A federation over the network, deployed so that every part can be killed, stopped or cut off by itself.
 
-SuperLink with ``--isolation process``, a SuperExec of its own and SQLite, TLS and authenticated nodes, as in a
-deployment; SuperNodes are :mod:`tests.support.light_node`, each behind a :class:`tests.support.proxy.Proxy`
-where a test wants one. The server is the real one: ``fedcross.server.session.Session`` in a ServerApp process.
+SuperLink with ``--isolation process``, a SuperExec of its own, TLS and authenticated nodes, as in a deployment, and on
+demand a database on disk, as there; SuperNodes are :mod:`tests.support.light_node`, each behind a
+:class:`tests.support.proxy.Proxy` where a test wants one. The server is the real one:
+``fedcross.server.session.Session`` in a ServerApp process.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ from fedcross.core.errors import FederationError
 from fedcross.core.keys import make_authority, make_node_key, make_server
 from fedcross.engines import flower, guarded
 from fedcross.engines.processes import Family
-from fedcross.engines.superlink import register
+from fedcross.engines.superlink import IN_MEMORY, register
 from tests.support import flower_app
-from tests.support.warm import PYTHON
+from tests.support.warm import PYTHON, programs
 
 ROOT = Path(__file__).parents[2]
+#: A file of the network's own.
+ON_DISK = ""
 #: Seconds that a start may take: only a hanging program takes so long, and one that ends is noticed at once.
 START_S = 600
 #: For nodes of a run that goes on while a test does other things: each round then takes so many seconds at least, and
 #: not all that the machine has.
-CALM = {"FEDCROSS_TRAINING": "0.5"}
+CALM = {"FEDCROSS_TRAINING": "1.5"}
 #: Three clients, all drawn. What the light clients do is known, and so is every digit of the result.
 SETTINGS = (
     *("task=digits", "task.limit=200", "task.limit_test=100", "partition=iid", "partition.clients=3"),
@@ -56,11 +59,14 @@ class Network:
     superexec : bool
         Whether a SuperExec starts the ServerApp; else :meth:`serve` is it.
     database : str
-        The SuperLink's ``--database`` instead of a file.
+        The SuperLink's ``--database``; :data:`ON_DISK`: a file, for a SuperLink that starts again or whose deployment's
+        way of storing is the subject. SQLite takes half of the CPU time of a request.
     address_space : int, optional
         Most bytes of addresses that the SuperLink may have.
     ready : str
         Whether the SuperExec keeps a process ready for the next run; no test but that one's own needs it.
+    forked : bool
+        Whether the SuperLink is forked (tests.support.warm) where what the test starts besides is new.
     """
 
     def __init__(
@@ -69,11 +75,12 @@ class Network:
         clients: int = 3,
         *,
         superexec: bool = True,
-        database: str = "",
+        database: str = IN_MEMORY,
         address_space: int | None = None,
         ready: str = "off",
+        forked: bool = False,
     ) -> None:
-        self._ready = ready
+        self._ready, self._forked = ready, forked
         self.work, self.clients, self._superexec = work, clients, superexec
         self._database, self._address_space = database, address_space
         self.visits = work / "visits"
@@ -110,6 +117,7 @@ class Network:
         # A test that fails must not take the machine's memory.
         limit = [] if self._address_space is None else ["prlimit", f"--as={self._address_space}"]
         python, *program = guarded.command("flower-superlink")
+        python = str(programs() / "python") if self._forked else python
         self._superlink = [
             *limit,
             # Where its memory is what a test looks at, it is a process of its own from the start.

@@ -60,7 +60,7 @@ def content(number: int, size: int = 2000) -> RecordDict:
     return RecordDict({"arrays": encode({"w": values}), "config": ConfigRecord({"n": number})})
 
 
-def filled(link: Link, requests: int = 4) -> Run:
+def filled(link: Link, requests: int = 3) -> Run:
     """Return a run with requests, complete replies and one that is not complete."""
     run = Run(link.state)
     for number in range(requests):
@@ -159,7 +159,7 @@ def test_an_object_with_many_children_takes_many_transactions(link: Link, monkey
 
 
 def test_others_get_the_lock_for_twice_as_long_in_between(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(link).finish()
+    filled(link, 1).finish()
     taken = iter([0.0, 3.0, 0.0])
     step = link.sweeper.step
 
@@ -175,7 +175,7 @@ def test_others_get_the_lock_for_twice_as_long_in_between(link: Link, monkeypatc
 
 def test_a_kill_in_between_leaves_nothing_broken(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every single step another SuperLink could go on: what is left has no link to what is gone."""
-    filled(link, 3).finish()
+    filled(link, 2).finish()
     monkeypatch.setattr(sweep, "STEP_ROWS", 1)
     while link.sweeper.step(link.state):
         with sqlite3.connect(link.path) as database:
