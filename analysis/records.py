@@ -12,9 +12,11 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from fedcross.analysis.axes import AXES
 from fedcross.core.errors import ConfigError, DataError, StorageError
 from fedcross.core.strict_json import dumps
 
@@ -33,7 +35,7 @@ NEUTRAL = {"data_root": "data", "output": None, "resume": None}
 NOTE = "NOTE.md"
 """File with a hand-written remark beside the records of one name; the page quotes it."""
 SECTION = "section.json"
-"""File with more for a name's section: ``{"also": [other records, below RESULTS], "until": rounds}``, both optional."""
+"""File with more for a name's section, all of it optional (:class:`Shown`)."""
 
 
 def record(
@@ -176,6 +178,20 @@ def write_page(results: Path, page: Path) -> str:
     return text
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What ``section.json`` asks for, such as ``{"until": 150, "targets": [0.5], "x": "virtual"}``."""
+
+    also: list[Path] = field(default_factory=list)
+    """Folders of other records that the section shows too; names below RESULTS in the file."""
+    until: int | None = None
+    """The last round that counts; None: all of them."""
+    targets: list[float] = field(default_factory=list)
+    """Target accuracies between 0 and 1; none: the report's own choice."""
+    x: str = "rounds"
+    """The axis of the curves, a key of ``AXES``."""
+
+
 def _section(folder: Path, pictures: Path) -> str:
     from fedcross.analysis import formats
     from fedcross.analysis.ablation import plot_grids
@@ -184,15 +200,15 @@ def _section(folder: Path, pictures: Path) -> str:
     from fedcross.analysis.loading import load_runs
     from fedcross.analysis.summary import build
 
-    also, until = _shown(folder)
-    loaded = load_runs([folder, *also], until=until)
+    shown = _shown(folder)
+    loaded = load_runs([folder, *shown.also], until=shown.until)
     groups, notes = group_runs(loaded.runs)
-    report = build(groups, [*loaded.notes, *notes])
+    report = build(groups, [*loaded.notes, *notes], shown.targets)
     parts = [f"## {folder.name}\n"]
     if (folder / NOTE).exists():
         parts.append((folder / NOTE).read_text(encoding="utf-8").strip() + "\n")
     parts += [formats.markdown(table).replace("## ", "### ", 1) for table in report.tables]
-    plot_curves(groups, "rounds", pictures / f"results-{folder.name}.png")
+    plot_curves(groups, shown.x, pictures / f"results-{folder.name}.png")
     parts.append(f"![{folder.name}: test accuracy](images/results-{folder.name}.png)\n")
     if report.grids:
         plot_grids(report.grids, pictures / f"results-{folder.name}-ablation.png")
@@ -201,19 +217,27 @@ def _section(folder: Path, pictures: Path) -> str:
     return "\n".join([*parts, _provenance([dict(run.result) for run in loaded.runs])])
 
 
-def _shown(folder: Path) -> tuple[list[Path], int | None]:
-    """Return the other records that a section shows, and the last round that it shows of all records."""
+def _shown(folder: Path) -> Shown:
+    """Return what the section of `folder` shows beside its own records, and how."""
     file = folder / SECTION
     if not file.exists():
-        return [], None
+        return Shown()
     try:
         asked = json.loads(file.read_text(encoding="utf-8"))
-        also, until = [folder.parent / name for name in asked.pop("also", [])], asked.pop("until", None)
-        if asked or not (until is None or (isinstance(until, int) and until > 0)):
-            raise ValueError(f"'also' (a list) and 'until' (a round) are known, not {asked or until}")
+        if unknown := set(asked) - {one.name for one in fields(Shown)}:
+            raise ValueError(
+                f"{', '.join(sorted(unknown))} is unknown; {', '.join(one.name for one in fields(Shown))} are known"
+            )
+        shown = Shown(**{**asked, "also": [folder.parent / name for name in asked.get("also", [])]})
+        if not (shown.until is None or (isinstance(shown.until, int) and shown.until > 0)):
+            raise ValueError(f"'until' is a round, not {shown.until!r}")
+        if not all(isinstance(target, float) and 0 < target < 1 for target in shown.targets):
+            raise ValueError(f"'targets' is a list of numbers between 0 and 1, not {shown.targets!r}")
+        if shown.x not in AXES:
+            raise ValueError(f"'x' is one of {', '.join(AXES)}, not {shown.x!r}")
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{file}: {error}. Correct the file; docs/sweeps.md shows an example.") from error
-    return also, until
+    return shown
 
 
 def _provenance(results: Sequence[Mapping[str, Any]]) -> str:

@@ -126,7 +126,20 @@ def test_a_section_shows_other_records_at_equal_rounds(tmp_path):
     assert "90.00" not in section
 
 
-@pytest.mark.parametrize("text", ['{"until": 0}', '{"untl": 2}', "nonsense", '["long"]'])
+def test_a_section_names_its_targets(tmp_path):
+    results, page = tmp_path / "results", tmp_path / "results.md"
+    run(tmp_path / "run", [0.1, 0.3, 0.6])
+    record([tmp_path / "run"], "n", results)
+    (results / "n" / "section.json").write_text('{"targets": [0.25, 0.55], "x": "bytes"}')
+    section = write_page(results, page)
+    assert "| 25 %   | fedavg | 1 of 1  | 2 " in section
+    assert "| 55 %   | fedavg | 1 of 1  | 3 " in section
+
+
+WRONG = ['{"until": 0}', '{"untl": 2}', '{"targets": [50]}', '{"targets": 0.5}', '{"x": "y"}', "nonsense", '["long"]']
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_a_damaged_section_is_told(tmp_path, text):
     run(tmp_path / "runs", [0.1])
     record([tmp_path / "runs"], "n", tmp_path / "results")
