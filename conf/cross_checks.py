@@ -126,8 +126,8 @@ def remarks(config: RunConfig) -> list[str]:
     found += _width_remarks(config)
     if config.defence.enabled and config.modules["method"] == "scaffold":
         found.append(
-            "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, which "
-            "then describe longer ways than the models went. SCAFFOLD as published: defence.enabled=false."
+            "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, "
+            "which then describe longer ways than the models went. SCAFFOLD as published: defence.enabled=false."
         )
     if config.privacy.enabled and config.privacy.randomness == "seed":
         found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")

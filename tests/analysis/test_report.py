@@ -54,7 +54,7 @@ def test_unfinished_and_damaged_runs_are_named(sweep: Path, capsys: pytest.Captu
 
 
 def test_every_table_says_in_how_many_runs_the_defence_was_on_and_what_it_did(tmp_path: Path):
-    """Two runs of two rounds: 3, 1, 3, 1 uploads clipped are 2 a round, one of four rounds has 2 uploads quarantined."""
+    """Two runs of two rounds: 3, 1, 3, 1 uploads clipped are 2 a round; in one of the four 2 are quarantined."""
     defended = [
         write_run(tmp_path / "in" / f"a{seed}", [0.2, 0.3], {**config("fedavg", seed, 2), "defence": {"enabled": True}})
         for seed in (1, 2)
