@@ -30,7 +30,8 @@ SMALL, LARGE, TESTED = 1, 32, 8
 SEVERAL, TIMES = 20, 2
 #: Seconds for the long visit of small steps. With fewer steps than SEVERAL, each visit is measured once.
 ROOM = 0.4
-#: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated.
+#: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated; between
+#: this and twice as many only if three examples take longer than one, for on a busy machine the visit itself is slow.
 SLOW = 0.15
 #: From this many seconds on, what a first visit does once is negligible too, so none is spent on warming up.
 VERY_SLOW = 1.0
@@ -136,8 +137,8 @@ def measured(trial: list[str]) -> Seconds:
         low, server = bench.visit(SMALL)
         if low < VERY_SLOW:
             low, server = bench.visit(SMALL)  # warm
-        if low > SLOW:
-            high = bench.visit(3 * SMALL)[0]
+        high = bench.visit(3 * SMALL)[0] if low > SLOW else 0.0
+        if low > 2 * SLOW or high > 1.5 * low:  # else the visit itself takes long, as on a busy machine, not its step
             # Both times are noisy: the part that does not grow with the examples is at most half of the larger step.
             example = min(max((high - low) / 2, high / 6), high / 3) / SMALL
             return Seconds(max(low - SMALL * example, 0.0), example, 0.0, server, bench.evaluation())

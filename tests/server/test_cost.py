@@ -72,6 +72,7 @@ class Simulated:
         (0.002, 0.02, 0.005, 3),
         (0.01, 0.05, 0.03, 9),  # ResNet-20
         (0.02, 0.03, 0.09, 9),  # ResNet-18: just quick enough for several steps
+        (0.16, 0.004, 0.0005, 2),  # LeNet-5 on a busy machine: the visit is slow, not the step
     ],
 )
 def test_the_estimate_is_exact_without_noise_and_the_measurement_short(monkeypatch, fixed, step, example, most):
