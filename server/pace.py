@@ -30,8 +30,8 @@ SMALL, LARGE, TESTED = 1, 32, 8
 SEVERAL, TIMES = 20, 2
 #: Seconds for the long visit of small steps. With fewer steps than SEVERAL, each visit is measured once.
 ROOM = 0.4
-#: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated; between
-#: this and twice as many only if three examples take longer than one, for on a busy machine the visit itself is slow.
+#: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated. Up
+#: to twice as many only if three examples take clearly longer than one: on a busy machine the visit itself is slow.
 SLOW = 0.15
 #: From this many seconds on, what a first visit does once is negligible too, so none is spent on warming up.
 VERY_SLOW = 1.0
