@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fedcross.analysis.groups import Group
 from fedcross.analysis.published import accuracy_cells
-from fedcross.analysis.tables import Table, rounds_done
+from fedcross.analysis.tables import Table, defence_note, rounds_done
 
 
 def markdown(table: Table) -> str:
@@ -25,7 +25,7 @@ def markdown(table: Table) -> str:
 CSV_FIELDS = (
     "task", "model", "partition", "beta", "method", "settings", "seeds", "rounds", "finished",
     "final_mean", "final_std", "best_mean", "best_std", "smoothed_mean", "smoothed_std", "smoothed_window_std",
-    "bytes_mean", "seconds_mean", "published", "published_source",
+    "bytes_mean", "seconds_mean", "published", "published_source", "defence",
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def csv_text(groups: Sequence[Group]) -> str:
         count = [len(group.runs), rounds_done(group), "yes" if group.finished else "no"]
         paper = [[cell.value, cell.source] for cell in accuracy_cells(group.settings)[:1]] or [["", ""]]
         shown = ["" if math.isnan(v) else f"{v:.10g}" for v in numbers]
-        writer.writerow([*words, group.method, *count, *shown, *paper[0]])
+        writer.writerow([*words, group.method, *count, *shown, *paper[0], defence_note([group])])
     return text.getvalue()
 
 

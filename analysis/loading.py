@@ -102,7 +102,7 @@ def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:
         try:
             record = json.loads(line)
             number_of_round = int(record["round"])  # a resumed run may repeat rounds: the later line counts
-            rounds[number_of_round] = record | _by_width(record)
+            rounds[number_of_round] = record | _by_width(record) | _quarantined(record)
         except (ValueError, TypeError, KeyError):
             if number < len(lines):
                 raise BadRunError(f"metrics.jsonl is damaged in line {number}") from None
@@ -118,6 +118,12 @@ def _by_width(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a field for the accuracy of each size of the model, where a round has them."""
     found = record.get("width_accuracy")
     return {f"{WIDTHS}{size}": value for size, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _quarantined(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a field for the uploads that the defence rejected; one of reasons is no column."""
+    found = record.get("rejected")
+    return {"quarantined": found.get("quarantined", 0)} if isinstance(found, dict) else {}
 
 
 def _number(value: object) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,5 +52,7 @@ def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float
         *tables.ablation_tables(found),
         visits_table(visits) if visits else None,
     ]
-    shown = [tables.compact(part) for part in parts if part is not None]
+    said = tables.defence_note(groups)
+    short = [tables.compact(part) for part in parts if part is not None]
+    shown = [replace(one, note=f"{one.note} {said}".strip()) for one in short]
     return Report(list(groups), shown, found, list(notes), visits)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import methodcaller
 
+import numpy as np
+
 from fedcross.analysis.ablation import Grid
 from fedcross.analysis.groups import Group
 from fedcross.analysis.published import Cell, accuracy_cells, deviations, published_rounds
@@ -39,6 +41,20 @@ def compact(table: Table) -> Table:
         del columns["problem"]
     kept = {name: cells for name, cells in columns.items() if name not in OPTIONAL or set(cells) != {"–"}}
     return Table(title, tuple(kept), list(zip(*kept.values())), table.note)
+
+
+def defence_note(groups: Sequence[Group]) -> str:
+    """Return in how many runs the defence was on, and what it did in a round of theirs; empty if in none."""
+    runs = [run for group in groups for run in group.runs]
+    on = [run for run in runs if run.settings.get("defence.enabled")]
+    if not on:
+        return ""
+    rounds = sum(len(run.columns["round"]) for run in on)
+    did = [
+        f"{sum(float(np.nansum(run.column(name))) for run in on) / rounds:.3g} {word}"
+        for name, word in (("clipped", "uploads clipped"), ("lightened", "lightened"), ("quarantined", "quarantined"))
+    ]
+    return f"Defence on in {len(on)} of {len(runs)} runs: {', '.join(did)} per round of these."
 
 
 def accuracy_table(groups: Sequence[Group]) -> Table:

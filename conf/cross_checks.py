@@ -124,6 +124,11 @@ def remarks(config: RunConfig) -> list[str]:
     place = getattr(config.engine, "remarks", None)
     found += place(device_name(config.device)) if callable(place) else []
     found += _width_remarks(config)
+    if config.defence.enabled and config.modules["method"] == "scaffold":
+        found.append(
+            "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, "
+            "which then describe longer ways than the models went. SCAFFOLD as published: defence.enabled=false."
+        )
     if config.privacy.enabled and config.privacy.randomness == "seed":
         found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")
     return found

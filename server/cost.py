@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,22 +114,39 @@ def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
     return standing(folder, config)[1] if folder is not None else 0
 
 
-def paces(jobs: list[list[str]]) -> list[Pace]:
-    """Return the pace of each job.
+def paces(jobs: list[list[str]]) -> list[Pace | str]:
+    """Return the pace of each job; for a job whose data cannot be read, the reason.
 
-    Estimates it for the local engine on a CPU; measures whole rounds elsewhere, or if all rounds are short enough.
+    Estimates it for the local engine on a CPU; measures whole rounds elsewhere, or if all rounds are short enough. All
+    data are read before anything is measured.
+
+    Raises
+    ------
+    DataError
+        If the data of no job can be read.
     """
     from fedcross.client.device import pick_device
-    from fedcross.conf.schema import load
-    from fedcross.server.pace import Pace as Estimate
+    from fedcross.core.errors import DataError
+    from fedcross.server import pace
 
-    configs = [load(job) for job in jobs]
-    if not all(pick_device(config.device).type == "cpu" and config.names["engine"] == "local" for config in configs):
-        return [measure(job) for job in jobs]
-    estimate = Estimate()
-    found = [estimate(job) for job in jobs]
-    short = sum(training + evaluation + STARTS for training, evaluation in found) * (1 + MORE) <= WHOLE
-    return [measure(job) for job in jobs] if short else found
+    ready: dict[int, pace.Job] = {}
+    faults: dict[int, DataError] = {}
+    for number, job in enumerate(jobs):
+        try:
+            ready[number] = pace.read(job)
+        except DataError as error:
+            faults[number] = error
+    if faults and not ready:
+        raise next(iter(faults.values()))
+    configs = [one.config for one in ready.values()]
+    on_cpu = all(pick_device(config.device).type == "cpu" and config.names["engine"] == "local" for config in configs)
+    found: dict[int, Pace] = {}
+    if on_cpu:
+        estimate = pace.Pace()
+        found = {number: estimate(one) for number, one in ready.items()}
+    if not on_cpu or sum(sum(one) + STARTS for one in found.values()) * (1 + MORE) <= WHOLE:
+        found = {number: measure(jobs[number]) for number in ready}
+    return [found[number] if number in found else str(faults[number]) for number in range(len(jobs))]
 
 
 def measure(job: list[str]) -> Pace:
@@ -152,8 +169,8 @@ def _measured(job: list[str], rounds: int) -> Pace:
     return statistics.median(working), statistics.median(rest)
 
 
-def show(plan: Plan, pace: Callable[[list[list[str]]], list[Pace]] = paces) -> None:
-    """Print how long `plan` would take on this machine."""
+def show(plan: Plan, pace: Callable[[list[list[str]]], Sequence[Pace | str]] = paces) -> None:
+    """Print how long `plan` would take on this machine; below the table, why rows have "-" in place of numbers."""
     from rich.console import Console
     from rich.table import Table
 
@@ -164,12 +181,17 @@ def show(plan: Plan, pace: Callable[[list[list[str]]], list[Pace]] = paces) -> N
         table.add_column(name, justify="right", no_wrap=True)
     rows, total = cells(plan), 0.0
     measured = iter(pace([cell.job for cell in rows if cell.rounds]))
+    reasons: list[str] = []
     for cell in rows:
         seconds = next(measured) if cell.rounds else (math.nan, math.nan)
-        hours = cell.hours(seconds) if cell.rounds else 0.0
-        total += hours
-        shown = ["-" if math.isnan(s) else f"{s:.3g}" for s in seconds]
-        table.add_row(*cell.names, str(cell.runs), str(cell.done), str(cell.rounds), *shown, f"{hours:.3g}")
+        if isinstance(seconds, str):
+            reasons.append(seconds)
+            shown = ["-"] * 3
+        else:
+            hours = cell.hours(seconds) if cell.rounds else 0.0
+            total += hours
+            shown = [*("-" if math.isnan(s) else f"{s:.3g}" for s in seconds), f"{hours:.3g}"]
+        table.add_row(*cell.names, str(cell.runs), str(cell.done), str(cell.rounds), *shown)
     table.add_section()
     sums = [str(sum(getattr(cell, name) for cell in rows)) for name in ("runs", "done", "rounds")]
     table.add_row("total", "", "", "", *sums, "", "", f"{total:.3g}")
@@ -177,3 +199,7 @@ def show(plan: Plan, pace: Callable[[list[list[str]]], list[Pace]] = paces) -> N
     if not console.is_terminal:
         console.width = 140
     console.print(table)
+    if reasons:
+        console.print(f"The total is without {len(reasons)} of {len(rows)} rows. Not measured (-):", soft_wrap=True)
+    for reason in dict.fromkeys(reasons):
+        console.print(f"  {reason}", soft_wrap=True, highlight=False, markup=False)

@@ -30,7 +30,8 @@ SMALL, LARGE, TESTED = 1, 32, 8
 SEVERAL, TIMES = 20, 2
 #: Seconds for the long visit of small steps. With fewer steps than SEVERAL, each visit is measured once.
 ROOM = 0.4
-#: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated.
+#: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated. Up
+#: to twice as many only if three examples take clearly longer than one: on a busy machine the visit itself is slow.
 SLOW = 0.15
 #: From this many seconds on, what a first visit does once is negligible too, so none is spent on warming up.
 VERY_SLOW = 1.0
@@ -53,26 +54,62 @@ class Seconds:
     tested: float
 
 
+@dataclass(frozen=True)
+class Job:
+    """What the estimate needs of a job and its data.
+
+    Attributes
+    ----------
+    config : RunConfig
+        Its settings.
+    trial : list of str
+        The overrides of the small federation that stands for it.
+    key : tuple of str
+        Jobs with equal keys share a measurement.
+    sizes : list of int
+        Examples of each client in an epoch.
+    tests : int
+        Test examples.
+    """
+
+    config: RunConfig
+    trial: list[str]
+    key: tuple[str, ...]
+    sizes: list[int]
+    tests: int
+
+
+def read(job: list[str]) -> Job:
+    """Read the data of `job` and return what the estimate needs of them.
+
+    Raises
+    ------
+    DataError
+        If they are not there, or are others than they should be.
+    """
+    from fedcross.conf.schema import load
+
+    config = load(job)
+    data = config.load_data()
+    trial = _trial(job, config)
+    own = [o for o in (o.lstrip("+") for o in trial) if not o.startswith(("partition", "task="))]
+    key = (*own, config.names["model"], *map(str, data.task.shape), str(data.task.augment is None))
+    sizes = [min(len(part), config.train.examples or len(part)) for part in data.partition.train]
+    return Job(config, trial, key, sizes, len(data.task.test))
+
+
 class Pace:
     """Estimates the pace of jobs; jobs with the same measured settings, model and inputs share one measurement."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], Seconds] = {}
 
-    def __call__(self, job: list[str]) -> tuple[float, float]:
+    def __call__(self, job: Job) -> tuple[float, float]:
         """Return the seconds of a round of `job` without evaluation, and of one evaluation."""
-        from fedcross.conf.schema import load
-
-        config = load(job)
-        data = config.load_data()
-        text = (o.lstrip("+") for o in _trial(job, config))
-        own = [o for o in text if not o.startswith(("partition", "task="))]
-        key = (*own, config.names["model"], *map(str, data.task.shape), str(data.task.augment is None))
-        if key not in self._known:
-            self._known[key] = measured(_trial(job, config))
-        seconds = self._known[key]
-        sizes = [min(len(part), config.train.examples or len(part)) for part in data.partition.train]
-        return _round(config, seconds, sizes), seconds.tested * len(data.task.test)
+        if job.key not in self._known:
+            self._known[job.key] = measured(job.trial)
+        seconds = self._known[job.key]
+        return _round(job.config, seconds, job.sizes), seconds.tested * job.tests
 
 
 def _round(config: RunConfig, seconds: Seconds, sizes: list[int]) -> float:
@@ -100,8 +137,8 @@ def measured(trial: list[str]) -> Seconds:
         low, server = bench.visit(SMALL)
         if low < VERY_SLOW:
             low, server = bench.visit(SMALL)  # warm
-        if low > SLOW:
-            high = bench.visit(3 * SMALL)[0]
+        high = bench.visit(3 * SMALL)[0] if low > SLOW else 0.0
+        if low > 2 * SLOW or high > 1.5 * low:  # else the visit itself takes long, as on a busy machine, not its step
             # Both times are noisy: the part that does not grow with the examples is at most half of the larger step.
             example = min(max((high - low) / 2, high / 6), high / 3) / SMALL
             return Seconds(max(low - SMALL * example, 0.0), example, 0.0, server, bench.evaluation())

@@ -84,7 +84,10 @@ class Moon(SingleModel[MoonParams]):
     The authors' head has a first layer as wide as its input (`hidden=null`, see :class:`Projected`). At a client's
     first visit their code contrasts with that client's own random initial network; here there is no negative then and
     the term is 0. That is one visit for each client: 10 of 1,000 in FedCT's federation (10 clients, 100 rounds), at
-    most 100 of 20,000 in FedCross's (100 clients, 10 of them in each of 2,000 rounds).
+    most 100 of 20,000 in FedCross's (100 clients, 10 of them in each of 2,000 rounds). On the digits (20 clients, 10 of
+    them a round, beta .5, 60 rounds, rate .05, three seeds) the mean accuracy of the last ten rounds is 94.3 % by
+    default, 94.2 with such a network at the first visits (20 of 600), and 93.7 with `hidden=null`; that of the last
+    round is 95.3, 95.7 and 94.9.
 
     Deviations: G and P run in evaluation behaviour (their own batch-normalisation statistics). A client without a
     previous model has no negative, so the term is 0 at its first visit. A client that was not drawn for many rounds

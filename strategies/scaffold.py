@@ -126,7 +126,8 @@ class Scaffold(SingleModel[ScaffoldParams]):
     ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``, for G - w is that many gradients long and c_i would otherwise
     be up to 1 / (1 - rho) times too large (the paper has no momentum). Weight decay is part of what c_i measures, as in
     all public code. If a client fails in a round, its c_i and the server's sum stay unchanged. A client that loses its
-    disk starts again at zero, and its old share stays in the sum.
+    disk starts again at zero, and its old share stays in the sum. With ``defence.enabled`` the server shortens long
+    updates of the model, not ``c_i+ - c_i``: c_i then measures a longer way than the model went.
     """
 
     Objective = Controlled

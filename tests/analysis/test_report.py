@@ -1,6 +1,7 @@
 """The report command, end to end on made-up run folders."""
 
 import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,30 @@ def test_unfinished_and_damaged_runs_are_named(sweep: Path, capsys: pytest.Captu
     assert "| moon" not in printed
     assert main([str(sweep), "--unfinished"]) == 0
     assert "2 of 3" in capsys.readouterr().out.split("## Notes")[0]
+
+
+def test_every_table_says_in_how_many_runs_the_defence_was_on_and_what_it_did(tmp_path: Path):
+    """Two runs of two rounds: 3, 1, 3, 1 uploads clipped are 2 a round; in one of the four 2 are quarantined."""
+    defended = [
+        write_run(tmp_path / "in" / f"a{seed}", [0.2, 0.3], {**config("fedavg", seed, 2), "defence": {"enabled": True}})
+        for seed in (1, 2)
+    ]
+    for number, folder in enumerate(defended):
+        first, second = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        first |= {"clipped": 3, "lightened": 1, "rejected": {"quarantined": 2} if number else {}}
+        second |= {"clipped": 1, "lightened": 0}
+        (folder / "metrics.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    said = "uploads clipped, 0.5 lightened, 0.5 quarantined per round of these."
+    assert main([str(tmp_path / "in"), "--out", str(tmp_path / "all"), "--no-html"]) == 0
+    tables = (tmp_path / "all" / "report.md").read_text().split("\n## ")[1:]
+    assert all(f"Defence on in 2 of 2 runs: 2 {said}" in table for table in tables)
+    (row,) = csv.DictReader((tmp_path / "all" / "report.csv").read_text().splitlines())
+    assert row["defence"] == f"Defence on in 2 of 2 runs: 2 {said}"
+    write_run(tmp_path / "in" / "plain", [0.2, 0.3], config("fedcross", 1, 2))
+    assert main([str(tmp_path / "in"), "--out", str(tmp_path / "more"), "--no-html"]) == 0
+    assert f"Defence on in 2 of 3 runs: 2 {said}" in (tmp_path / "more" / "report.md").read_text()
+    rows = csv.DictReader((tmp_path / "more" / "report.csv").read_text().splitlines())
+    assert {row["method"].split()[0]: bool(row["defence"]) for row in rows} == {"fedavg": True, "fedcross": False}
 
 
 @pytest.mark.parametrize("make", [True, False])

@@ -4,7 +4,8 @@
 ``VALUES``: experiment, setting, value, paper and place. Lists are what a sweep goes through, in any order. A place names
 the paper with its pages in the proceedings, and the section, figure or table; the page of a single value is unknown, for
 the papers themselves were not at hand when the table was typed. ``REASONS``: why a setting differs from the paper. No
-difference is allowed without one, and no reason without a difference.
+difference is allowed without one, and no reason without a difference. ``OURS``: what no paper gives, so that it cannot
+change unseen.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Value:
 CROSS = "Hu et al., FedCross, ICDE 2024, pp. 2137-2150"
 FUSION = "Yao et al., FedFusion, ICIP 2019, pp. 175-179"
 CT = "Qi et al., FedCT, arXiv 2405.20046, 2024"
+DECORR = "Shi et al., FedDecorr, ICLR 2023"
 MOON = "Li et al., MOON, CVPR 2021, pp. 10713-10722"
 
 
@@ -77,6 +79,7 @@ VALUES: list[Value] = [
           task=["cifar10", "cifar100"]),
     *_all((*IMAGES, "fedcross/table2_femnist", "fedcross/table2_text", "fedcross/fig6_clients", "fedcross/fig7_scale"),
           Place(CROSS, "Table II, Figs. 6 and 7"), method=RIVALS),
+    *_all(("fedcross/table2_femnist model=vgg_femnist",), SETTINGS, rounds=1000),
     *_all(("fedcross/table2_femnist",), SETTINGS, partition__clients=180, clients_per_round=18,
           partition__min_samples=100),
     *_all(("fedcross/table2_text",), SETTINGS, task=["shakespeare", "sent140"], partition__clients=128,
@@ -128,12 +131,31 @@ VALUES: list[Value] = [
           method__tau=0.5),
     *_all(("method=moon task=cifar100_fedct", "method=fedct_moon task=cifar100_fedct"), Place(MOON, "Experiments"),
           method__mu=1.0),
+    *_all(("method=feddecorr task=cifar10_fedct",), Place(DECORR, "Experiments"), method__beta=0.1),
+    *_all(("method=feddecorr task=cifar100_fedct",), Place(DECORR, "the authors' code"), method__beta=0.05),
     *_all(("model=resnet18 task=vireofood172",), DETAILS, model__stem="imagenet"),
     *_all(ARTIFICIAL, TRAINING, train__lr=3e-3, train__lr_decay=0.985, method=OPERATORS),
     *_all(("fedfusion/permuted",), TRAINING, train__lr=2e-3, train__lr_decay=0.99, method=OPERATORS,
           partition__name="permuted", model__name="fedfusion_mnist_paper"),
     *_all(("fedfusion/iid",), TRAINING, method=OPERATORS, partition__name="iid"),
     *_all(("method=fedfusion",), Place(FUSION, "Section 3.2"), method__decay=0.9, method__weighting="examples"),
+]  # fmt: skip
+
+#: What the experiments sweep or set where no paper, or nothing that we have read of one, gives a value.
+DECIDED = Place("none", "[D] decided here")
+INFERRED = Place("none", "[I] inferred from public code")
+EXCHANGING = ["fedexg", "fedct", "pgct"]
+ACCELERATED = ["fedcross_propellers", "fedcross_dynamic_alpha", "fedcross_pm_da"]
+OURS: list[Value] = [
+    *_all(("fedct/analyses",), DECIDED, method=["fedavg", *EXCHANGING], partition__beta=0.5, seed=1.0),
+    *_all(("fedct/fig5_exchanges",), DECIDED, method=EXCHANGING, seed=[1, 2, 3]),
+    *_all(("fedct/fig6_scale",), DECIDED, method=["fedavg", *EXCHANGING], partition__beta=[0.1, 0.5], seed=[1, 2, 3]),
+    *_all(("fedct/sensitivity",), DECIDED, method="fedct"),
+    *_all(("fedcross/fig4_landscape",), DECIDED, method=["fedavg", "fedcross"], partition=["dirichlet", "iid"],
+          partition__beta=[0.1, 0.5, 1.0], model__name="resnet20_lab"),
+    *_all(("fedcross/fig9_acceleration",), DECIDED, method=["fedavg", "fedcross", *ACCELERATED], seed=[1, 2, 3]),
+    *_all(("fedcross/table2_femnist", "fedcross/table2_text", "fedcross/table2_text task=sent140"), INFERRED,
+          partition__count="all"),
 ]  # fmt: skip
 
 COARSE = "three of the authors' other codes say that their CIFAR-100 has the 20 coarse classes [I]"

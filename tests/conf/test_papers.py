@@ -9,7 +9,7 @@ import pytest
 from fedcross.conf.compose import CONF, compose, hydra_part
 from fedcross.server.identity import flatten
 from fedcross.server.sweep import plan
-from tests.conf.paper_values import REASONS, VALUES
+from tests.conf.paper_values import OURS, REASONS, VALUES
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 EXPERIMENTS = sorted(
@@ -57,6 +57,12 @@ def ours(experiment: str, name: str) -> object:
     return first[name]
 
 
+def others(experiment: str) -> list[str]:
+    """Return the columns of a sweep beside its first one, which another task or model may give other settings."""
+    swept, _ = column(experiment)
+    return [f"{experiment} {g}={v}" for g in ("task", "model") for v in swept.get(g, "").split(",")[1:]]
+
+
 def number(text: str) -> object:
     try:
         return float(text)
@@ -83,9 +89,27 @@ def test_every_setting_is_the_papers_or_has_a_reason(value):
         assert not same(mine, value.value), f"no reason is needed any more: {reason}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("value", OURS, ids=lambda v: f"{v.experiment}-{v.name}")
+def test_what_no_paper_gives_is_what_was_decided(value):
+    assert same(ours(value.experiment, value.name), value.value), value.place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", [one for one in EXPERIMENTS if one not in STANDS_IN])
+def test_the_other_columns_of_a_sweep_have_the_same_settings_or_rows_of_their_own(experiment):
+    wanted = {(value.experiment, value.name): value.value for value in VALUES}
+    swept, _ = column(experiment)
+    for other in others(experiment):
+        for name in [name for given, name in wanted if given == experiment and name not in swept]:
+            value = wanted.get((other, name), wanted[experiment, name])
+            reason = REASONS.get((other, name)) or REASONS.get((experiment, name))
+            assert reason or same(ours(other, name), value), f"{other} {name}: {value}, ours: {ours(other, name)}"
+
+
 def test_every_value_has_a_place_and_every_reason_a_value():
-    assert all(value.place.paper and value.place.section for value in VALUES)
-    listed = [(value.experiment, value.name) for value in VALUES]
+    assert all(value.place.paper and value.place.section for value in [*VALUES, *OURS])
+    listed = [(value.experiment, value.name) for value in [*VALUES, *OURS]]
     assert len(listed) == len(set(listed))
     assert set(REASONS) <= set(listed)
     assert all(len(reason) > 20 for reason in REASONS.values())

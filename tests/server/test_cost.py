@@ -3,9 +3,10 @@
 import pytest
 
 from fedcross.conf.schema import load
+from fedcross.core.errors import DataError
 from fedcross.server.check import checked_plan
 from fedcross.server.cost import Cell, cells, show
-from fedcross.server.pace import Pace, Seconds, _round, measured
+from fedcross.server.pace import Pace, Seconds, _round, measured, read
 from fedcross.server.sweep import plan
 from tests.server.commands.test_run import SMALL, call
 
@@ -71,6 +72,7 @@ class Simulated:
         (0.002, 0.02, 0.005, 3),
         (0.01, 0.05, 0.03, 9),  # ResNet-20
         (0.02, 0.03, 0.09, 9),  # ResNet-18: just quick enough for several steps
+        (0.16, 0.004, 0.0005, 2),  # LeNet-5 on a busy machine: the visit is slow, not the step
     ],
 )
 def test_the_estimate_is_exact_without_noise_and_the_measurement_short(monkeypatch, fixed, step, example, most):
@@ -111,10 +113,10 @@ def test_every_distinct_job_is_composed_once(monkeypatch):
 def test_a_few_steps_are_measured_for_every_kind_of_method(method):
     job = [*SMALL, f"method={method}", "rounds=1000"]
     pace = Pace()
-    seconds, evaluation = pace(job)
+    seconds, evaluation = pace(read(job))
     assert seconds > 0
     assert evaluation > 0
-    more = pace([*job, "clients_per_round=6", "seed=3", "engine.workers=1"])[0]
+    more = pace(read([*job, "clients_per_round=6", "seed=3", "engine.workers=1"]))[0]
     assert more > seconds  # the same measurement, more clients and fewer workers
     assert len(pace._known) == 1
 
@@ -147,6 +149,33 @@ def test_the_table_adds_up(capsys):
     # Twice 36 rounds of 100 s: an hour each.
     total = next(line for line in capsys.readouterr().out.splitlines() if "total" in line)
     assert [cell.strip() for cell in total.strip("│").split("│")][4:] == ["2", "0", "72", "", "", "2"]
+
+
+def test_a_row_whose_data_are_missing_has_its_reason_and_the_others_their_numbers(monkeypatch, tmp_path, capsys):
+    missing = ["task=digits,cifar10_fedct", "method=fedavg", f"data_root={tmp_path}", "rounds=36"]
+    done = []
+
+    def steps(trial):
+        done.append(trial)
+        return Seconds(step=100.0, example=0.0, visit=0.0, server=0.0, tested=0.0)
+
+    monkeypatch.setattr("fedcross.server.pace.measured", steps)
+    show(plan(["-m"], [*SMALL, *missing, "evaluate_every=36"]))
+    told = capsys.readouterr().out
+    rows = [[cell.strip() for cell in row.strip("│").split("│")] for row in told.splitlines() if row.startswith("│")]
+    table = {row[1]: row[7:] for row in rows if row[0] == "fedavg"}
+    assert table["cifar10"] == ["-", "-", "-"]
+    assert float(table["digits"][0]) >= 100
+    assert next(row for row in rows if row[0] == "total")[-1] == table["digits"][-1]
+    assert "without 1 of 2 rows" in told
+    assert str(tmp_path) in told.split("rows.")[1]
+    assert len(done) == 1
+
+
+def test_data_that_are_missing_altogether_are_an_error_before_the_first_step(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedcross.server.pace.measured", lambda trial: pytest.fail("measured"))
+    with pytest.raises(DataError, match=str(tmp_path)):
+        show(plan(["-m"], ["task=cifar10_fedct", "method=fedavg", f"data_root={tmp_path}", "seed=1,2"]))
 
 
 def test_a_cell_without_rounds_has_no_hours():

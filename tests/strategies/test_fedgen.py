@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedgen import MOMENTS, FedGen, draw_noise
 from fedcross.strategies.parts.generator import TRAINED
@@ -291,6 +292,13 @@ def test_the_official_preset_is_the_same_method_with_its_own_name(tmp_path):
     assert (official.method.params.alpha, official.method.params.decay) == (10.0, 0.98)
     assert official.config.names["method"] == "fedgen_official"
     assert isinstance(official.method, FedGen)
+
+
+def test_the_official_preset_has_the_published_generator():
+    params = load(["method=fedgen_official"]).method
+    assert (params.alpha, params.beta, params.decay, params.batch) == (10.0, 10.0, 0.98, 32)
+    assert (params.hidden, params.noise, params.noise_law) == (256, 32, "uniform")
+    assert (params.generator_batch, params.generator_lr_decay) == (32, 0.98)
 
 
 def test_a_model_without_a_linear_head_is_refused():

@@ -194,6 +194,15 @@ def test_the_configuration_hands_over_the_momentum():
     assert "10.0 times too long" in remarks(load(["method=scaffold", "train.momentum=0.9", "method.steps=plain"]))[0]
 
 
+def test_a_defended_run_says_that_control_variates_are_not_shortened():
+    from fedcross.conf.cross_checks import remarks
+    from fedcross.conf.schema import load
+
+    on = "defence.enabled=true"
+    assert "control variates" in remarks(load(["method=scaffold", on]))[0]
+    assert remarks(load(["method=fedavg", on])) == remarks(load(["method=scaffold", "defence.enabled=false"])) == []
+
+
 def test_a_round_without_uploads_changes_nothing():
     method = Scaffold(clients_per_round=1)
     method.begin({"w": np.ones(1, np.float32)}, {"w"})

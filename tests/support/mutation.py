@@ -60,7 +60,10 @@ MORE = {
         "tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py", "tests/strategies/test_start.py",
         "tests/strategies/round/test_exchange.py", "tests/strategies/round/test_defence.py",
     ],
-    "client/trainer.py": ["tests/client/batched/test_trainer.py"],
+    "client/trainer.py": [
+        "tests/client/batched/test_trainer.py", "tests/client/test_captured.py", "tests/client/test_emulated_gpu.py",
+        "tests/strategies/test_fedsam.py",
+    ],
     "client/flat_model.py": ["tests/client/test_trainer.py", "tests/strategies/test_scaffold.py"],
     "engines/workers.py": ["tests/engines/test_grid.py"],
 }  # fmt: skip
@@ -69,11 +72,19 @@ INTERPRETED = {"strategies/pool/blocks.py", "strategies/pool/kernels.py"}
 
 
 def own_tests(file: str, root: Path = ROOT) -> list[str]:
-    """Return the test files of a product file in the tree `root`: those named after it, and :data:`MORE`."""
+    """Return the test files of a product file in the tree `root`: those named after it, and :data:`MORE`.
+
+    Raises
+    ------
+    RuntimeError
+        If there is none: pytest without a path would run the whole suite for every mutant.
+    """
     path = Path(file)
     near = root / "tests" / path.parent
     named = sorted({*near.glob(f"test_{path.stem}.py"), *near.glob(f"test_{path.stem}_*.py")})
-    return list(dict.fromkeys([*(str(one.relative_to(root)) for one in named), *MORE.get(file, [])]))
+    if found := list(dict.fromkeys([*(str(one.relative_to(root)) for one in named), *MORE.get(file, [])])):
+        return found
+    raise RuntimeError(f"{file}: no tests/{path.parent}/test_{path.stem}*.py. Name its tests in MORE.")
 
 
 class Seen:

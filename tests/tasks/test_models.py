@@ -64,6 +64,7 @@ COUNTS: list[tuple[str, dict[str, Any], Task, int]] = [
     ("resnet18", {}, CIFAR100, 11_173_962 + 90 * 513),
     ("resnet18", {}, TINY, 11_173_962 + 190 * 513),
     ("resnet18", {"stem": "authors"}, CIFAR10, 11_173_962 + 2 * (512 * 512 + 512)),
+    ("resnet18", {"stem": "authors_7x7"}, VIREO, 11_181_642 + 162 * 513 + 2 * (512 * 512 + 512)),
     ("resnet18", {"stem": "imagenet"}, VIREO, 11_181_642 + 162 * 513),
     ("fedfusion_cifar", {}, CIFAR10, 1_756_426),
     ("fedfusion_mnist", {}, MNIST, 1_630_602),

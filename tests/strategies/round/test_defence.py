@@ -137,6 +137,15 @@ def test_off_changes_nothing_and_keeps_nothing(tmp_path):
     assert finished.method._sent == {}
 
 
+def test_the_result_says_whether_the_defence_was_on_and_a_round_how_many_it_lightened(tmp_path):
+    """200 examples over six clients: 34, 34, 33, 33, 33, 33. The median is 33: with a weight of 1 two count as 33."""
+    for on, lightened in (("true", 2), ("false", 0)):
+        run(tmp_path / on, "rounds=1", "clients_per_round=6", f"defence={{enabled: {on}, weight: 1}}")
+        assert lines(tmp_path / on)[0]["lightened"] == lightened
+    told = [json.loads((tmp_path / on / "result.json").read_text())["defence"] for on in ("true", "false")]
+    assert told == [{"enabled": True, "quarantine": 3.0, "clip": 1.0, "weight": 1.0}, None]
+
+
 def test_generous_limits_leave_the_run_as_it_was(tmp_path):
     plain = run(tmp_path / "plain", "rounds=2")
     wide = run(tmp_path / "wide", "rounds=2", "defence={enabled: true, quarantine: 1000, clip: 1000}")
