@@ -27,6 +27,9 @@ from fedcross.strategies.pool.layout import Array, Arrays
 if TYPE_CHECKING:
     from fedcross.strategies.wire.protocol import Upload
 
+#: With fewer uploads than `FEW`, only norms above `FEW_TIMES` the usual limit are quarantined, others are clipped: there
+#: one client that changes next to nothing makes the smallest honest norm the median, and honest ones differ threefold.
+FEW, FEW_TIMES = 5, 3.0
 #: Values converted to float64 at a time (512 KiB), so that no second copy of a model is needed.
 BLOCK = 1 << 16
 
@@ -102,10 +105,11 @@ def defend(
     if not norms:
         return Judgement([], [], 0)
     median = float(np.median(norms))
+    limit = settings.quarantine * median * (FEW_TIMES if len(norms) < FEW else 1.0)
     clipped = 0
     for upload, model, norm in zip(uploads, sent, norms):
-        if not norm <= settings.quarantine * median:  # written so that an infinite norm never passes
-            quarantined.append((upload, norm, settings.quarantine * median))
+        if not norm <= limit:  # written so that an infinite norm never passes
+            quarantined.append((upload, norm, limit))
         elif norm > settings.clip * median:
             scaled = scale_update(upload.arrays, model, parameters, settings.clip * median / norm)
             kept.append(replace(upload, arrays=scaled))
@@ -113,7 +117,7 @@ def defend(
         elif math.isfinite(norm):
             kept.append(upload)
         else:  # the median itself is infinite: most uploads are unusable, so none is accepted
-            quarantined.append((upload, norm, settings.quarantine * median))
+            quarantined.append((upload, norm, limit))
     kept, lightened = bounded(kept, settings.weight)
     return Judgement(kept, quarantined, clipped, lightened)
 
