@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: With fewer uploads than `FEW`, only norms above `FEW_TIMES` the usual limit are quarantined, others are clipped: there
 #: one client that changes next to nothing makes the smallest honest norm the median, and honest ones differ threefold.
 FEW, FEW_TIMES = 5, 3.0
+#: An update below this part of the median is none: it does not count in the median that the others are judged by.
+IDLE = 0.01
 #: Values converted to float64 at a time (512 KiB), so that no second copy of a model is needed.
 BLOCK = 1 << 16
 
@@ -104,7 +106,7 @@ def defend(
     ]
     if not norms:
         return Judgement([], [], 0)
-    median = float(np.median(norms))
+    median = _usual(norms)
     limit = settings.quarantine * median * (FEW_TIMES if len(norms) < FEW else 1.0)
     clipped = 0
     for upload, model, norm in zip(uploads, sent, norms):
@@ -120,6 +122,12 @@ def defend(
             quarantined.append((upload, norm, limit))
     kept, lightened = bounded(kept, settings.weight)
     return Judgement(kept, quarantined, clipped, lightened)
+
+
+def _usual(norms: Sequence[float]) -> float:
+    """Return the median of the norms that are not next to nothing beside the others' (:data:`IDLE`)."""
+    median = float(np.median(norms))
+    return float(np.median([norm for norm in norms if not norm < IDLE * median]))
 
 
 def _stretch(model: Mapping[str, Array], parameters: Collection[str], values: int | None) -> float:
