@@ -14,7 +14,6 @@ from typing import Any
 
 from flwr.common.logger import log
 
-
 #: Starts a process; a test puts another one in its place.
 start: Any = subprocess.Popen
 
@@ -64,7 +63,7 @@ def attach(ended: Ended) -> None:
             return process
 
         # Flower keeps no process that it starts. One thread launches them.
-        module.subprocess = SimpleNamespace(Popen=watched, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
+        module.subprocess = SimpleNamespace(Popen=watched, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined,assignment]
         try:
             return launch(executor, spec)
         finally:
@@ -76,4 +75,3 @@ def attach(ended: Ended) -> None:
         reconcile(executor)
 
     flower.launch, flower.reconcile = launched, looked
-

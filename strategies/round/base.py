@@ -100,7 +100,7 @@ class Method(Sizes[P]):
         #: Called with the name of an event and its fields, for a structured log and live views.
         self.tell: Tell | None = None
         self._overruled: dict[int, str] = {}  # slot -> why its accepted upload did not count, in this exchange
-        self._seen: dict[int, str] = {}  # slot -> what was seen of a quarantined one
+        self._noticed: dict[int, str] = {}  # slot -> what was seen of a quarantined one
         #: Called with the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
 
@@ -204,7 +204,7 @@ class Method(Sizes[P]):
 
     def _trail(self, **place: int) -> Trail | None:
         """Return an empty trail for an exchange at `place`; None if nobody wants to know."""
-        self._overruled, self._seen, self._digests = {}, {}, {}
+        self._overruled, self._noticed, self._digests = {}, {}, {}
         if self.on_ended is None and self.tell is None:
             return None
         return Trail(place, self.tell, self.on_ended is not None)
@@ -212,7 +212,7 @@ class Method(Sizes[P]):
     def _ended_requests(self, exchange: Exchange, overruled: Mapping[int, str] | None = None) -> None:
         """Hand over how each request of `exchange` ended."""
         trail = exchange.inbox.trail
-        lines = [] if trail is None else trail.lines(exchange.payloads, exchange.inbox.won, overruled or {}, self._seen)
+        lines = [] if trail is None else trail.lines(exchange.payloads, exchange.inbox.won, overruled or {}, self._noticed)
         if self.on_ended is not None:
             for one in lines:
                 self.on_ended(one)
@@ -345,8 +345,8 @@ class Method(Sizes[P]):
         self._report.lightened += judgement.lightened
         for upload, norm, limit in judgement.quarantined:
             self._overruled[upload.slot] = "quarantined"
-            self._seen[upload.slot] = f"update norm {norm:.4g}, limit {limit:.4g}"
-            self._rejected(upload.client, UploadError("quarantined", self._seen[upload.slot]))
+            self._noticed[upload.slot] = f"update norm {norm:.4g}, limit {limit:.4g}"
+            self._rejected(upload.client, UploadError("quarantined", self._noticed[upload.slot]))
         return judgement.uploads
 
     # ---- what a method may define ------------------------------------------------------------------------------

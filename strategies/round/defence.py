@@ -6,6 +6,8 @@ the median of the exchange's update norms, the server treats an upload with ``|u
 replaces any other with ``|u| > clip * M`` by ``dispatched + u * clip * M / |u|``. It does not judge the direction of an
 update: measured on skewed clients, a test of directions flags 15 % of the honest ones.
 
+Norms below a hundredth of the median do not count in ``M``: who returns the model as it was says nothing of the others.
+
 A client reports its number of examples itself, and methods that weight by this number would believe any value. An
 upload that reports more than ``weight`` times the exchange's median counts as that many. FedCross mixes models with
 equal weights and does not use the number at all.
@@ -27,9 +29,6 @@ from fedcross.strategies.pool.layout import Array, Arrays
 if TYPE_CHECKING:
     from fedcross.strategies.wire.protocol import Upload
 
-#: With fewer uploads than `FEW`, only norms above `FEW_TIMES` the usual limit are quarantined, others are clipped: there
-#: one client that changes next to nothing makes the smallest honest norm the median, and honest ones differ threefold.
-FEW, FEW_TIMES = 5, 3.0
 #: An update below this part of the median is none: it does not count in the median that the others are judged by.
 IDLE = 0.01
 #: Values converted to float64 at a time (512 KiB), so that no second copy of a model is needed.
@@ -107,7 +106,7 @@ def defend(
     if not norms:
         return Judgement([], [], 0)
     median = _usual(norms)
-    limit = settings.quarantine * median * (FEW_TIMES if len(norms) < FEW else 1.0)
+    limit = settings.quarantine * median
     clipped = 0
     for upload, model, norm in zip(uploads, sent, norms):
         if not norm <= limit:  # written so that an infinite norm never passes

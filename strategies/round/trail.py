@@ -112,9 +112,8 @@ class Trail:
             verdict = NOT_NEEDED if ticket.expected.slot in won else LOST
             found.append({**_nothing(verdict), **_whom(ticket), "sent": ticket.sent or None, "bytes_down": ticket.down})
         named = {line["slot"] for line in found}
-        for payload in payloads:  # nobody could be asked, or the process before this one had given it up
-            if payload.slot not in named:
-                found.append(never_asked(payload.slot, payload.client))
+        # Nobody could be asked, or the process before this one had given it up.
+        found.extend(never_asked(one.slot, one.client) for one in payloads if one.slot not in named)
         reasons = {line["slot"]: line["verdict"] for line in found}
         for payload in payloads:
             slot = payload.slot

@@ -182,14 +182,14 @@ def test_small_calls_of_one_address_have_a_share_and_wait_for_nobody_elses():
     assert number(r"^local TELL_S = (\d+)$", script) == 60
 
 
-def test_an_answer_401_or_403_makes_an_address_unknown_and_no_connection_renews_it():
+def test_an_answer_401_makes_an_address_unknown_and_no_connection_renews_it():
     """The frontend's own table is touched by every connection; the table of accepted ones by answers only."""
     lines = section("frontend fleet")
     assert [line for line in lines if "accepted" in line or "gpt0" in line] == [
         "acl known src,ipmask(32,64),table_gpt0(accepted) gt 0",
-        "http-response track-sc2 src,ipmask(32,64) table accepted if { status 200 } or known { status 401 403 }",
+        "http-response track-sc2 src,ipmask(32,64) table accepted if { status 200 } or known { status 401 }",
         "http-response sc-set-gpt0(2) 1 if { status 200 }",
-        "http-response sc-set-gpt0(2) 0 if { status 401 403 }",
+        "http-response sc-set-gpt0(2) 0 if { status 401 }",
     ]
     assert section("backend accepted") == ["stick-table type ipv6 size 100k expire 10m store gpt0"]
 

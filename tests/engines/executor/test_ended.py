@@ -67,9 +67,16 @@ def test_the_processes_that_flower_starts_are_watched(
     executor = SubprocessExecutor()
     executor.launch(
         ExecutionSpec(
-            task_type=TaskType.SERVER_APP, task_id=7, runtime_api_address="h:1", token="t", insecure=True,
-            root_certificates_path=None, runtime_dependency_install=False, parent_pid=1, suppress_output=False,
-        )  # fmt: skip
+            task_type=TaskType.SERVER_APP,
+            task_id=7,
+            runtime_api_address="h:1",
+            token="t",
+            insecure=True,
+            root_certificates_path=None,
+            runtime_dependency_install=False,
+            parent_pid=1,
+            suppress_output=False,
+        )
     )
     assert subprocess_executor.subprocess is subprocess  # type: ignore[attr-defined]
     started[0].wait()

@@ -11,7 +11,9 @@ def test_one_device_that_is_asked_alone_does_not_end_a_run_at_its_first_word():
     said = set()
     end_if_common({3: "call this number"}, {3}, 1, 4, heard=False, said=said)
     end_if_common({2: "something else"}, {2}, 2, 4, heard=False, said=said)
-    with pytest.raises(ConfigError, match=r"All 1 clients of round 3 refuse: call this number \(their devices' words\)"):
+    with pytest.raises(
+        ConfigError, match=r"All 1 clients of round 3 refuse: call this number \(their devices' words\)"
+    ):
         end_if_common({3: "call this number"}, {3}, 3, 4, heard=False, said=said)
 
 

@@ -85,8 +85,8 @@ def test_without_anybody_who_asks_no_digest_is_computed(monkeypatch):
 
 def test_a_quarantined_reply_says_what_was_seen(play):
     """Of three updates of length 1 and one of 100, over three values."""
-    large = answers(1, scale=100.0)
-    lines, events, drawn = play({0: large}, defence=Defence(enabled=True))
+    large = answers(1, value=100.0)
+    lines, _, drawn = play({0: large}, defence=Defence(enabled=True))
     [line] = [line for line in lines if line["verdict"] == "quarantined"]
     assert line["client"] == drawn[0]
     assert line["detail"].startswith("update norm ")
