@@ -212,7 +212,9 @@ class Method(Sizes[P]):
     def _ended_requests(self, exchange: Exchange, overruled: Mapping[int, str] | None = None) -> None:
         """Hand over how each request of `exchange` ended."""
         trail = exchange.inbox.trail
-        lines = [] if trail is None else trail.lines(exchange.payloads, exchange.inbox.won, overruled or {}, self._noticed)
+        lines = (
+            [] if trail is None else trail.lines(exchange.payloads, exchange.inbox.won, overruled or {}, self._noticed)
+        )
         if self.on_ended is not None:
             for one in lines:
                 self.on_ended(one)
