@@ -1,6 +1,8 @@
 -- Ends every request that takes longer than DEADLINE_S, whatever trickles meanwhile: HAProxy's timeouts begin anew with each
 -- byte. A piece of 5 MiB in this time is 43 kB/s.
+-- Once a minute it says which addresses had more small calls refused, as beyond their share, than it has told of.
 local DEADLINE_S, EVERY_S = 120, 5
+local TELL_S = 60
 local SOCKET = "/tmp/gateway.sock"
 local SECONDS = { s = 1, m = 60, h = 3600, d = 86400 }
 
@@ -28,6 +30,19 @@ core.register_task(function()
       if id and age(took) > DEADLINE_S then
         ask("shutdown session " .. id)
         core.Warning("deadline: " .. (line:match("src=(%S+)") or "?") .. " cut after " .. took)
+      end
+    end
+  end
+end)
+
+core.register_task(function()
+  while true do
+    core.sleep(TELL_S)
+    for line in ask("show table calling data.gpc0 gt 0"):gmatch("[^\n]+") do
+      local address, refused = line:match("key=(%S+).- gpc0=(%d+)")
+      if address then
+        ask("set table calling key " .. address .. " data.gpc0 0")
+        core.Warning("share: " .. refused .. " small calls of " .. address .. " refused, beyond its share")
       end
     end
   end

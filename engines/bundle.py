@@ -10,7 +10,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.paths import ROOMS, import_root, room
 
 _SUFFIXES = frozenset({".py", ".yaml"})
@@ -47,8 +47,17 @@ def make(target: Path, root: Path | None = None) -> Path:
     ------
     FederationError
         If a package is missing.
+    StorageError
+        If it cannot be written: the disk is full, say.
     """
-    root = root or import_root()
+    try:
+        return _copied(target, root or import_root())
+    except OSError as error:
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error  # the first of many files
+        raise StorageError(f"{target}: the run's app cannot be written there ({why}).") from error
+
+
+def _copied(target: Path, root: Path) -> Path:
     for name in ROOMS:
         folder = room(name, root)
         if not (folder / "__init__.py").is_file():

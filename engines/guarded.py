@@ -8,12 +8,14 @@ anything is stored, ``executor/replies.py`` at the message itself, and ``executo
 stores; ``executor/claims.py`` sees to it that what one device says of an object binds no other and not the server. What
 is refused is not left open: ``executor/instead.py`` tells the server. What is over is deleted by ``executor/sweep.py``,
 in small transactions, and large objects are stored one after the other (``executor/turns.py``). A device that asks
-about a run gets no settings that are the server's alone (``executor/told.py``).
+about a run gets no settings that are the server's alone (``executor/told.py``). How often one asks is limited
+(``executor/share.py``), and what it writes into the log is short (``executor/lines.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
 wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on. And it starts
-a process for each run that imports everything anew: ``executor/superexec.py`` gives runs to one that is ready.
+a process for each run that imports everything anew: ``executor/superexec.py`` gives runs to one that is ready. How a
+run's process ended it does not say: ``executor/ended.py`` does.
 
 Only this file, those and ``executor/fleet.py`` change functions of Flower (``deploy/patience.py`` and
 ``executor/node.py`` change times that it waits). :data:`CHECKED` are the versions that they were compared with; with
@@ -160,7 +162,7 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
         announced, replies, ledgers = part("announced"), part("replies"), part("ledger")
-        claims, sweep, told, turns = part("claims"), part("sweep"), part("told"), part("turns")
+        claims, sweep, told, turns, shares = map(part, ("claims", "sweep", "told", "turns", "share"))
         ledger, refused, in_turn = ledgers.Ledger(most, mib << 20), replies.Refusals(), turns.Turns()
         fleet.push_messages = announced.limited(fleet.push_messages, most, ledger, refused)
         within = ledgers.stored_within(fleet.push_object, ledger, refused)
@@ -174,6 +176,10 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)
         runtime.push_messages = claims.asserted(runtime.push_messages, ledger, refused)
         runtime.pull_messages = claims.named(runtime.pull_messages)
+        share = shares.Share()
+        for name in ("activate_node", "deactivate_node", "send_node_heartbeat", "pull_messages", "get_run"):
+            setattr(fleet, name, shares.within(getattr(fleet, name), share))
+        part("lines").attach()
         sweep.attach(sweep.Sweeper(turns=in_turn))
         turns.attach(in_turn)
     else:
@@ -214,8 +220,12 @@ def become(program: str) -> NoReturn:
     if not guard(program, most, runs, running, mib):
         other = f"this is flwr {version('flwr')} and not {' or '.join(CHECKED)}"
         print(f"fedcross: {program} starts unguarded, {other}: {OPEN[program]}.", file=sys.stderr, flush=True)
-    elif ready is not None:
-        part("superexec").attach(ready)
+    elif program == SUPEREXEC:
+        ended = part("ended").Ended()
+        if ready is not None:
+            part("superexec").attach(ready)
+            ready.given = lambda process: ended.watch(process, "a run")
+        part("ended").attach(ended)
     sys.exit(start())
 
 

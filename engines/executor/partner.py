@@ -70,6 +70,10 @@ class Partner:
         said: dict[str, Any] = json.loads(line)
         return said
 
+    def poll(self) -> int | None:
+        """Return the process's exit code, None if it has not ended."""
+        return self._process.poll()
+
     def kill(self) -> None:
         """End the process at once."""
         self._process.kill()

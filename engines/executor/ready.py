@@ -55,12 +55,15 @@ class Ready:
         Seconds without a run after which the process ends; Flower starts the next run, and then there is one again.
     once : bool
         Whether there will be one run only.
+    given : callable
+        Gets each process to which a run was given.
     """
 
     start: Callable[[], Partner]
     room: Callable[[], bool] = lambda: True
     idle_s: float = IDLE_S
     once: bool = False
+    given: Callable[[Partner], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     waiting: Partner | None = None
     #: Whether the waiting process has said that its imports are done.
@@ -107,6 +110,7 @@ class Ready:
             return False
         process.tell({"go": True})
         process.release()
+        self.given(process)
         self.waiting, self.imported, self.deaths = None, False, 0
         return True
 

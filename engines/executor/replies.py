@@ -176,7 +176,10 @@ def steady(handler: Callable[..., Any], refused: Refusals) -> Callable[..., Any]
 
 
 def plain(handler: Callable[..., Any], refused: Refusals, *names: str) -> Callable[..., Any]:
-    """Return Flower's handler, which refuses a request whose fields `names` are not :data:`PLAIN`: Flower logs them."""
+    """Return Flower's handler, which refuses a request whose fields `names` are not :data:`PLAIN`: Flower logs them.
+
+    A request that names a run that does not exist gets status 404; Flower answers 500, which devices repeat.
+    """
 
     @functools.wraps(handler)
     def call(request: Any, state: Any, **others: Any) -> Any:
@@ -185,6 +188,13 @@ def plain(handler: Callable[..., Any], refused: Refusals, *names: str) -> Callab
                 why = f"{name} of {len(text)} characters is no name"
                 refused(request.node.node_id, "a request", why)
                 raise HTTPException(400, f"{why}.")
-        return handler(request=request, state=state, **others)
+        try:
+            return handler(request=request, state=state, **others)
+        except KeyError as error:  # Flower looks the run up without asking whether there is one
+            if state.get_run_info(run_ids=[request.run_id]):
+                raise
+            why = f"there is no run {request.run_id}"
+            refused(request.node.node_id, "a request", why)
+            raise HTTPException(404, f"{why}.") from error
 
     return call

@@ -24,7 +24,7 @@ from fedcross.core.errors import ConfigError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
-from fedcross.strategies.round.client_faults import configuration_error, end_if_common
+from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.defence import defend
 from fedcross.strategies.round.exchange import Exchange
@@ -84,6 +84,7 @@ class Method(Sizes[P]):
         self._packed = self.federation.packs
         self._faults: dict[int, str] = {}  # client -> its configuration error, in this exchange
         self._digests: dict[tuple[int, ...], tuple[Payload, str]] = {}  # of this exchange's payloads
+        self._said: Said = set()  # configuration errors of the rounds without an answer
         self._heard = False  # whether a client has trained since this process began
         self._started = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
@@ -99,6 +100,7 @@ class Method(Sizes[P]):
         #: Called with the name of an event and its fields, for a structured log and live views.
         self.tell: Tell | None = None
         self._overruled: dict[int, str] = {}  # slot -> why its accepted upload did not count, in this exchange
+        self._noticed: dict[int, str] = {}  # slot -> what was seen of a quarantined one
         #: Called with the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
 
@@ -195,13 +197,14 @@ class Method(Sizes[P]):
             self._heard = True
         elif self._faults and not exchange.inbox.won:
             asked = {payload.client for payload in exchange.payloads}
-            end_if_common(self._faults, asked, exchange.current.number, len(self._available), heard=self._heard)
+            number, connected = exchange.current.number, len(self._available)
+            end_if_common(self._faults, asked, number, connected, heard=self._heard, said=self._said)
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
         self._ended_requests(exchange, self._overruled)
 
     def _trail(self, **place: int) -> Trail | None:
         """Return an empty trail for an exchange at `place`; None if nobody wants to know."""
-        self._overruled, self._digests = {}, {}
+        self._overruled, self._noticed, self._digests = {}, {}, {}
         if self.on_ended is None and self.tell is None:
             return None
         return Trail(place, self.tell, self.on_ended is not None)
@@ -209,7 +212,9 @@ class Method(Sizes[P]):
     def _ended_requests(self, exchange: Exchange, overruled: Mapping[int, str] | None = None) -> None:
         """Hand over how each request of `exchange` ended."""
         trail = exchange.inbox.trail
-        lines = [] if trail is None else trail.lines(exchange.payloads, exchange.inbox.won, overruled or {})
+        lines = (
+            [] if trail is None else trail.lines(exchange.payloads, exchange.inbox.won, overruled or {}, self._noticed)
+        )
         if self.on_ended is not None:
             for one in lines:
                 self.on_ended(one)
@@ -342,7 +347,8 @@ class Method(Sizes[P]):
         self._report.lightened += judgement.lightened
         for upload, norm, limit in judgement.quarantined:
             self._overruled[upload.slot] = "quarantined"
-            self._rejected(upload.client, UploadError("quarantined", f"update norm {norm:.4g}, limit {limit:.4g}"))
+            self._noticed[upload.slot] = f"update norm {norm:.4g}, limit {limit:.4g}"
+            self._rejected(upload.client, UploadError("quarantined", self._noticed[upload.slot]))
         return judgement.uploads
 
     # ---- what a method may define ------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ the median of the exchange's update norms, the server treats an upload with ``|u
 replaces any other with ``|u| > clip * M`` by ``dispatched + u * clip * M / |u|``. It does not judge the direction of an
 update: measured on skewed clients, a test of directions flags 15 % of the honest ones.
 
+Norms below a hundredth of the median do not count in ``M``: who returns the model as it was says nothing of the others.
+
 A client reports its number of examples itself, and methods that weight by this number would believe any value. An
 upload that reports more than ``weight`` times the exchange's median counts as that many. FedCross mixes models with
 equal weights and does not use the number at all.
@@ -27,6 +29,8 @@ from fedcross.strategies.pool.layout import Array, Arrays
 if TYPE_CHECKING:
     from fedcross.strategies.wire.protocol import Upload
 
+#: An update below this part of the median is none: it does not count in the median that the others are judged by.
+IDLE = 0.01
 #: Values converted to float64 at a time (512 KiB), so that no second copy of a model is needed.
 BLOCK = 1 << 16
 
@@ -101,11 +105,12 @@ def defend(
     ]
     if not norms:
         return Judgement([], [], 0)
-    median = float(np.median(norms))
+    median = _usual(norms)
+    limit = settings.quarantine * median
     clipped = 0
     for upload, model, norm in zip(uploads, sent, norms):
-        if not norm <= settings.quarantine * median:  # written so that an infinite norm never passes
-            quarantined.append((upload, norm, settings.quarantine * median))
+        if not norm <= limit:  # written so that an infinite norm never passes
+            quarantined.append((upload, norm, limit))
         elif norm > settings.clip * median:
             scaled = scale_update(upload.arrays, model, parameters, settings.clip * median / norm)
             kept.append(replace(upload, arrays=scaled))
@@ -113,9 +118,15 @@ def defend(
         elif math.isfinite(norm):
             kept.append(upload)
         else:  # the median itself is infinite: most uploads are unusable, so none is accepted
-            quarantined.append((upload, norm, settings.quarantine * median))
+            quarantined.append((upload, norm, limit))
     kept, lightened = bounded(kept, settings.weight)
     return Judgement(kept, quarantined, clipped, lightened)
+
+
+def _usual(norms: Sequence[float]) -> float:
+    """Return the median of the norms that are not next to nothing beside the others' (:data:`IDLE`)."""
+    median = float(np.median(norms))
+    return float(np.median([norm for norm in norms if not norm < IDLE * median]))
 
 
 def _stretch(model: Mapping[str, Array], parameters: Collection[str], values: int | None) -> float:

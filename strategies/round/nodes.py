@@ -72,8 +72,8 @@ class Nodes:
     ) -> None:
         self._on_waiting = on_waiting
         self.online: dict[int, int] = {}
-        #: Partition id -> width of its device, where its node told one (``device.width`` in the node's configuration).
-        self.widths: dict[int, float] = {}
+        #: Node id -> width of its device, where it told one (``device.width`` in the node's configuration).
+        self._widths: dict[int, float] = {}
         #: Node id -> fingerprint of the key that was registered for it, where the SuperLink tells it.
         self.keys: dict[int, str] = {}
         self._on_refused = on_refused
@@ -88,6 +88,13 @@ class Nodes:
         self._gathering = True  # until enough clients were there for a first round
         self._until: dict[int, float] = {}  # node -> until when a refresh waits for its answer
         self._silent: set[int] = set()  # nodes that did not answer in that time, as the log has said
+
+    def width(self, partition: int) -> float | None:
+        """Return the width that the partition's holder has told of its device; None if it, or the holder, told none.
+
+        Kept by node: a device whose claim to the partition was refused says nothing of another one's.
+        """
+        return self._widths.get(self.online.get(partition, -1))
 
     def refresh(self, grid: Grid) -> list[int]:
         """Get the connected nodes from the grid, ask new ones for their partition, return the sorted partition ids."""
@@ -213,7 +220,7 @@ class Nodes:
             partition = config.get("partition-id", -1)
             if isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0:
                 found[node] = partition
-                self._note_width(partition, config.get("device-width"))
+                self._note_width(node, config.get("device-width"))
         if foreign:
             self._tell_foreign(len(foreign), numbered=not found)
         if foreign and not found:
@@ -248,12 +255,12 @@ class Nodes:
                 ", ".join(known), more, QUERY_WAIT_S,
             )  # fmt: skip
 
-    def _note_width(self, partition: int, width: object) -> None:
+    def _note_width(self, node: int, width: object) -> None:
         """Note the width of a device; a node that says nothing, or nonsense, has none."""
         if isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= 1:
-            self.widths[partition] = float(width)
+            self._widths[node] = float(width)
         else:
-            self.widths.pop(partition, None)
+            self._widths.pop(node, None)
 
     def _tell_foreign(self, count: int, *, numbered: bool) -> None:
         """Log, in one line and once, that nodes do not tell their partitions."""

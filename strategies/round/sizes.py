@@ -55,7 +55,8 @@ class Sizes(FlowerHooks[P]):
 
     def budget(self, client: int) -> float:
         """Return the width of a client's device: what its node says, else ``devices.widths``, else 1."""
-        return self.nodes.widths.get(client, self.budgets.get(client, 1.0))
+        told = self.nodes.width(client)
+        return self.budgets.get(client, 1.0) if told is None else told
 
     def fits(self, payload: Payload, client: int) -> bool:
         """Return whether a client's device can hold the model in `payload`."""

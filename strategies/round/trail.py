@@ -85,7 +85,11 @@ class Trail:
         self._say("reply_rejected", **{**whom, "reason": error.reason, "detail": line["detail"]})
 
     def lines(
-        self, payloads: Sequence[Payload], won: Mapping[int, Upload], overruled: Mapping[int, str]
+        self,
+        payloads: Sequence[Payload],
+        won: Mapping[int, Upload],
+        overruled: Mapping[int, str],
+        seen: Mapping[int, str] | None = None,
     ) -> list[dict[str, Any]]:
         """Return a line for every request of the exchange, which has ended.
 
@@ -97,16 +101,19 @@ class Trail:
             Slot -> the upload that won it.
         overruled : mapping of int to str
             Slot -> why its upload did not count in the end (``quarantined``, ``too_few``).
+        seen : mapping of int to str, optional
+            Slot -> what was seen of such an upload; part of its line as ``detail``.
         """
-        found = list(self._rejected)
-        found += [_accepted(upload, overruled.get(slot, ACCEPTED)) for slot, upload in sorted(won.items())]
+        found, details = list(self._rejected), seen or {}
+        for slot, upload in sorted(won.items()):
+            line = _accepted(upload, overruled.get(slot, ACCEPTED))
+            found.append({**line, "detail": details[slot][:DETAIL]} if slot in details else line)
         for ticket in self._unanswered.values():
             verdict = NOT_NEEDED if ticket.expected.slot in won else LOST
             found.append({**_nothing(verdict), **_whom(ticket), "sent": ticket.sent or None, "bytes_down": ticket.down})
-        seen = {line["slot"] for line in found}
-        for payload in payloads:  # nobody could be asked, or the process before this one had given it up
-            if payload.slot not in seen:
-                found.append(never_asked(payload.slot, payload.client))
+        named = {line["slot"] for line in found}
+        # Nobody could be asked, or the process before this one had given it up.
+        found.extend(never_asked(one.slot, one.client) for one in payloads if one.slot not in named)
         reasons = {line["slot"]: line["verdict"] for line in found}
         for payload in payloads:
             slot = payload.slot

@@ -135,7 +135,8 @@ class AsyncMethod(Asking[P]):
         report.metrics["virtual_seconds"] = self.now - began
         report.metrics |= self.measure(number)
         if self._faults and not self._staleness:
-            end_if_common(self._faults, self._asked_now, number, len(self._available), heard=self._heard)
+            connected = len(self._available)
+            end_if_common(self._faults, self._asked_now, number, connected, heard=self._heard, said=self._said)
 
     # ---- dispatch -----------------------------------------------------------------------------------------------
 

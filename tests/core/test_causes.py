@@ -130,7 +130,7 @@ RAISED = {
     "audit_changed": changed,
     "no_clients": connected(0),
     "too_few_clients": connected(2),
-    "clients_refuse": lambda _: end_if_common({1: "no model", 2: "no model"}, {1, 2}, 1, 2, heard=False),
+    "clients_refuse": lambda _: end_if_common({1: "no model", 2: "no model"}, {1, 2}, 1, 2, heard=False, said=set()),
     "wrong_shapes": idle("wrong_shape"),
     "nothing_trained": idle(""),
     "certificate_expired": expired,

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedcross.core.causes import cause_of
 from fedcross.core.errors import StorageError
@@ -138,14 +139,11 @@ def test_connections_of_one_address_are_refused_before_the_tls_handshake():
         "{ sc0_conn_cur gt", "!known { sc0_conn_cur gt", "!known { sc0_conn_rate gt", "!known { fe_conn gt",
     ]  # fmt: skip
     (table,) = [line for line in lines if line.startswith("stick-table")]
-    assert {"conn_cur", "conn_rate(10s)", "gpt0"} <= set(table.split("store ")[1].split(","))
+    assert {"conn_cur", "conn_rate(10s)"} <= set(table.split("store ")[1].split(","))
 
 
 def test_only_who_has_authenticated_is_known_and_strangers_have_a_few_slots_of_their_own():
     lines = section("frontend fleet")
-    assert [line for line in lines if "gpt0(" in line or line.startswith("acl known ")] == [
-        "acl known sc0_get_gpt0 gt 0", "http-response sc-set-gpt0(0) 1 if { status 200 }",
-    ]  # fmt: skip
     assert "http-request deny deny_status 503 if !known !small" in lines
     choices = [line for line in lines if "_backend " in line]
     assert choices[0] == "use_backend newcomers if !known"
@@ -158,3 +156,50 @@ def test_nobody_can_send_many_requests_over_one_connection_at_once():
     assert "option disable-h2-upgrade" in section("defaults")
     (bind,) = [line for line in section("frontend fleet") if line.startswith("bind ")]
     assert bind.endswith(" alpn http/1.1")
+
+
+def test_small_calls_of_one_address_have_a_share_and_wait_for_nobody_elses():
+    lines = section("frontend fleet")
+    track = lines.index("http-request track-sc1 src,ipmask(32,64) table calling if call")
+    # Whatever is no transfer is a call, and only what is whole takes a place.
+    assert lines[track - 2 : track] == [
+        "http-request set-var(txn.call) bool(true) if !known or small !transfer", "acl call var(txn.call) -m bool",
+    ]  # fmt: skip
+    assert track > max(i for i, line in enumerate(lines) if "wait-for-body" in line)
+    beyond = "if call beyond or call !known beyond_four"
+    assert f"http-request return status 503 hdr Retry-After 5 {beyond}" in lines[track:]
+    limits = {name: rf"^acl {name} sc1_conn_cur\(calling\) gt (\d+)$" for name in ("beyond", "beyond_four")}
+    share, strangers = (number(pattern, "\n".join(lines)) for pattern in limits.values())
+    slots = number(r"server superlink .* maxconn (\d+)", "\n".join(section("backend calls")))
+    newcomers = number(r"server superlink .* maxconn (\d+)", "\n".join(section("backend newcomers")))
+    assert share <= slots / 3
+    assert strangers <= newcomers / 2
+    # The log says once a minute which address it was.
+    assert f"http-request sc-inc-gpc0(1) {beyond}" in lines[track:]
+    assert section("backend calling") == ["stick-table type ipv6 size 100k expire 10m store conn_cur,gpc0"]
+    script = (files("fedcross.deploy") / gateway.DEADLINE).read_text()
+    assert 'ask("show table calling data.gpc0 gt 0")' in script
+    assert number(r"^local TELL_S = (\d+)$", script) == 60
+
+
+def test_an_answer_401_makes_an_address_unknown_and_no_connection_renews_it():
+    """The frontend's own table is touched by every connection; the table of accepted ones by answers only."""
+    lines = section("frontend fleet")
+    assert [line for line in lines if "accepted" in line or "gpt0" in line] == [
+        "acl known src,ipmask(32,64),table_gpt0(accepted) gt 0",
+        "http-response track-sc2 src,ipmask(32,64) table accepted if { status 200 } or known { status 401 }",
+        "http-response sc-set-gpt0(2) 1 if { status 200 }",
+        "http-response sc-set-gpt0(2) 0 if { status 401 }",
+    ]
+    assert section("backend accepted") == ["stick-table type ipv6 size 100k expire 10m store gpt0"]
+
+
+def test_a_query_another_type_and_large_headers_do_not_reach_the_superlinks_log():
+    lines = section("frontend fleet")
+    denied = [
+        "http-request deny deny_status 400 if { url -m sub ? }",
+        "http-request return status 431 if { req.hdrs,length gt 4096 }",
+        f"http-request return status 415 if !{{ req.hdr(content-type) -m str {PROTOBUF_MEDIA_TYPE} }}",
+    ]
+    assert [line for line in lines if line in denied] == denied
+    assert lines.index(denied[-1]) < lines.index("http-request wait-for-body time 10s if small")

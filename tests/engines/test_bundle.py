@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import io
+import os
 import subprocess
 import sys
 import tomllib
@@ -12,7 +14,8 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.common.constant import FAB_MAX_SIZE
 
-from fedcross.core.errors import FederationError
+from fedcross.core.causes import cause_of
+from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.paths import ROOMS, import_root
 from fedcross.engines import bundle
 
@@ -145,3 +148,19 @@ def test_flower_finds_both_apps_while_the_package_is_half_made(tmp_path: Path, w
         check=True,
     )
     assert done.stdout.splitlines() == ["[(True, None), (True, None)]", "['ServerApp', 'Client']"]
+
+
+def test_a_full_disk_is_one_line_with_its_cause(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copying a folder collects the errors of all its files."""
+
+    def full(source: str, target: str, **_: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+
+    monkeypatch.setattr(bundle.shutil.copytree, "__defaults__", (False, None, full, False, False))
+    with pytest.raises(StorageError) as caught:
+        bundle.make(tmp_path / "app", house)
+    told = str(caught.value)
+    assert cause_of(told) is not None
+    assert cause_of(told).name == "disk_full"  # type: ignore[union-attr]
+    assert len(told) < 300
+    assert "\n" not in told

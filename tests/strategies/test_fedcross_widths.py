@@ -211,7 +211,8 @@ def test_a_slot_that_no_device_can_hold_waits_and_then_comes_first(tmp_path, cap
     assert [payload.slot for payload in payloads] == [1, 2]
     assert method.report.metrics["waiting_slots"] == 1
     assert "1 slots wait" in caplog.text
-    method.nodes.widths[5] = 1.0  # a node says that it can
+    node = method.nodes.online.setdefault(5, 55)
+    method.nodes._note_width(node, 1.0)  # it says that it can
     clients = method.sample(2, range(6))
     assert 5 in clients
     assert {p.slot: p.client for p in method.dispatch(Round(2, 0, clients, 1))}[0] == 5

@@ -41,7 +41,8 @@ def connect(address: str, authority: str) -> ssl.SSLSocket:
 def slow(address: str, authority: str, seconds: float, count: int, seed: int) -> Counter[str]:
     """Keep `count` POSTs open whose bodies trickle, one byte a second, and open each again that is cut off."""
     told: Counter[str] = Counter()
-    head = f"POST {FLEET}push-messages HTTP/1.1\r\nhost: x\r\ncontent-length: {2**20 if seed % 2 else 9000}\r\n\r\n"
+    head = f"POST {FLEET}push-messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/protobuf\r\n"
+    head += f"content-length: {2**20 if seed % 2 else 9000}\r\n\r\n"
     links: list[ssl.SSLSocket] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:

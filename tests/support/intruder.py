@@ -135,6 +135,7 @@ def large_body(address: str, authority: str, size: int, how: str) -> str:
     """
     host, port = address.split(":")
     head = f"content-length: {size}" if how == "announced" else "transfer-encoding: chunked"
+    head += "\\r\\ncontent-type: application/protobuf"
     piece = "b'x' * 2**20" if how == "announced" else "b'100000\\r\\n' + b'x' * 2**20 + b'\\r\\n'"
     return f"""
 import socket, ssl

@@ -11,6 +11,7 @@ import pytest
 from fastapi import HTTPException
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.state.schema.linkstate_models import MessageIns
 from flwr.supercore.utils import uint64_to_int64
@@ -21,7 +22,7 @@ from sqlalchemy.orm import Session
 from fedcross.engines.executor.announced import limited
 from fedcross.engines.executor.instead import REFUSED, asked_for
 from fedcross.engines.executor.ledger import Ledger
-from fedcross.engines.executor.replies import HEARTBEAT_S, Refusals, steady, wrong
+from fedcross.engines.executor.replies import HEARTBEAT_S, Refusals, plain, steady, wrong
 from fedcross.engines.guarded import MOST
 from tests.support.fleet_door import NODE, Link, pushed
 from tests.support.trees import deep
@@ -168,3 +169,19 @@ def test_many_refusals_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert len(told) == 8 + 6 + 1
     assert told[-2].endswith("(512 of it, 512 in all)")
     assert told[-1].endswith("node 2: why (1 of it, 1001 in all)")
+
+
+def test_a_run_that_does_not_exist_is_no_error_of_the_superlinks(caplog: pytest.LogCaptureFixture) -> None:
+    """Flower answers 500, which a device repeats for five minutes."""
+
+    def handler(request: Any, state: Any) -> str:
+        return {7: "answer"}[request.run_id]
+
+    call = plain(handler, Refusals(), "object_id")
+    assert call(request=PullObjectRequest(node=Node(node_id=NODE), run_id=7), state=Link()) == "answer"
+    with pytest.raises(HTTPException) as refusal:
+        call(request=PullObjectRequest(node=Node(node_id=NODE), run_id=9), state=Link())
+    assert refusal.value.status_code == 404
+    assert f"refused a request of node {NODE}: there is no run 9" in caplog.text
+    with pytest.raises(KeyError):  # a fault of another kind stays one
+        plain(lambda request, state: {}[0], Refusals())(request=PullObjectRequest(run_id=7), state=Link())

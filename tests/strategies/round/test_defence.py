@@ -71,6 +71,21 @@ def test_a_median_of_zero_quarantines_who_changed_something():
     assert [u.client for u, *_ in found.quarantined] == [2]
 
 
+def test_who_returns_the_model_as_it_was_makes_nobody_guilty():
+    """Of 0.01, 2 and 18 the median would be 2, and 18 is nine times that. Without the idle one it is 10."""
+    found = judge(ON, (0.01, 0), (2, 0), (18, 0))
+    assert not found.quarantined
+    assert [round(float(u.arrays["w"][0]), 3) for u in found.uploads] == [1.01, 3, 11]
+    # Of six, five count.
+    found = judge(ON, (0.001, 0), (1, 0), (2, 0), (3, 0), (4, 0), (9.5, 0))
+    assert [(u.client, limit) for u, _, limit in found.quarantined] == [(5, 9.0)]
+
+
+def test_an_idle_upload_hides_no_large_one_of_several():
+    found = judge(ON, (0, 0), (1, 0), (1, 0), (7, 0))
+    assert [u.client for u, *_ in found.quarantined] == [3]
+
+
 def test_no_uploads_no_judgement():
     assert defend(ON, [], [], PARAMETERS) == defence.Judgement([], [], 0)
 

@@ -123,8 +123,9 @@ def slow(monkeypatch):
     return Slow()
 
 
-def partition(number):
-    return RecordDict({"config": ConfigRecord({"partition-id": number})})
+def partition(number, width=None):
+    told = {} if width is None else {"device-width": width}
+    return RecordDict({"config": ConfigRecord({"partition-id": number, **told})})
 
 
 def test_an_answer_that_comes_late_counts_and_nobody_is_asked_twice_meanwhile(slow):
@@ -249,7 +250,7 @@ class Deployed(Slow):
         super().__init__()
         identify()
         self.claims, self.known, self.ids = claims, known, list(claims)
-        self.silent = set()
+        self.silent, self.widths = set(), {}
 
     def get_node_ids(self):
         return list(self.ids)
@@ -261,8 +262,8 @@ class Deployed(Slow):
         messages = list(messages)
         ids = super().push_messages(messages)
         for number, message in zip(ids, messages):
-            if message.metadata.dst_node_id not in self.silent:
-                self.answer(int(number), partition(self.claims[message.metadata.dst_node_id]))
+            if (node := message.metadata.dst_node_id) not in self.silent:
+                self.answer(int(number), partition(self.claims[node], self.widths.get(node)))
         return ids
 
 
@@ -344,8 +345,21 @@ def test_a_refused_claim_is_counted_in_the_rounds_report_and_logged(monkeypatch)
 
 def test_a_node_tells_the_width_of_its_device_and_nonsense_counts_as_nothing():
     nodes = Nodes()
-    for partition, told in enumerate([0.4, 1, 0, 1.5, True, "0.4", float("nan"), None]):
-        nodes._note_width(partition, told)
-    assert nodes.widths == {0: 0.4, 1: 1.0}
+    for node, told in enumerate([0.4, 1, 0, 1.5, True, "0.4", float("nan"), None]):
+        nodes._note_width(node, told)
+        nodes.online[node + 10] = node
+    assert [nodes.width(partition) for partition in range(10, 19)] == [0.4, 1.0, *[None] * 7]
     nodes._note_width(0, None)  # its node was started anew, without one
-    assert nodes.widths == {1: 1.0}
+    assert nodes.width(10) is None
+
+
+@pytest.mark.parametrize("lie", [0.01, None])
+def test_a_device_whose_claim_is_refused_changes_no_other_devices_width(lie):
+    """Its key is bound to partition 3; it answers after the honest one."""
+    grid = Deployed({5: 0, 9: 0}, {5: ("partition-0", "2026-01"), 9: ("partition-3", "2026-02")})
+    grid.widths = {5: 0.4, 9: lie}
+    nodes = Nodes()
+    assert nodes.refresh(grid) == [0]
+    assert nodes.online == {0: 5}
+    assert nodes.width(0) == 0.4
+    assert nodes.width(3) is None

@@ -81,3 +81,14 @@ def test_without_anybody_who_asks_no_digest_is_computed(monkeypatch):
     method = FedAvg(**RULES, defence=Defence())
     method.begin({"w": np.zeros(3, np.float32)})
     assert method.run_round(1, VirtualGrid(Clock(monkeypatch), 6, {})).dropped == 0
+
+
+def test_a_quarantined_reply_says_what_was_seen(play):
+    """Of three updates of length 1 and one of 100, over three values."""
+    large = answers(1, value=100.0)
+    lines, _, drawn = play({0: large}, defence=Defence(enabled=True))
+    [line] = [line for line in lines if line["verdict"] == "quarantined"]
+    assert line["client"] == drawn[0]
+    assert line["detail"].startswith("update norm ")
+    assert ", limit " in line["detail"]
+    assert all("detail" not in line for line in lines if line["verdict"] == "accepted")

@@ -1,0 +1,44 @@
+"""Keeps what callers write into the SuperLink's log short: one line, without control characters.
+
+uvicorn logs the whole path of a request with its query, and Flower the words of a refusal, such as a content type of
+16 kB. The gateway lets neither through; a SuperLink may also stand without one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from flwr.common.logger import FLOWER_LOGGER
+
+#: Most characters of a path, and of what Flower says of a refused request.
+PATH, REFUSAL = 128, 400
+#: How Flower's line on a refused request begins.
+REFUSED = re.compile(r"\[/[^]]*\]\[(ApiError|UnexpectedError):")
+
+
+def short(text: str, most: int) -> str:
+    """Return the first `most` characters of `text`, printable, and how many more there are."""
+    clean = "".join(c if c.isprintable() else "?" for c in text[:most])
+    return clean if len(text) <= most else f"{clean}... ({len(text) - most} more)"
+
+
+def access(record: logging.LogRecord) -> bool:
+    """Shorten the path of a line of uvicorn's."""
+    if isinstance(record.args, tuple) and len(record.args) == 5:
+        client, method, path, *rest = record.args
+        record.args = (client, short(str(method), 16), short(str(path), PATH), *rest)
+    return True
+
+
+def refusal(record: logging.LogRecord) -> bool:
+    """Shorten Flower's line on a request that it refused."""
+    if REFUSED.match(str(record.msg)[:PATH]):
+        record.msg, record.args = short(record.getMessage(), REFUSAL), ()
+    return True
+
+
+def attach() -> None:
+    """Shorten what the loggers of this process say."""
+    logging.getLogger("uvicorn.access").addFilter(access)
+    FLOWER_LOGGER.addFilter(refusal)

@@ -1,0 +1,180 @@
+"""A real HAProxy with the gateway's configuration, before something that stands for the SuperLink.
+
+tests/deploy/test_gateway.py reads the same promises in the file, where no HAProxy is.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcross.deploy import gateway
+from fedcross.deploy.federation import prepare
+
+HAPROXY = shutil.which("haproxy", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(HAPROXY is None, reason="no haproxy on this machine")]
+PULL, OBJECT = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
+LARGE = b"x" * 20_000
+Ask = Callable[..., int]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def wait_until(true: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Behind(ThreadingHTTPServer):
+    """Answers with `status`, once nothing holds it up."""
+
+    daemon_threads, request_queue_size = True, 128
+
+    def __init__(self, keys: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(keys / "server.crt", keys / "server.key")
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.status, self.go, self.seen, self.held = 200, threading.Event(), list[str](), Counter[str]()
+        self.go.set()
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers of :class:`Behind`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Answer HAProxy's question whether it is there."""
+        self._answer(200)
+
+    def do_POST(self) -> None:
+        """Answer a call."""
+        behind: Any = self.server
+        self.rfile.read(int(self.headers["content-length"]))
+        behind.seen.append(self.path)
+        behind.held[self.headers["x-forwarded-for"]] += 1
+        behind.go.wait(60)
+        self._answer(behind.status)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[tuple[Behind, Ask]]:
+    """The gateway: what is behind it, and a function that makes a call from an address."""
+    with tempfile.TemporaryDirectory(prefix="fc-") as folder:  # a socket's path is short
+        prepare(Path(folder) / "keys", [])
+        keys, port = Path(folder) / "keys" / "server", free_port()
+        behind = Behind(keys)
+        threading.Thread(target=behind.serve_forever, daemon=True).start()
+        command = gateway.prepare(keys, Path(folder) / "g", f"127.0.0.1:{behind.server_port}", f"127.0.0.1:{port}")
+        context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+        context.check_hostname = False
+
+        def ask(path: str = PULL, body: bytes = b"x", address: str = "127.0.0.1", **headers: str) -> int:
+            link = http.client.HTTPSConnection("127.0.0.1", port, context=context, source_address=(address, 0))
+            told = {"content-type": "application/protobuf", **{k.replace("_", "-"): v for k, v in headers.items()}}
+            with closing(link):
+                try:
+                    link.request("POST", path, body, told)
+                    return link.getresponse().status
+                except OSError:  # refused before the body was read
+                    return 503
+
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                wait_until(lambda: ask(address="127.0.0.99") == 200, 60)
+                yield behind, ask
+            finally:
+                behind.go.set()
+                process.terminate()
+                behind.shutdown()
+                behind.server_close()
+
+
+def at_once(ask: Ask, count: int, address: str, path: str = PULL) -> tuple[list[threading.Thread], Counter[int]]:
+    found: Counter[int] = Counter()
+    threads = [
+        threading.Thread(target=lambda: found.update([ask(path=path, address=address)]), daemon=True)
+        for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    return threads, found
+
+
+def test_one_address_has_its_share_of_small_calls_and_others_pass(door: tuple[Behind, Ask]) -> None:
+    behind, ask = door
+    known, other, stranger = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+    assert [ask(address=known), ask(address=other)] == [200, 200]
+    before = Counter(behind.held)
+    behind.go.clear()
+    calls, answers = at_once(ask, 30, known)
+    transfers, objects = at_once(ask, 12, known, "/v1/fleet/pull-object")  # they have a share of their own
+    strange, told = at_once(ask, 10, stranger)
+    wait_until(lambda: (answers[503], told[503]) == (22, 6), 60)
+    others, passed = at_once(ask, 3, other)
+    wait_until(lambda: behind.held[other] - before[other] == 3, 60)  # at the SuperLink, beside all of the first
+    wait_until(lambda: behind.held[known] - before[known] == 20, 60)
+    behind.go.set()
+    for thread in [*calls, *transfers, *strange, *others]:
+        thread.join(60)
+    assert (answers, objects) == ({200: 8, 503: 22}, {200: 12})
+    assert (told, passed) == ({200: 4, 503: 6}, {200: 3})
+
+
+def test_an_address_is_known_until_a_call_is_refused(door: tuple[Behind, Ask]) -> None:
+    behind, ask = door
+    address = "127.0.0.7"
+    assert ask(OBJECT, LARGE, address) == 503
+    behind.status = 403  # a run is over: not accepted for the first time by that
+    assert ask(address=address) == 403
+    behind.status = 200
+    assert ask(OBJECT, LARGE, address) == 503
+    assert ask(address=address) == 200
+    for status, after in ((403, 200), (401, 503)):
+        assert ask(OBJECT, LARGE, address) == 200
+        behind.status = status
+        assert ask(address=address) == status
+        behind.status = 200
+        assert ask(OBJECT, LARGE, address) == after
+
+
+def test_what_the_superlink_would_write_into_its_log_does_not_reach_it(door: tuple[Behind, Ask]) -> None:
+    behind, ask = door
+    ask(address="127.0.0.8")
+    before = len(behind.seen)
+    assert ask(f"{PULL}?{'B' * 14_000}", address="127.0.0.8") in (400, 431)
+    assert ask(f"{PULL}?", address="127.0.0.8") == 400
+    assert ask(address="127.0.0.8", content_type="A" * 3000) == 415
+    assert ask(address="127.0.0.8", content_type="application/json") == 415
+    assert ask(address="127.0.0.8", x_more="A" * 5000) == 431
+    assert len(behind.seen) == before
+    assert ask(address="127.0.0.8", x_more="A" * 2000) == 200
