@@ -19,8 +19,8 @@ from flwr.common.logger import log
 from .replies import Later
 
 #: Calls a minute of one node, and as many at once. A SuperNode of ours makes 22 when it is idle (it asks for work every
-#: 3 s and beats every 30 s), but 300 while messages follow each other (a question every .2 s, ``node.LEAST_S``), and three
-#: more for each message: twice what the fastest run asks for.
+#: 3 s and beats every 30 s), 300 while messages follow each other (a question every .2 s, ``node.LEAST_S``), and three
+#: more for each message. This is twice what the fastest run asks for.
 MOST = 1000
 #: Seconds between two lines of the log on one node.
 TOLD_S = 60.0
