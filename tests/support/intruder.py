@@ -28,9 +28,15 @@ def superlink_paths() -> list[str]:
 def asks(address: str, paths: Sequence[str], authority: str) -> str:
     """Code that POSTs (and GETs, where that is not refused less) each path and prints the statuses as JSON."""
     return f"""
-import http.client, json, ssl
+import http.client, json, ssl, time
 context = ssl.create_default_context(cafile={authority!r})
 def status(method, path):
+    try:
+        return once(method, path)
+    except ConnectionResetError:  # the answer 401 made this address unknown, which may connect 200 times in 10 s
+        time.sleep(11)
+        return once(method, path)
+def once(method, path):
     connection = http.client.HTTPSConnection({address!r}, context=context, timeout=20)
     connection.request(method, path, body=b"" if method == "POST" else None,
                        headers={{"content-type": "application/protobuf"}} if method == "POST" else {{}})
