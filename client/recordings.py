@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from logging import WARNING
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from flwr.common.logger import log
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from fedcross.client.cuda_graphs import WARM_UP, Record, Replay
 from fedcross.client.flat_model import ModuleNet
@@ -198,3 +198,23 @@ def rows_of_plan(examples: int, size: int, epochs: int) -> int:
     they compute is undone.
     """
     return max(steps(examples, size, epochs), WARM_UP + 1)
+
+
+def kinds_of(prepared: Prepared, by_row: frozenset[str]) -> Hashable:
+    """Return what a step's Python code can see of prepared values: structure, constants, shapes and types of tensors.
+
+    The tensors that `by_row` names may have any number of rows.
+    """
+    leaves, spec = tree_flatten_with_path(prepared)
+    return str(spec), tuple(_leaf_kind(leaf, rows=is_by_row(path, by_row)) for path, leaf in leaves)
+
+
+def _leaf_kind(leaf: Any, *, rows: bool) -> Hashable:
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    return ("rows", leaf.dim(), leaf.shape[1:], leaf.dtype) if rows else (leaf.shape, leaf.dtype)
+
+
+def is_by_row(path: tuple[Any, ...], by_row: frozenset[str]) -> bool:
+    """Return whether the prepared value at `path` is one that `by_row` names."""
+    return bool(path) and getattr(path[0], "key", None) in by_row
