@@ -62,6 +62,8 @@ class Captured(Recorder["_Stage"]):
 
     def _stage(self, visit: Visit, prepared: Prepared, settings: Train, *, augmented: bool) -> _Stage | None:
         """Return the stage for this visit; None if the plain loop should train it."""
+        if not self._records(prepared):
+            return None
 
         def key() -> Key:
             return (_kind(visit, prepared, settings, self._objective.by_row), augmented), 1

@@ -181,6 +181,12 @@ class Recorder(Generic[S]):
         """How many steps were repeated without Python."""
         return self._recordings.replays
 
+    def _records(self, prepared: Prepared) -> bool:
+        """Return whether steps are recorded; what is `prepared` may not be part of the model that they train."""
+        if self.refused is None and (reason := _live(prepared, self._net)):
+            self._recordings.refuse(reason)
+        return self.refused is None
+
     def release(self) -> None:
         """Give the memory of all recordings back; the next visit records anew."""
         self._recordings.release_all()
@@ -198,6 +204,21 @@ def rows_of_plan(examples: int, size: int, epochs: int) -> int:
     they compute is undone.
     """
     return max(steps(examples, size, epochs), WARM_UP + 1)
+
+
+def _live(prepared: Prepared, net: ModuleNet) -> str:
+    """Return why a recording, which reads copies of prepared tensors, would train otherwise; empty if it would not.
+
+    A loss may have a gradient through a prepared tensor, or see the steps that the model takes.
+    """
+    for leaf in tree_leaves(prepared):
+        if not isinstance(leaf, Tensor):
+            continue
+        if leaf.requires_grad:
+            return "what the method prepares requires a gradient; return it with .detach()"
+        if leaf.numel() and leaf.untyped_storage().data_ptr() == net.flat.untyped_storage().data_ptr():
+            return "what the method prepares is part of the model that trains; return it with .clone()"
+    return ""
 
 
 def kinds_of(prepared: Prepared, by_row: frozenset[str]) -> Hashable:

@@ -84,6 +84,8 @@ class Together(Recorder["_Stage"]):
         return None
 
     def _train(self, works: Sequence[Work], settings: Train, augment: Augment | None) -> list[Trained] | None:
+        if not all(self._records(work.prepared) for work in works):
+            return None
         stacked = StackedPrepared.of([work.prepared for work in works])
         visits = [work.visit for work in works]
 
