@@ -37,8 +37,8 @@ METHODS, TURNING, TURNING_METHODS = 1e-3, 1e-2, ("feddecorr", "fedfusion")
 MOVED = 1e-2
 #: The same from the CPU's float32 after ten steps, for each precision. A CPU's bfloat16 is 1e-4, ResNet-20's 7e-4.
 FROM_CPU = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 1e-3}
-#: How far tf32 and bfloat16 are from it at least, whose numbers have 10 and 7 bits.
-ROUNDED = 1e-7
+#: How far tf32 and bfloat16, whose numbers have 10 and 7 bits, are from it at least, for these models.
+ROUNDED, CONVOLUTIONS = 1e-7, ("lenet5", "resnet20")
 #: How many times as far apart a model with batch normalisation may be.
 NORMALISED = 30.0
 #: How much memory may grow in the last ten of twenty rounds: a share, and the smallest piece that torch takes, in MB.
@@ -190,7 +190,7 @@ def _accuracy(line: str, value: Any, gpu: bool) -> Iterator[str]:
         return
     model, precision = line.split(",")[0].split()
     most = FROM_CPU[precision] * (NORMALISED if model in NORMED else 1.0)
-    if gpu and precision != "float32" and value["from CPU"] < ROUNDED:
+    if gpu and precision != "float32" and model in CONVOLUTIONS and value["from CPU"] < ROUNDED:
         yield f"{value['from CPU']} from the CPU's float32: this was not computed in {precision}"
     yield from _from_cpu(value["from CPU"], METHODS if model == "fedgen" else most)
     if value["same twice"] is not True and (line.endswith(", deterministic") or not gpu):
