@@ -110,7 +110,12 @@ WRONG = [
         "0.1 from the CPU, more than 0.001",
     ),
     ("smoke", "lenet5", None, "does not say whether steps were recorded: None"),
-    ("smoke", "recurrent layers", {"float32": "float32", "bfloat16": "float16"}, "computed in another type: {'bfloat16': 'float16'}"),
+    (
+        "smoke",
+        "recurrent layers",
+        {"float32": "float32", "bfloat16": "float16"},
+        "computed in another type: {'bfloat16': 'float16'}",
+    ),
     ("smoke", "augmentation", [8, 3], "shape [8, 3], not [8, 3, 32, 32]"),
     ("accuracy", "bytes prepared as on the CPU", False, "they are not"),
     ("accuracy", "lenet5 tf32", {"from CPU": 0.1, "same twice": True}, "0.1 from the CPU, more than 0.001"),

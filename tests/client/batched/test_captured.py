@@ -68,7 +68,7 @@ class Table(Objective):
 
 
 def test_prepared_tensors_of_other_lengths_are_not_padded() -> None:
-    """Neither from client to client nor, in a recording, from round to round; only ``by_row`` says that it does no harm."""
+    """Neither from client to client nor, in a recording, from round to round."""
     net, objective = v.small_net(), Table(Settings())
     lengths = ((5, 3, 2), (3, 3, 3), (2, 2, 2))
     clients = [[v.visit(net, i, 6, config={"rows": n}) for i, n in enumerate(own)] for own in lengths]
