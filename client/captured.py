@@ -19,7 +19,7 @@ from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.outside import Outside
-from fedcross.client.recordings import Key, Recorder, rows_of_plan, steps
+from fedcross.client.recordings import Key, Recorder, is_by_row, kinds_of, rows_of_plan, steps
 from fedcross.client.trainer import Augment, Stepper, augmentation_stream, host_orders, train
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Trained, Visit
@@ -62,6 +62,8 @@ class Captured(Recorder["_Stage"]):
 
     def _stage(self, visit: Visit, prepared: Prepared, settings: Train, *, augmented: bool) -> _Stage | None:
         """Return the stage for this visit; None if the plain loop should train it."""
+        if not self._records(prepared):
+            return None
 
         def key() -> Key:
             return (_kind(visit, prepared, settings, self._objective.by_row), augmented), 1
@@ -111,7 +113,7 @@ class _Stage:
         )
         leaves, spec = tree_flatten_with_path(prepared)
         self._leaves = [
-            _fixed(leaf, net.device, room if _is_by_row(path, objective.by_row) else None) for path, leaf in leaves
+            _fixed(leaf, net.device, room if is_by_row(path, objective.by_row) else None) for path, leaf in leaves
         ]
         own: Prepared = tree_unflatten(self._leaves, spec)
         self._stepper = Stepper(net, objective, own, settings, self._momentum, self._total, self._lr)
@@ -177,21 +179,8 @@ def _kind(visit: Visit, prepared: Prepared, settings: Train, by_row: frozenset[s
 
     The prepared tensors that `by_row` names may have any number of rows.
     """
-    leaves, spec = tree_flatten_with_path(prepared)
     fixed = settings.batch, settings.momentum, settings.weight_decay, settings.clip
-    kinds = tuple(_leaf_kind(leaf, padded=_is_by_row(path, by_row)) for path, leaf in leaves)
-    return fixed, visit.inputs.kind, str(spec), kinds
-
-
-def _leaf_kind(leaf: Any, *, padded: bool) -> Any:
-    if not isinstance(leaf, Tensor):
-        return repr(leaf)
-    return ("rows", leaf.shape[1:], leaf.dtype) if padded else (leaf.shape, leaf.dtype)
-
-
-def _is_by_row(path: tuple[Any, ...], by_row: frozenset[str]) -> bool:
-    """Return whether the prepared value at `path` is one that `by_row` names."""
-    return path[0].key in by_row
+    return fixed, visit.inputs.kind, kinds_of(prepared, by_row)
 
 
 def _fixed(leaf: Any, device: torch.device, room: int | None) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 _OWN = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
 #: Attributes at which nobody looks between visits: those, and torch's own of every module.
 _BETWEEN = _OWN | set(vars(nn.Module())) - {"training"}
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.device, torch.dtype)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), PurePath, np.generic, torch.device, torch.dtype)
 _LISTS = (list, tuple, set, frozenset, deque)
 #: Bytes of a numpy array whose contents are compared at every visit; of a larger one only which it is.
 SMALL = 2**16
@@ -43,12 +45,22 @@ class Outside:
 
     def __init__(self, objective: object, module: nn.Module, prepared: Iterable[Any]) -> None:
         self._tensors = [leaf for leaf in prepared if isinstance(leaf, Tensor)]
+        self._held: dict[str, Tensor] = {}
         self._owners = {"the method": _attributes(objective)}
         self._owners |= {f"layer {name or 'of all'}": _attributes(part) for name, part in module.named_modules()}
+        self._trained = dict(module.named_parameters())
+        own = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
+        for held, value in _attributes(objective).items():
+            if isinstance(value, nn.Module):
+                others = [(name, part) for name, part in value.named_modules() if id(part) not in own]
+                self._owners |= {f"the method's {'.'.join(filter(None, (held, n)))}": _attributes(p) for n, p in others}
+                tensors = (*value.named_parameters(held), *value.named_buffers(held))
+                self._held |= {name: tensor for name, tensor in tensors if id(tensor) not in own}
 
     def marks(self) -> Marks:
         """Return how everything is now."""
         found: Marks = {f"prepared tensor {i}": _Same(t, t._version) for i, t in enumerate(self._tensors)}
+        found |= {f"the method's {name}": _Same(t, t._version) for name, t in self._held.items()}
         for owner, attributes in self._owners.items():
             for name, value in attributes.items():
                 if name not in _OWN:
@@ -60,7 +72,9 @@ class Outside:
     def keep(self) -> Callable[[], None]:
         """Return what brings everything back to how it is now."""
         owners = [(attributes, dict(attributes)) for attributes in self._owners.values()]
-        tensors = [*self._tensors, *(one for _, saved in owners for one in saved.values() if type(one) is Tensor)]
+        tensors = [*self._tensors, *self._held.values()]
+        tensors += [*(one for _, saved in owners for one in saved.values() if type(one) is Tensor)]
+        streams = [put for _, saved in owners for one in saved.values() if (put := _stream(one)) is not None]
         copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
         contents = [(value, list(value)) for _, saved in owners for value in saved.values() if type(value) is list]
         draws = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -74,6 +88,8 @@ class Outside:
                     tensor.detach().copy_(copy)
             for value, content in contents:
                 value[:] = content
+            for put, state in streams:
+                put(state)
             random.setstate(draws[0])
             np.random.set_state(draws[1])  # noqa: NPY002
 
@@ -89,7 +105,12 @@ class Outside:
             for owner, attributes in self._owners.items()
         ]
 
+        slopes = {name: p.requires_grad for name, p in self._trained.items()}
+
         def other() -> str:
+            for name, needed in slopes.items():
+                if self._trained[name].requires_grad != needed:
+                    return f"whether {name} is trained"
             for owner, attributes, before in saved:
                 for name, value in attributes.items():
                     if name not in _BETWEEN and not _stands(before.get(name), value):
@@ -120,7 +141,29 @@ class _Same:
 
 
 def _attributes(owner: object) -> dict[str, Any]:
-    return getattr(owner, "__dict__", {})
+    own = getattr(owner, "__dict__", None)
+    return own if isinstance(own, dict) else {}  # a class has a view only
+
+
+def _slots(value: object) -> dict[str, Any]:
+    """Return the attributes that the class of `value` has places for."""
+    places = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    names = [name for some in places for name in ([some] if isinstance(some, str) else some)]
+    return {
+        name: getattr(value, name) for name in names if name not in {"__dict__", "__weakref__"} and hasattr(value, name)
+    }
+
+
+def _stream(value: object) -> tuple[Callable[[Any], object], Any] | None:
+    """Return what sets the state of a generator of random numbers on the CPU, and its state; None for other values."""
+    if isinstance(value, random.Random):
+        return value.setstate, value.getstate()
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state"), value.bit_generator.state
+    if isinstance(value, torch.Generator) and value.device.type == "cpu":
+        state = value.get_state()
+        return value.set_state, state
+    return None
 
 
 def _kept(value: Any) -> tuple[Any, Any]:
@@ -157,7 +200,9 @@ def _mark(value: Any, depth: int = 3, *, versions: bool = True) -> Any:
         return {repr(key): _mark(one, depth - 1, versions=versions) for key, one in value.items()}
     if depth and isinstance(value, _LISTS):
         return [_mark(one, depth - 1, versions=versions) for one in value]
-    own = getattr(value, "__dict__", None)
-    if depth and isinstance(own, dict) and not isinstance(value, (nn.Module, ModuleType)):
+    if versions and (stream := _stream(value)) is not None:
+        return _Same(value), stream[1].numpy().tobytes() if isinstance(stream[1], Tensor) else repr(stream[1])
+    own = _slots(value) | _attributes(value)
+    if depth and own and not isinstance(value, (nn.Module, ModuleType)):
         return _Same(value), {name: _mark(one, depth - 1, versions=False) for name, one in own.items()}
     return _Same(value)

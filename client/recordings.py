@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from logging import WARNING
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from flwr.common.logger import log
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from fedcross.client.cuda_graphs import WARM_UP, Record, Replay
 from fedcross.client.flat_model import ModuleNet
@@ -181,6 +181,12 @@ class Recorder(Generic[S]):
         """How many steps were repeated without Python."""
         return self._recordings.replays
 
+    def _records(self, prepared: Prepared) -> bool:
+        """Return whether steps are recorded; what is `prepared` may not be part of the model that they train."""
+        if self.refused is None and (reason := _live(prepared, self._net)):
+            self._recordings.refuse(reason)
+        return self.refused is None
+
     def release(self) -> None:
         """Give the memory of all recordings back; the next visit records anew."""
         self._recordings.release_all()
@@ -198,3 +204,38 @@ def rows_of_plan(examples: int, size: int, epochs: int) -> int:
     they compute is undone.
     """
     return max(steps(examples, size, epochs), WARM_UP + 1)
+
+
+def _live(prepared: Prepared, net: ModuleNet) -> str:
+    """Return why a recording, which reads copies of prepared tensors, would train otherwise; empty if it would not.
+
+    A loss may have a gradient through a prepared tensor, or see the steps that the model takes.
+    """
+    for leaf in tree_leaves(prepared):
+        if not isinstance(leaf, Tensor):
+            continue
+        if leaf.requires_grad:
+            return "what the method prepares requires a gradient; return it with .detach()"
+        if leaf.numel() and leaf.untyped_storage().data_ptr() == net.flat.untyped_storage().data_ptr():
+            return "what the method prepares is part of the model that trains; return it with .clone()"
+    return ""
+
+
+def kinds_of(prepared: Prepared, by_row: frozenset[str]) -> Hashable:
+    """Return what a step's Python code can see of prepared values: structure, constants, shapes and types of tensors.
+
+    The tensors that `by_row` names may have any number of rows.
+    """
+    leaves, spec = tree_flatten_with_path(prepared)
+    return str(spec), tuple(_leaf_kind(leaf, rows=is_by_row(path, by_row)) for path, leaf in leaves)
+
+
+def _leaf_kind(leaf: Any, *, rows: bool) -> Hashable:
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    return ("rows", leaf.dim(), leaf.shape[1:], leaf.dtype) if rows else (leaf.shape, leaf.dtype)
+
+
+def is_by_row(path: tuple[Any, ...], by_row: frozenset[str]) -> bool:
+    """Return whether the prepared value at `path` is one that `by_row` names."""
+    return bool(path) and getattr(path[0], "key", None) in by_row

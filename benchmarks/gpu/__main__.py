@@ -20,6 +20,8 @@ from benchmarks.gpu.report import Found, Lines
 
 #: For all items, unless ``--seconds`` says otherwise.
 SECONDS = 480.0
+#: For all items of ``--tiny`` on a GPU. On a CPU, which may be busy, that has no limit.
+TINY_SECONDS = 90.0
 #: Exit code if nothing can be measured.
 REFUSED = 2
 
@@ -48,8 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def command(name: str) -> list[str]:
         return [sys.executable, "-m", "benchmarks.gpu", *own, "--item", name]
 
+    free = chosen.tiny and here["device"] == "cpu"
+    seconds = math.inf if free else chosen.seconds or (TINY_SECONDS if chosen.tiny else SECONDS)
     with ended_in_order():
-        found = run_all(names, file, command, tiny=chosen.tiny, seconds=math.inf if chosen.tiny else chosen.seconds)
+        found = run_all(names, file, command, tiny=free, seconds=seconds)
     wrong = faults(found, names)
     print(*recorded(found), f"{file}: {len(wrong)} faults", *wrong, sep="\n", flush=True)
     return int(bool(wrong))
@@ -64,7 +68,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=list(ITEMS), help="an item; may be given several times")
     parser.add_argument("--anew", action="store_true", help="measure also what the report has already")
     parser.add_argument("--device", default="cuda", help="cuda (the default), cuda:1, ..., or cpu")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for everything; default: %(default)g")
+    default = f"for everything; default: {SECONDS:g}, with --tiny {TINY_SECONDS:g}, on a CPU then without limit"
+    parser.add_argument("--seconds", type=float, help=default)
     parser.add_argument("--tiny", action="store_true", help="one repetition of the smallest sizes: tries the program")
     parser.add_argument("--output", type=Path, default=Path("outputs/gpu.json"))
     parser.add_argument("--look", action="store_true", help=argparse.SUPPRESS)
@@ -117,7 +122,7 @@ def _inside(chosen: argparse.Namespace) -> int:
 
         work(place)
         return 0
-    limit = None if chosen.tiny else ITEMS[chosen.item]
+    limit = None if chosen.tiny and not place.gpu else ITEMS[chosen.item]
     importlib.import_module(f"benchmarks.gpu.{chosen.item}").measure(place, Lines(chosen.output, chosen.item, limit))
     return 0
 

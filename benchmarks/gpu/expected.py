@@ -33,8 +33,12 @@ SHARE, NORMED_SHARE, DEEP_SHARE = 1e-2, 3e-2, 1.5
 #: 2e-7; 8e-4 for FedDecorr, which divides by the deviation of each dimension, and 5e-4 for FedFusion's network, which
 #: pools: both can turn over at the last bit.
 METHODS, TURNING, TURNING_METHODS = 1e-3, 1e-2, ("feddecorr", "fedfusion")
+#: How far these two rounds move a weight at least; it is .02 to .06.
+MOVED = 1e-2
 #: The same from the CPU's float32 after ten steps, for each precision. A CPU's bfloat16 is 1e-4, ResNet-20's 7e-4.
 FROM_CPU = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 1e-3}
+#: How far tf32 and bfloat16, whose numbers have 10 and 7 bits, are from it at least, for these models.
+ROUNDED, CONVOLUTIONS = 1e-7, ("lenet5", "resnet20")
 #: How many times as far apart a model with batch normalisation may be.
 NORMALISED = 30.0
 #: How much memory may grow in the last ten of twenty rounds: a share, and the smallest piece that torch takes, in MB.
@@ -96,6 +100,13 @@ def _numbers(value: Any, place: str = "value") -> Iterator[tuple[str, float]]:
         yield place, value
 
 
+def _trace(line: str, value: Any, gpu: bool) -> Iterator[str]:
+    """Expect operations, on a GPU its kernels: without CUPTI, or the permission to use it, there are none."""
+    yield from _times(line, value, gpu)
+    if value and not value.get("dearest, us"):
+        yield "no operation was seen"
+
+
 def _times(_line: str, value: Any, _gpu: bool) -> Iterator[str]:
     """Expect times, or other numbers above zero."""
     numbers = list(_numbers(value))
@@ -111,9 +122,13 @@ def _smoke(line: str, value: Any, gpu: bool) -> Iterator[str]:
         if value != [8, 3, 32, 32]:
             yield f"shape {value}, not [8, 3, 32, 32]"
     elif line == "recurrent layers":
+        if missing := {"float32", "bfloat16"} - value.keys():
+            yield f"not measured: {', '.join(sorted(missing))}"
         if wrong := {kind: found for kind, found in value.items() if kind != found}:
             yield f"computed in another type: {wrong}"
     elif line == "deterministic, asked for late":
+        if "lenet5" not in value:
+            yield "not measured: lenet5"
         yield from (f"{model}: another result the second time" for model, same in value.items() if same is not True)
     elif value == ONE:
         return
@@ -126,6 +141,9 @@ def _smoke(line: str, value: Any, gpu: bool) -> Iterator[str]:
         if line == "little memory" and gpu and value["at once"] > 1 and not any(_unrecorded(value)):
             yield "there was memory enough, so this says nothing"
         if "ran" in value:
+            if "from CPU" not in value:
+                yield "not compared with the CPU"
+            yield from _moved(value)
             yield from _from_cpu(value.get("from CPU", 0.0), TURNING if line.startswith(TURNING_METHODS) else METHODS)
         else:
             yield from _near(line, value)
@@ -140,6 +158,12 @@ def _near(model: str, value: Any) -> Iterator[str]:
     yield from (f"{way}: {far} apart, more than {most}" for way, far in value["apart"].items() if far > most)
     shares = value.get("share of CPU's change", {})
     yield from (f"{way}: {far} of the CPU's change, more than {share}" for way, far in shares.items() if far > share)
+
+
+def _moved(value: Any) -> Iterator[str]:
+    """Expect that the method changed the model: of one that stays as it was, any GPU is near the CPU's."""
+    if value.get("moved on CPU", 1.0) < MOVED:
+        yield f"the method changes a weight by {value['moved on CPU']} only, so this says nothing"
 
 
 def _from_cpu(far: float, most: float) -> Iterator[str]:
@@ -166,6 +190,8 @@ def _accuracy(line: str, value: Any, gpu: bool) -> Iterator[str]:
         return
     model, precision = line.split(",")[0].split()
     most = FROM_CPU[precision] * (NORMALISED if model in NORMED else 1.0)
+    if gpu and precision != "float32" and model in CONVOLUTIONS and value["from CPU"] < ROUNDED:
+        yield f"{value['from CPU']} from the CPU's float32: this was not computed in {precision}"
     yield from _from_cpu(value["from CPU"], METHODS if model == "fedgen" else most)
     if value["same twice"] is not True and (line.endswith(", deterministic") or not gpu):
         yield "another result the second time"
@@ -189,4 +215,5 @@ _EXPECTED: dict[str, Callable[[str, Any, bool], Iterator[str]]] = {
     "smoke": _smoke,
     "accuracy": _accuracy,
     "graphs": _graphs,
+    "trace": _trace,
 }

@@ -75,7 +75,7 @@ def run_all(names: Sequence[str], file: Path, command: Command, *, tiny: bool, s
     command : callable
         Item -> command line of a process that writes its lines.
     tiny : bool
-        Whether only the program is tried: lines have no limits of time, on a machine that may be busy.
+        Whether only the program is tried, on a CPU that may be busy: lines have no limits of time.
     seconds : float
         For everything. What is not measured then, or after SIGINT or SIGTERM, is a fault of its item.
     """

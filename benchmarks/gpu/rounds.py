@@ -20,12 +20,14 @@ SIZES = (
 LOCAL = ["engine=local", "engine.workers=1"]
 
 
-def ran(method: str, engine: Sequence[str], device: str) -> tuple[dict[str, Any], list[Any]]:
-    """Run `method` on `device`; return its model, and what recorded its steps."""
+def ran(method: str, engine: Sequence[str], device: str) -> tuple[dict[str, Any], list[Any], float]:
+    """Run `method` on `device`; return its model, what recorded its steps, and how far a weight has moved at most."""
     from fedcross import run
+    from fedcross.server.commands.export import _network
 
     own = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []
     own += ["method.generator_steps=3"] if method.startswith("fedgen") else []
+    own += ["method.buffer=3"] if method == "fedbuff" else []  # ten updates are more than two rounds have
     draw = np.random.default_rng(1)
     workshop._close()  # gives the graphs of the run before back, at once
     with tempfile.TemporaryDirectory() as folder:
@@ -33,11 +35,15 @@ def ran(method: str, engine: Sequence[str], device: str) -> tuple[dict[str, Any]
         np.savez(f"{folder}/data.npz", x=x, y=y)
         where = [f"task.root={folder}", f"device={device}", f"output={folder}/run"]
         finished = run(f"method={method}", *engine, *SIZES, *where, *own)
-        model = {name: tensor.double().numpy() for name, tensor in finished.model.state_dict().items()}
+        model, start = map(_arrays, (finished.model, _network(finished.folder, finished.data_root, None)[0]))
         rounds = [json.loads(row) for row in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
     if lost := sum(int(row.get("dropped") or 0) for row in rounds):
         raise RuntimeError(f"{lost} visits were lost, see the log")
-    return model, [recorder for shop in workshop._open.values() for recorder in shop.recorders]
+    return model, [one for shop in workshop._open.values() for one in shop.recorders], farthest(start, model)
+
+
+def _arrays(network: Any) -> dict[str, Any]:
+    return {name: tensor.double().numpy() for name, tensor in network.state_dict().items()}
 
 
 def farthest(one: dict[str, Any], other: dict[str, Any]) -> float:

@@ -52,22 +52,23 @@ def two_rounds(place: Place, method: str, engine: Sequence[str]) -> Found:
     RuntimeError
         If a visit was lost; the log says why.
     """
-    expected = _on_cpu(method)
-    model, recorders = ran(method, engine, str(place.device))
-    return replayed(recorders, place) | {"from CPU": farthest(expected, model)}
+    expected, moved = _on_cpu(method)
+    model, recorders, _ = ran(method, engine, str(place.device))
+    return replayed(recorders, place) | {"from CPU": farthest(expected, model), "moved on CPU": moved}
 
 
 @lru_cache(maxsize=1)
-def _on_cpu(method: str) -> dict[str, Any]:
-    return ran(method, LOCAL, "cpu")[0]
+def _on_cpu(method: str) -> tuple[dict[str, Any], float]:
+    model, _, moved = ran(method, LOCAL, "cpu")
+    return model, moved
 
 
 def _workers(place: Place) -> Found | str:
     """Run a method with a process on each of two GPUs; return how far its model is from the CPU's."""
     if not rare.several(place):
         return ONE
-    model, _ = ran(FIRST, ["engine=local", "engine.workers=2"], "cuda")
-    return {"from CPU": farthest(_on_cpu(FIRST), model)}
+    model, *_ = ran(FIRST, ["engine=local", "engine.workers=2"], "cuda")
+    return {"from CPU": farthest(_on_cpu(FIRST)[0], model)}
 
 
 def _recurrent(place: Place) -> Found:

@@ -19,7 +19,7 @@ from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.outside import Outside
-from fedcross.client.recordings import Key, Recorder, rows_of_plan, steps
+from fedcross.client.recordings import Key, Recorder, kinds_of, rows_of_plan, steps
 from fedcross.client.trainer import Augment, augmentation_stream
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Objective, Trained, Visit
@@ -84,12 +84,14 @@ class Together(Recorder["_Stage"]):
         return None
 
     def _train(self, works: Sequence[Work], settings: Train, augment: Augment | None) -> list[Trained] | None:
+        if not all(self._records(work.prepared) for work in works):
+            return None
         stacked = StackedPrepared.of([work.prepared for work in works])
         visits = [work.visit for work in works]
 
         def key() -> Key:
-            kinds = tuple((x.dim(), x.shape[2:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in stacked.leaves)
-            return (_fixed(works[0], settings), augment is not None, str(stacked.spec), kinds), len(works)
+            kinds = kinds_of(works[0].prepared, self._objective.by_row)  # all have the same: they were stacked
+            return (_fixed(works[0], settings), augment is not None, kinds), len(works)
 
         def make() -> _Stage:
             room = max(self._examples, *(len(visit.y) for visit in visits))

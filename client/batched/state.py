@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from fedcross.client.device import memory_budget
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.recordings import kinds_of
 from fedcross.client.trainer import host_orders
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Tensors, Trained, Visit, flatten
@@ -118,7 +119,7 @@ class StackedPrepared:
     def of(cls, prepared: Sequence[Prepared]) -> StackedPrepared:
         """Stack the prepared values of clients that :func:`alike` grouped.
 
-        Tensors whose first axes differ (one entry per example of a client) are padded with zeros at the end.
+        Tensors whose first axes differ (one entry per example, named in ``Objective.by_row``) are padded with zeros.
         """
         flat = [tree_flatten(each)[0] for each in prepared]
         leaves: list[Any] = []
@@ -149,16 +150,15 @@ def _padded(column: Sequence[Tensor]) -> list[Tensor]:
     return [torch.cat([t, t.new_zeros(longest - len(t), *t.shape[1:])]) for t in column]
 
 
-def alike(works: Sequence[Work]) -> list[list[int]]:
+def alike(works: Sequence[Work], by_row: frozenset[str]) -> list[list[int]]:
     """Return indices of clients that can be stacked: inputs of one kind, prepared values that fit.
 
-    These have the same structure and constants, and tensors of shapes that fit.
+    These have the same structure and constants, and tensors of the same shapes. Only tensors that `by_row` names may
+    differ in their first axis: a loss reads no row of these beyond a client's own, so that padding stays unread.
     """
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, work in enumerate(works):
-        leaves, spec = tree_flatten(work.prepared)
-        kinds = tuple((x.dim(), x.shape[1:], x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves)
-        groups[str(spec), kinds, work.visit.inputs.kind].append(i)
+        groups[kinds_of(work.prepared, by_row), work.visit.inputs.kind].append(i)
     return list(groups.values())
 
 

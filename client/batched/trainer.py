@@ -59,7 +59,7 @@ def train_batched(
         Trains clients with recorded steps, where that is possible.
     """
     results: dict[int, Trained] = {}
-    for kind in alike(works):
+    for kind in alike(works, objective.by_row):
         one = works[kind[0]]
         measure = partial(fitting, net, objective, one, settings.batch, memory)
         size = (

@@ -14,8 +14,8 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from benchmarks.gpu import accuracy, graphs, items, place, processes, rare, report, smoke, steps, trainers
-from benchmarks.gpu.expected import faults
+from benchmarks.gpu import accuracy, graphs, items, place, processes, rare, report, rounds, smoke, steps, trainers
+from benchmarks.gpu.expected import MOVED, faults
 from benchmarks.gpu.items import ITEMS, run_all
 from benchmarks.gpu.models import SHAPES
 from benchmarks.gpu.place import Place
@@ -135,6 +135,11 @@ def reading(self, net, params, buffers, batch, prepared):
     """Read a number of the GPU in every step."""
     loss = Objective.loss(self, net, params, buffers, batch, prepared)
     return loss * (2 if loss.item() > 1 else 1)
+
+
+def test_two_rounds_of_a_buffering_method_train_its_model():
+    """Ten updates, which FedBuff waits for by default, are more than these rounds have."""
+    assert rounds.ran("fedbuff", rounds.LOCAL, "cpu")[2] > MOVED
 
 
 @pytest.mark.parametrize("engine", ["local", "batched"])

@@ -26,6 +26,8 @@ from fedcross.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"ran": "recorded", "replays": 9}
+#: A method's line.
+METHOD = GOOD | {"from CPU": 1e-7, "moved on CPU": 0.03}
 BAD = {"ran": "not recorded", "replays": 0, "reasons": ["a step cannot be recorded (x)"]}
 FLAT = {"reserved, MB": [1.0, 50.0, *[90.0] * 18], "kept by graphs, MB": [4.0] * 20, "captured": GOOD, "batched": GOOD}
 FLAT["used of the card, MB"] = [900.0] * 20
@@ -36,7 +38,7 @@ REPORT = {
     "items": {
         "smoke": {
             "found": {
-                "fedavg engine=local": GOOD,
+                "fedavg engine=local": METHOD,
                 "lenet5": {"apart": {"batched": 1e-7}, "captured": GOOD, "batched, captured": GOOD},
                 "little memory": SHORT,
                 "deterministic, asked for late": {"lenet5": True},
@@ -61,9 +63,25 @@ REPORT = {
 }
 #: Item, line, what it says in place of the above, and what is said of that.
 WRONG = [
-    ("smoke", "fedavg engine=local", BAD, "not recorded: a step cannot be recorded (x)"),
-    ("smoke", "fedavg engine=local", GOOD | {"replays": 0}, "not recorded: no step was replayed"),
-    ("smoke", "fedavg engine=local", GOOD | {"from CPU": 0.2}, "0.2 from the CPU, more than 0.001"),
+    ("smoke", "fedavg engine=local", METHOD | BAD, "not recorded: a step cannot be recorded (x)"),
+    ("smoke", "fedavg engine=local", METHOD | {"replays": 0}, "not recorded: no step was replayed"),
+    ("smoke", "fedavg engine=local", METHOD | {"from CPU": 0.2}, "0.2 from the CPU, more than 0.001"),
+    ("smoke", "fedavg engine=local", GOOD, "not compared with the CPU"),
+    (
+        "smoke",
+        "fedavg engine=local",
+        METHOD | {"moved on CPU": 0.0},
+        "the method changes a weight by 0.0 only, so this says nothing",
+    ),
+    ("smoke", "recurrent layers", {"float32": "float32"}, "not measured: bfloat16"),
+    ("smoke", "deterministic, asked for late", {}, "not measured: lenet5"),
+    (
+        "accuracy",
+        "lenet5 tf32",
+        {"from CPU": 0.0, "same twice": True},
+        "0.0 from the CPU's float32: this was not computed in tf32",
+    ),
+    ("trace", "resnet20", {"calls a step": 3.0, "dearest, us": []}, "no operation was seen"),
     ("smoke", "lenet5", {"apart": {"batched": 3.7}, "captured": GOOD}, "batched: 3.7 apart, more than 0.0001"),
     ("smoke", "lenet5", {"apart": {"batched": math.nan}, "captured": GOOD}, "not finite: batched"),
     ("smoke", "lenet5", {"apart": {}, "captured": BAD}, "not recorded (captured): a step cannot be recorded (x)"),
@@ -75,7 +93,7 @@ WRONG = [
         "plain: 0.02 of the CPU's change, more than 0.01",
     ),
     ("smoke", "vgg16_bn", {"apart": {"batched": 0.02}, "captured": GOOD}, "batched: 0.02 apart, more than 0.01"),
-    ("smoke", "fedfusion_multi engine=local", GOOD | {"from CPU": 0.2}, "0.2 from the CPU, more than 0.01"),
+    ("smoke", "fedfusion_multi engine=local", METHOD | {"from CPU": 0.2}, "0.2 from the CPU, more than 0.01"),
     ("smoke", "little memory", SHORT | {"apart": {"captured": 0.1}}, "captured: 0.1 apart, more than 0.003"),
     (
         "smoke",
@@ -92,7 +110,12 @@ WRONG = [
         "0.1 from the CPU, more than 0.001",
     ),
     ("smoke", "lenet5", None, "does not say whether steps were recorded: None"),
-    ("smoke", "recurrent layers", {"bfloat16": "float16"}, "computed in another type: {'bfloat16': 'float16'}"),
+    (
+        "smoke",
+        "recurrent layers",
+        {"float32": "float32", "bfloat16": "float16"},
+        "computed in another type: {'bfloat16': 'float16'}",
+    ),
     ("smoke", "augmentation", [8, 3], "shape [8, 3], not [8, 3, 32, 32]"),
     ("accuracy", "bytes prepared as on the CPU", False, "they are not"),
     ("accuracy", "lenet5 tf32", {"from CPU": 0.1, "same twice": True}, "0.1 from the CPU, more than 0.001"),
@@ -120,7 +143,7 @@ def test_a_report_as_it_should_be_has_no_fault():
     assert faults(REPORT) == []
     assert recorded(REPORT)[0].startswith("6 recorded: smoke fedavg engine=local, smoke lenet5 (captured), ")
     on_cpu = copy.deepcopy(REPORT) | {"device": "cpu"}
-    on_cpu["items"]["smoke"]["found"]["fedavg engine=local"] = BAD
+    on_cpu["items"]["smoke"]["found"]["fedavg engine=local"] = METHOD | BAD
     assert faults(on_cpu, ["smoke"]) == []
 
 
@@ -176,11 +199,29 @@ def test_the_exit_code_says_whether_all_is_as_expected(tmp_path, monkeypatch):
     assert program.main(arguments) == 2
 
 
+@pytest.mark.parametrize(
+    ("device", "more", "seconds", "free"),
+    [
+        ("cpu", ["--tiny"], math.inf, True),
+        ("cuda:0", ["--tiny"], program.TINY_SECONDS, False),
+        ("cuda:0", ["--tiny", "--seconds", "7"], 7.0, False),
+        ("cuda:0", [], program.SECONDS, False),
+    ],
+)
+def test_only_a_trial_on_a_cpu_has_no_limit(tmp_path, monkeypatch, device, more, seconds, free):
+    """What hangs on a GPU, where a minute is dear, is ended."""
+    given = {}
+    monkeypatch.setattr(program, "look", lambda _: {"device": device})
+    monkeypatch.setattr(program, "run_all", lambda *_, **limits: given.update(limits) or {"items": {}})
+    program.main(["--only", "steps", "--output", str(tmp_path / "gpu.json"), *more])
+    assert given == {"tiny": free, "seconds": seconds}
+
+
 def test_a_second_call_keeps_what_is_as_expected(tmp_path):
     file = tmp_path / "gpu.json"
     write(file, REPORT)
     found = read(file)
-    lines(found, "smoke")["fedavg engine=local"] = BAD
+    lines(found, "smoke")["fedavg engine=local"] = METHOD | BAD
     write(file, found)
     begin(["smoke", "trace"], file, {"device": "cuda:0"}, anew=False)
     kept = read(file)["items"]

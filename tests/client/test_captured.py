@@ -6,7 +6,7 @@ import re
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -212,9 +212,32 @@ class Wrapping(Objective):
         return {"object": object()}
 
 
+class Living(Objective):
+    """Penalises a weight that it prepared: the model's own one, with its gradient."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        return {"weight": cast("ModuleNet", visit.net).params["classifier.weight"]}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        penalty = (prepared["weight"] ** 2).sum()
+        return super().loss(net, params, buffers, batch, prepared) + 0.1 * penalty
+
+
+class Seeing(Living):
+    """Penalises a distance from the weights as they are now, without a gradient there."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        return {"weight": cast("ModuleNet", visit.net).params["classifier.weight"].detach()}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        return Objective.loss(self, net, params, buffers, batch, prepared) * (1 + (prepared["weight"] ** 2).sum())
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        (Living, "requires a gradient"),
+        (Seeing, "is part of the model that trains"),
         (Reading, r"a step cannot be recorded \(operation not permitted when stream is capturing"),
         (Hiding, "a replayed step differs from a called one"),
         (Counting, "differs from visit to visit"),

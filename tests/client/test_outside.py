@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcross.client.captured import Captured
 from fedcross.client.outside import Outside
@@ -51,6 +52,12 @@ def prepared(_: Any, given: Any) -> Any:
     return given["mean"].add_(1).clone()
 
 
+def teacher(own: Any, _: Any) -> Any:
+    with torch.no_grad():
+        own.teacher.weight.mul_(0.99)
+    return own.teacher.weight.sum().detach()
+
+
 #: What a step's weight is, and what the reason names.
 REMEMBERS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a tensor, another one each step": (rebound, "attribute count of the method"),
@@ -59,6 +66,8 @@ REMEMBERS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a list": (remembered, "attribute past of the method"),
     "a loss, with its graph": (kept_loss, "attribute last of the method"),
     "a prepared tensor": (prepared, "prepared tensor 0"),
+    "a module's weight": (teacher, "the method's teacher.weight"),
+    "a generator's draw": (lambda own, _: own.draws.random(), "attribute draws of the method"),
     "Python's draw": (lambda *_: random.random(), "Python's random numbers"),
     "numpy's draw": (lambda *_: np.random.rand(), "numpy's random numbers"),  # noqa: NPY002
 }
@@ -71,6 +80,8 @@ class Remembering(Objective):
         super().__init__(Settings())
         self.weight, self.count, self.steps, self.past = weight, torch.zeros(()), 0, list[Tensor]()
         self.last: Tensor | None = None
+        self.teacher, self.draws = nn.Linear(1, 1), np.random.default_rng(5)
+        nn.init.ones_(self.teacher.weight)
 
     def loss(self, *rest: Any) -> Tensor:
         weight = self.weight(self, rest[-1])
@@ -116,20 +127,29 @@ def test_what_a_method_makes_at_its_first_step_is_no_obstacle() -> None:
     assert captured.replays > 0
 
 
+@dataclass(slots=True)
+class Slotted:
+    """A number without a dictionary."""
+
+    now: float = 0.0
+
+
 class Switched(Objective):
     """Weights the loss by attributes that `change` sets when a visit is prepared."""
 
     def __init__(self, change: Callable[[Any, int], Any]) -> None:
         super().__init__(Settings())
         self.change, self.weight, self.table, self.scale = change, 0.0, {"a": [0.0]}, torch.ones(())
-        self.schedule = SimpleNamespace(now=0.0)
+        self.schedule, self.slotted, self.layer = SimpleNamespace(now=0.0), Slotted(), nn.Identity()
+        self.layer.eval()
 
     def loss(self, net: Any, *rest: Any) -> Tensor:
         layer = float(getattr(net.module, "own_weight", 1.0))
         return super().loss(net, *rest) * self._weight() * self.scale * layer
 
     def _weight(self) -> float:
-        return 1 + self.weight + self.table["a"][0] + float(self.schedule.now)
+        layer = float(self.layer.training) + getattr(self.layer, "now", 0.0)
+        return 1 + self.weight + self.table["a"][0] + float(self.schedule.now) + self.slotted.now + layer
 
 
 def content(own: Any, weight: float) -> None:
@@ -155,6 +175,10 @@ SWITCHES: dict[str, Callable[[Any, float], Any]] = {
     "a little": below_notice,
     "in a list in a dictionary": content,
     "in an object": inside,
+    "in an object with slots": lambda own, weight: setattr(own.slotted, "now", weight),
+    "the mode of a module": lambda own, weight: own.layer.train(weight > 0),
+    "a number of a module": lambda own, weight: setattr(own.layer, "now", weight),
+    "what is trained": lambda own, weight: own.net.params["classifier.bias"].requires_grad_(weight == 0),
     "another tensor": another,
     "a new attribute of the network": lambda own, weight: weight and setattr(own.net.module, "own_weight", weight),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedcross.client.batched import captured, trainer
 from fedcross.client.batched.captured import Together
@@ -14,7 +14,7 @@ from fedcross.client.batched.state import alike, fitting
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.flat_model import ModuleNet
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Visit
 from fedcross.tasks.models._split import Split
 from tests.client.batched.test_trainer import EXACT, agree, one_by_one
 from tests.client.test_captured import OBJECTIVES, Counting, Reading, as_bytes, noisy
@@ -52,6 +52,33 @@ def test_one_recording_serves_all_rounds(objective: Objective, layers: str) -> N
     assert together.refused is None
     assert recorder.recordings == 1
     assert recorder.replays >= 6 + 4 + 6 - 3  # all steps but the first of those rounds that compare
+
+
+class Table(Objective):
+    """Compares scores with all rows of a table; ``visit.config`` says how many it has."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        rows = int(visit.config["rows"])
+        return {"table": torch.linspace(-1, 1, rows * visit.classes, dtype=visit.x.dtype).view(rows, visit.classes)}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        scores = net.logits(params, buffers, batch.x)
+        apart = ((scores[:, None] - prepared["table"]) ** 2).sum(2)
+        return batch.mean(torch.logsumexp(apart, 1)) + super().loss(net, params, buffers, batch, prepared)
+
+
+def test_prepared_tensors_of_other_lengths_are_not_padded() -> None:
+    """Neither from client to client nor, in a recording, from round to round."""
+    net, objective = v.small_net(), Table(Settings())
+    lengths = ((5, 3, 2), (3, 3, 3), (2, 2, 2))
+    clients = [[v.visit(net, i, 6, config={"rows": n}) for i, n in enumerate(own)] for own in lengths]
+    plain = one_by_one(net, objective, clients[0])
+    works = [v.work(net, objective, client) for client in clients[0]]
+    for a, b in zip(train_batched(net, objective, works, v.settings()), plain, strict=True):
+        agree(a, b, EXACT)
+    together, recorder = compared(net, objective, clients)
+    assert together.refused is None
+    assert recorder.recordings == 5  # of one client with 5, 3 and 2 rows, and of three with 3 and with 2
 
 
 def test_larger_clients_and_other_numbers_of_them_are_recorded_anew() -> None:
@@ -197,7 +224,7 @@ def test_bytes_and_prepared_inputs_are_not_stacked() -> None:
     net, objective = v.small_net(dtype=torch.float32), Objective(Settings())
     pairs = [as_bytes(v.visit(net, i, 6)) for i in range(3)]
     mixed = [v.work(net, objective, pairs[i][i % 2]) for i in range(3)]
-    assert alike(mixed) == [[0, 2], [1]]
+    assert alike(mixed, frozenset()) == [[0, 2], [1]]
     found = train_batched(net, objective, mixed, v.settings())
     for a, b in zip(found, one_by_one(net, objective, [pair[1] for pair in pairs]), strict=True):
         torch.testing.assert_close(a.flat, b.flat, rtol=0, atol=1e-5)

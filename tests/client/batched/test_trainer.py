@@ -179,10 +179,12 @@ def test_prepared_values_are_stacked_only_with_their_like() -> None:
     def works(*prepared: Prepared) -> list[v.Work]:
         return [v.Work(one, e, nothing) for e in prepared]
 
-    assert alike(works({"a": torch.ones(2), "c": 1.5}, {"a": torch.ones(3), "c": 1.5})) == [[0, 1]]
-    assert alike(works({"a": torch.ones(2), "c": 1.5}, {"a": torch.ones(2), "c": 2.5})) == [[0], [1]]
-    assert alike(works({"a": torch.ones(2)}, {"b": torch.ones(2)})) == [[0], [1]]
-    assert alike(works({"a": torch.ones(2, 3)}, {"a": torch.ones(2, 4)})) == [[0], [1]]
+    unequal = works({"a": torch.ones(2), "c": 1.5}, {"a": torch.ones(3), "c": 1.5})
+    assert alike(unequal, frozenset({"a"})) == [[0, 1]]
+    assert alike(unequal, frozenset()) == [[0], [1]]
+    assert alike(works({"a": torch.ones(2), "c": 1.5}, {"a": torch.ones(2), "c": 2.5}), frozenset()) == [[0], [1]]
+    assert alike(works({"a": torch.ones(2)}, {"b": torch.ones(2)}), frozenset()) == [[0], [1]]
+    assert alike(works({"a": torch.ones(2, 3)}, {"a": torch.ones(2, 4)}), frozenset()) == [[0], [1]]
 
 
 def test_prepared_values_of_unequal_length_are_padded_at_their_end() -> None:
