@@ -304,8 +304,8 @@ CAUSES = (
     Cause(
         "data_missing",
         "The data of a run are not where it looks for them.",
-        r"no such file\. Set task\.root|no such folder\. (Give the folder that save_to_disk|Put pictures)|: missing \S*/"
-        "|folder of this run's data is missing|no such file\\. Give the JSON of the clients",
+        r"no such file\. Set task\.root|no such folder\. (Give the folder that save_to_disk|Put pictures)"
+        r"|: missing \S*/|folder of this run's data is missing|no such file\. Give the JSON of the clients",
         "tasks/reading/tables.py",
         2,
         RUN,

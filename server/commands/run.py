@@ -17,7 +17,7 @@ SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--ver
 
 
 def main(arguments: list[str]) -> int:
-    """Start a run or a sweep, or print help, as `arguments` say; return the exit code: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Start a run or a sweep, or print help, as `arguments` say; return 0, 130 for Ctrl-C or 143 for SIGTERM."""
     try:
         with asked_to_end() as asked:
             _main(arguments)
