@@ -182,7 +182,8 @@ def test_a_browser_draws_it_without_fault_on_a_desk_and_a_phone(tmp_path, width)
 CUT = """<script>
 addEventListener("load", () => setTimeout(() => {
   source.onerror();
-  const one = document.createElement("pre"); one.id = "result"; one.textContent = document.getElementById("under").textContent;
+  const one = document.createElement("pre"); one.id = "result";
+  one.textContent = document.getElementById("under").textContent;
   document.body.append(one);
 }, 200));
 </script>"""
