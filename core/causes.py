@@ -287,7 +287,8 @@ CAUSES = (
     Cause(
         "port_taken",
         "A port is taken.",
-        "Address already in use|Stop the program that uses it, or choose another port",
+        "[Aa]ddress already in use|Port in server address .* already in use"
+        "|Stop the program that uses it, or choose another port",
         "server/commands/doctor.py",
         1,
         DOCTOR,
@@ -299,6 +300,15 @@ CAUSES = (
         "server/commands/doctor.py",
         1,
         DOCTOR,
+    ),
+    Cause(
+        "data_missing",
+        "The data of a run are not where it looks for them.",
+        r"no such file\. Set task\.root|no such folder\. (Give the folder that save_to_disk|Put pictures)"
+        r"|: missing \S*/|folder of this run's data is missing|no such file\. Give the JSON of the clients",
+        "tasks/reading/tables.py",
+        2,
+        RUN,
     ),
     Cause(
         "wrong_version",

@@ -6,12 +6,12 @@ default, people read plain sentences instead, and :func:`emit` does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,7 +46,7 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "checkpoint_written": ("a checkpoint is on disk", ("round", "seconds")),
     "run_finished": ("the last round is done", ("run", "rounds", "final_accuracy", "best_accuracy", "audit_sha256")),
     "run_stopped": ("the round of stop_at is done", ("run", "rounds")),
-    "run_interrupted": ("Ctrl-C", ("folder", "text")),
+    "run_interrupted": ("Ctrl-C or SIGTERM ends the command", ("folder", "text")),
     "run_failed": (
         "an error ends the run; with engine=superlink or remote the ServerApp's comes before that of the command",
         ("error", "text", "exit_code", "cause"),
@@ -64,24 +64,25 @@ def structured() -> bool:
     return _state["json"]
 
 
-@contextmanager
+@contextlib.contextmanager
 def log_format(name: str) -> Iterator[None]:
     """Write the log in the format `name`, ``json`` or ``text``, inside the block; JSON stays JSON in a block within.
 
-    Handlers of the root logger, which a library or the calling program may have set, do not write it a second time.
+    No handler writes a line a second time, whoever sets one and when: Flower's logger adds its own when it is
+    imported, which is often inside the block. So a filter of the logger, which comes before all handlers, takes them.
     """
     if name != "json" or _state["json"]:
         yield
         return
     logger = logging.getLogger("flwr")
-    before, logger.handlers = logger.handlers, [_Handler()]
-    upwards, logger.propagate = logger.propagate, False
+    taken = _Taken()
+    logger.addFilter(taken)
     _state["json"] = True
     try:
         yield
     finally:
         _state["json"] = False
-        logger.handlers, logger.propagate = before, upwards
+        logger.removeFilter(taken)
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -135,16 +136,16 @@ def _write(fields: dict[str, Any]) -> None:
         sys.stderr.flush()
 
 
-class _Handler(logging.Handler):
+class _Taken(logging.Filter):
     """Writes what is logged through Flower's logger; fedcross's own lines begin with its name."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Write `record`; return False, so that no handler gets it."""
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
             text = record.getMessage()
             if record.exc_info and record.exc_info[1] is not None:
                 text += f" ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"
             own = text.startswith(_PREFIX)
             name, text = ("message", text.removeprefix(_PREFIX)) if own else ("flower", text)
             _write({"event": name, "level": record.levelname, "text": text})
-        except (OSError, ValueError):  # nobody reads any more
-            self.handleError(record)
+        return False

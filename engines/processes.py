@@ -167,7 +167,8 @@ def watch(mark: str, *scratch: str) -> None:
 def terminated_by_signal() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit inside the block, so that clean-up runs as it does for Ctrl-C.
 
-    Only the main thread can set handlers; elsewhere nothing changes.
+    Only the main thread can set handlers; elsewhere nothing changes. A handler that is there stays: the command's own
+    (:mod:`core.interrupts`) ends the run as well, and says so.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
@@ -176,7 +177,7 @@ def terminated_by_signal() -> Iterator[None]:
     before = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         # The parent process may have set one of them to be ignored (nohup).
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
             before[number] = signal.signal(number, leave)
     try:
         yield

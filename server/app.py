@@ -49,7 +49,7 @@ def main(grid: Grid, context: Context) -> None:
 def ending(result: Mapping[str, Any]) -> str:
     """Return the last line of a run; its first lines have named the folder."""
     if not result:
-        return "Stopped at the round of stop_at; resume= goes on."
+        return "Stopped at the round of stop_at. To go on: fedcross resume=RUN stop_at=null"
     accuracy = result.get("final_accuracy")
     told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
     return f"Finished: {result['rounds']} rounds{told}"

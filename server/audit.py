@@ -124,7 +124,7 @@ class Audit:
         if not after and head is None:
             return b""
         if head is None or not self.path.is_file():
-            why = "the checkpoint is of a version without audit trail" if head is None else "the file is missing"
+            why = "the rounds so far were run without an audit trail" if head is None else "the file is missing"
             log(WARNING, "%s: %s; the audit trail begins after round %s.", self.path, why, after)
             return b""
         kept = []
@@ -153,12 +153,15 @@ class Checked:
         The files that say where the chain has ended; "" if there are none.
     loose : int
         Lines behind that place, which only the chain itself protects.
+    after : int
+        The round after which the trail begins; 0 for one that holds the whole run.
     """
 
     lines: int
     faults: list[str]
     anchor: str
     loose: int = 0
+    after: int = 0
 
 
 def check(folder: Path) -> Checked:
@@ -169,6 +172,7 @@ def check(folder: Path) -> Checked:
     StorageError
         If there is no readable audit trail.
     """
+    anchors = anchored(folder)  # before the lines: a run that goes on writes its lines before their anchor
     texts, whole = _texts(folder / NAME)
     run = _owner(folder)
     faults: list[str] = []
@@ -180,7 +184,6 @@ def check(folder: Path) -> Checked:
         expected = number + 1 if found is None or type(found.get("line")) is not int else found["line"] + 1
     if not whole:
         faults.append(f"line {len(texts) - 1}: cut off in the middle, or its end was taken away")
-    anchors = anchored(folder)
     for anchor, head in anchors.items():
         if head.line >= len(texts):
             faults.append(f"line {len(texts)}: missing; {anchor} says that the last line is {head.line}")
@@ -190,7 +193,8 @@ def check(folder: Path) -> Checked:
     loose = max(len(texts) - 1 - end, 0)
     if loose and RESULT in anchors:
         faults.append(f"line {end + 1}: behind the last line that {RESULT} names; only a continued run may add lines")
-    return Checked(len(texts), faults, " and ".join(anchors), loose)
+    after = (_line(texts[0]) or {}).get("after_round")
+    return Checked(len(texts), faults, " and ".join(anchors), loose, after if type(after) is int else 0)
 
 
 def _faults(number: int, expected: int, found: dict[str, Any] | None, before: str, run: str) -> Iterator[str]:

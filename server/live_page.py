@@ -118,9 +118,12 @@ function show() {
   const s = state, run = s.run, t = now();
   document.title = `${s.round}/${run.rounds ?? "?"} ${run.method ?? "fedcross"}`;
   at("title").textContent = run.method ? `${run.method} on ${run.task}` : "fedcross";
-  at("under").textContent = lost ? "The server does not answer: the run has ended, or the connection is lost."
-    : `${s.state}, engine ${run.engine ?? "?"}, seed ${run.seed ?? "?"}, ${run.folder ?? ""}`;
-  at("under").className = lost ? "bad" : "";
+  const over = /^(finished|stopped|ended)/.test(s.state);
+  const silent = "The server does not answer: the run has ended, or the connection is lost. Last heard: ";
+  const away = lost && !over ? silent : "";
+  at("under").textContent = `${away}${s.state}, `
+    + `engine ${run.engine ?? "?"}, seed ${run.seed ?? "?"}, ${run.folder ?? ""}`;
+  at("under").className = (lost && !over) || s.state.startsWith("ended") ? "bad" : "";
   const share = run.rounds ? (s.last.round ?? run.after_round) / run.rounds : 0;
   at("progress").style.width = `${100 * share}%`;
   at("progress").parentElement.setAttribute("aria-valuenow", Math.round(100 * share));

@@ -45,9 +45,18 @@ def of(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
 
 
 def write(folder: Path, places: dict[str, str]) -> None:
-    """Record `places` in the run's folder."""
-    with open_own(folder / FILE, "w") as file:
-        json.dump(places, file, indent=1)
+    """Record `places` in the run's folder.
+
+    Raises
+    ------
+    StorageError
+        If they cannot be written.
+    """
+    try:
+        with open_own(folder / FILE, "w") as file:
+            json.dump(places, file, indent=1)
+    except OSError as error:
+        raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
 
 
 def added(folder: Path, saved: Sequence[str], given: Sequence[str] = ()) -> list[str]:

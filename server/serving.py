@@ -63,7 +63,8 @@ def page_of(board: Board, config: RunConfig, folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        board.note("run_failed", {"text": str(error) or type(error).__name__})
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        board.note("run_failed", {"text": "interrupted" if interrupted else str(error) or type(error).__name__})
         raise
     finally:
         if page is not None:

@@ -177,8 +177,8 @@ class Session:
             self._tell("run_stopped", {"run": self.run, "rounds": last})
             return
         scores = {name: result[name] for name in ("rounds", "final_accuracy", "best_accuracy")}
-        trail = {} if self.audit is None else {"audit_sha256": self.audit.head.sha256}
-        self._tell("run_finished", {"run": self.run, **scores, **trail})
+        trail = None if self.audit is None else self.audit.head.sha256
+        self._tell("run_finished", {"run": self.run, **scores, "audit_sha256": trail})
 
     def _tell(self, event: str, fields: dict[str, Any]) -> None:
         """Pass an event on to the structured log and the live page."""

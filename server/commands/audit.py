@@ -68,8 +68,17 @@ def devices(lines: Iterable[Mapping[str, Any]], slot: int | None = None) -> list
     return sorted(found.values(), key=lambda one: tuple(-1 if x is None else x for x in (one.client, one.node)))
 
 
-def table(found: Sequence[Device]) -> str:
-    """Return a table of devices, and what it says of the model."""
+def doubt(found: Checked) -> str:
+    """Return why devices that the trail does not name may have touched the model as well; "" if none can have."""
+    if found.faults:
+        return "the trail was changed"
+    if found.after:
+        return f"the trail begins after round {found.after}"
+    return "" if found.anchor else "nothing says where the trail ends"
+
+
+def table(found: Sequence[Device], doubted: str = "") -> str:
+    """Return a table of devices, and what it says of the model; `doubted` is the answer of :func:`doubt`."""
     head = ("client", "node", "key", "accepted", "rejected", "lost", "rounds", "slots")
     rows = [head, *(_row(device) for device in found)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -78,10 +87,13 @@ def table(found: Sequence[Device]) -> str:
     clients = {device.client for device in touched}
     others = {device.client for device in found if device.client is not None} - clients
     text.append("")
+    others_too = "Nobody else has touched the model, that is certain. It is an upper bound: models"
+    if doubted:
+        others_too = f"Others may have touched the model as well: {doubted}. Models"
     text.append(
-        f"{len(touched)} devices ({len(clients)} clients) had an upload accepted. Nobody else has touched the model, "
-        "that is certain. It is an upper bound: models of a pool are mixed with each other, so all of these uploads "
-        "count, also those whose weight in the final model has become small or, by the method's own rule, zero."
+        f"{len(touched)} devices ({len(clients)} clients) had an upload accepted. {others_too} of a pool are mixed "
+        "with each other, so all of these uploads count, also those whose weight in the final model has become small "
+        "or, by the method's own rule, zero."
     )
     text.append(f"{len(others)} clients were asked, and nothing of theirs was accepted.")
     return "\n".join(text)
@@ -129,5 +141,11 @@ def main(arguments: Sequence[str]) -> int:
     found = check(options.folder)
     print(report(found), file=sys.stderr if found.faults else sys.stdout)
     if options.devices:
-        print(table(devices(lines_of(options.folder), options.slot)))
+        lines = lines_of(options.folder)
+        slots = {line["slot"] for line in lines if type(line.get("slot")) is int}
+        if options.slot is not None and options.slot not in slots:
+            has = f"they are on slots {min(slots)} to {max(slots)}" if slots else "they are on none"
+            print(f"--slot {options.slot}: no line of the trail is on this slot; {has}.", file=sys.stderr)
+            return 1 if found.faults else 2
+        print(table(devices(lines, options.slot), doubt(found)))
     return 1 if found.faults else 0

@@ -7,8 +7,9 @@ import sys
 from typing import Any
 
 from fedcross.core.events import emit, structured
+from fedcross.core.interrupts import asked_to_end
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 #: fedcross's own flag: estimate the time of the command line without running it.
 COST = "--cost"
 #: Hydra's flags that only print something.
@@ -16,16 +17,17 @@ SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--ver
 
 
 def main(arguments: list[str]) -> int:
-    """Start a run or a sweep, or print help, as `arguments` say; return the exit code, 130 for Ctrl-C."""
+    """Start a run or a sweep, or print help, as `arguments` say; return 0, 130 for Ctrl-C or 143 for SIGTERM."""
     try:
-        _main(arguments)
+        with asked_to_end() as asked:
+            _main(arguments)
     except KeyboardInterrupt as stop:
         advice = _advice(stop, arguments)
         if structured():
             emit("run_interrupted", folder=str(getattr(stop, "folder", "")), text=advice)
         else:
             print(f"\n{advice}", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if asked.is_set() else INTERRUPTED
     return 0
 
 

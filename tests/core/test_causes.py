@@ -185,6 +185,34 @@ def test_a_fault_that_doctor_finds_is_named(name):
     assert cause_of(finding.text) is NAMES[name]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["task=table", "task.file=none.csv", "task.label=kind"],
+        ["task=cifar10"],
+        ["task=folder", "task.root=none"],
+        ["task=dataset", "task.root=none"],
+        ["task=digits", "partition=indices", "partition.file=none.json"],
+    ],
+    ids=lambda settings: " ".join(settings[:1] + settings[-1:]),
+)
+def test_a_run_whose_data_are_not_there_names_that(settings, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*settings, "data_root=.", "output=run"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "Cause: data_missing (docs/reference/faults.md)"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[Errno 98] error while attempting to bind on address ('127.0.0.1', 8000): address already in use",
+        "Port in server address 127.0.0.1:9100 is already in use.",
+    ],
+)
+def test_a_taken_port_is_known_in_the_words_of_flower_and_asyncio(said):
+    assert cause_of(said) is NAMES["port_taken"]
+
+
 def test_a_server_that_is_lost_lacks_memory_only_where_something_says_so(monkeypatch):
     before = memory.kills()
     assert cause_of(memory.end_of("No heartbeat received", before)) is NAMES["serverapp_lost"]

@@ -68,6 +68,17 @@ def test_json_is_written_once_beside_a_root_logger_that_writes_too(capsys, monke
     assert logging.getLogger("flwr").propagate
 
 
+def test_json_is_written_once_if_flowers_handler_comes_later(capsys, monkeypatch):
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "handlers", [])
+    with events.log_format("json"):
+        logger.addHandler(logging.StreamHandler())  # as Flower does when it is imported
+        log(30, "fedcross: reply rejected")
+    assert [event["text"] for event in written(capsys.readouterr().err)] == ["reply rejected"]
+    log(30, "fedcross: reply rejected")
+    assert capsys.readouterr().err == "fedcross: reply rejected\n"
+
+
 SMALL = ["task=digits", "task.limit=300", "task.limit_test=100", "partition.clients=3", "clients_per_round=3"]
 
 
@@ -92,6 +103,12 @@ def test_a_run_tells_its_whole_story_in_documented_events(tmp_path, capsys):
             assert event.keys() - {"time", "event"} <= fields, event
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert found[-1]["audit_sha256"] == result["audit"]["sha256"]
+
+
+def test_a_run_without_a_trail_ends_with_null_for_its_hash(tmp_path, capsys):
+    quick = ["rounds=1", "train.epochs=1", "logger=none", "engine.workers=1", "log.format=json", "log.audit=false"]
+    assert main([*SMALL, *quick, f"output={tmp_path / 'run'}"]) == 0
+    assert written(capsys.readouterr().err)[-1]["audit_sha256"] is None
 
 
 def test_a_run_that_fails_says_so_in_the_same_form(tmp_path, capsys):

@@ -6,7 +6,8 @@ import weakref
 
 import pytest
 
-from fedcross.core.interrupts import watched
+from fedcross.core.interrupts import asked_to_end, watched
+from fedcross.engines.processes import terminated_by_signal
 
 
 class Thing:
@@ -42,3 +43,32 @@ def test_other_threads_only_never_see_one():
     thread.start()
     thread.join()
     assert found == [False]
+
+
+def test_the_first_sigterm_ends_a_command_as_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), asked_to_end() as asked:
+        assert not asked.is_set()
+        with terminated_by_signal():  # an engine's own handler does not come before the command's
+            signal.raise_signal(signal.SIGTERM)
+    assert asked.is_set()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_the_program_does_on_sigterm_stays():
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(1))
+    try:
+        with asked_to_end() as asked:
+            signal.raise_signal(signal.SIGTERM)
+        assert came
+        assert not asked.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_sigterm_that_python_drops_is_seen():
+    with asked_to_end(), watched() as interrupted:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert interrupted.is_set()

@@ -213,3 +213,55 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert "audit.jsonl was changed:\n  line " in capsys.readouterr().err
     with pytest.raises(StorageError, match="no audit trail"):
         main([str(tmp_path)])
+
+
+def test_a_run_that_goes_on_between_two_reads_is_not_called_changed(tmp_path, monkeypatch):
+    path = written(tmp_path / "run")
+    read, more = audit._texts, []
+
+    def late(place):
+        found = read(place)
+        if not more:  # the run writes its next round and its anchor just after the lines were read
+            trail = Audit(path.parent, "mine", "settings", Head.of(json.loads(result.read_text())["audit"]), 20)
+            trail.add(line(21))
+            trail.flush()
+            trail.close()
+            more.append(result.write_text(json.dumps({"audit": trail.head.plain()})))
+        return found
+
+    result = path.parent / "result.json"
+    monkeypatch.setattr(audit, "_texts", late)
+    assert check(path.parent).faults == []
+    assert more
+    assert check(path.parent).lines == 42
+
+
+@pytest.mark.parametrize("why", ["changed", "begins after round 6", "where the trail ends"])
+def test_nothing_is_certain_of_a_trail_that_does_not_hold_the_whole_run(tmp_path, capsys, why):
+    path = written(tmp_path / "run")
+    assert main([str(path.parent), "--devices"]) == 0
+    assert "that is certain" in capsys.readouterr().out
+    if why == "changed":
+        path.write_bytes(path.read_bytes().replace(b'"client":2', b'"client":3', 1))
+    elif why == "where the trail ends":
+        (path.parent / "result.json").unlink()
+    else:
+        path.unlink()
+        trail = Audit(path.parent, "mine", "settings", None, 6)
+        trail.add(line(7))
+        trail.flush()
+        trail.close()
+        (path.parent / "result.json").write_text(json.dumps({"audit": trail.head.plain()}))
+    assert main([str(path.parent), "--devices"]) == (why == "changed")
+    said = capsys.readouterr().out
+    assert "certain" not in said
+    assert why in said
+
+
+@pytest.mark.parametrize("slot", ["99", "-1"])
+def test_a_slot_that_the_trail_does_not_know_is_said(tmp_path, capsys, slot):
+    path = written(tmp_path / "run")
+    assert main([str(path.parent), "--devices", f"--slot={slot}"]) == 2
+    out, err = capsys.readouterr()
+    assert "certain" not in out
+    assert "slots 0 to 1" in err

@@ -64,6 +64,13 @@ def test_slots_devices_and_what_is_waited_for(clock):
     assert seen["rejected"] == {"non_finite": 1}
 
 
+def test_an_error_that_the_superlink_makes_is_no_sign_of_life(clock):
+    board = played(clock)
+    for detail, seen in (("code 5: Node Unavailable", None), ("code 2: ValueError", 1003), ("ValueError: x", 1003)):
+        board.note("reply_rejected", sent(1, 5) | {"reason": "client_error", "detail": detail})
+        assert {one["client"]: one["seen"] or None for one in board.snapshot()["devices"]}[5] == seen
+
+
 def test_time_left_follows_the_rounds_of_this_process(clock):
     board = played(clock)
     assert board.snapshot()["left_s"] is None

@@ -177,3 +177,29 @@ def test_a_browser_draws_it_without_fault_on_a_desk_and_a_phone(tmp_path, width)
     assert seen["lines"] == 2
     assert [row[3] for row in seen["slots"]] == ["with the device", "non_finite"]
     assert [row[-1] for row in seen["devices"]] == [str(2**63 + 1), "7"]
+
+
+CUT = """<script>
+addEventListener("load", () => setTimeout(() => {
+  source.onerror();
+  const one = document.createElement("pre"); one.id = "result";
+  one.textContent = document.getElementById("under").textContent;
+  document.body.append(one);
+}, 200));
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("event", "shown"), [(None, "The server does not answer"), ("run_failed", "ended: disk full")])
+def test_a_page_whose_run_is_over_shows_how_it_ended(tmp_path, event, shown):
+    board = filled()
+    if event:
+        board.note(event, {"text": "disk full"})
+    page = PAGE.replace("<title>", FED % json.dumps(board.snapshot()) + "<title>", 1).replace(
+        "</body>", CUT + "</body>"
+    )
+    (tmp_path / "page.html").write_text(page)
+    command = [browser(), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=9000", "--dump-dom"]
+    place = (tmp_path / "page.html").as_uri()
+    done = subprocess.run([*command, place], capture_output=True, text=True, timeout=600, check=True)
+    assert re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)[1].startswith(shown)

@@ -1,11 +1,13 @@
 """A run remembers where its data lie, and says how to name another place; its settings name none."""
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import fedcross
+from fedcross.core.causes import cause_of
 from fedcross.core.errors import DataError, StorageError
 from fedcross.server import places
 
@@ -84,3 +86,14 @@ def test_a_run_of_an_older_version_has_none_and_a_damaged_record_is_named(tmp_pa
     (tmp_path / places.FILE).write_text("{")
     with pytest.raises(StorageError, match=r"places.json: cannot be read"):
         places.added(tmp_path, ["seed=1"])
+
+
+def test_a_full_disk_is_told_with_its_cause(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(places, "open_own", full)
+    with pytest.raises(StorageError, match="Choose another folder") as told:
+        places.write(tmp_path, {"data_root": "x"})
+    assert cause_of(str(told.value)).name == "disk_full"
+    assert told.value.exit_code == 2

@@ -360,7 +360,7 @@ def test_wrong_input_is_told_in_these_words(arguments, told, tmp_path, monkeypat
     assert main([argument.replace("{tmp}", str(tmp_path)) for argument in arguments]) == 2
     said, _, cause = capsys.readouterr().err.rstrip().partition("\nCause: ")
     assert said == told.replace("{tmp}", str(tmp_path))
-    named = "no_gpu" if arguments[0].startswith("device=cuda") else "no_checkpoint"
+    named = {"device": "no_gpu", "task": "data_missing"}.get(arguments[0].partition("=")[0], "no_checkpoint")
     assert not cause or cause == f"{named} (docs/reference/faults.md)"
     assert [path.name for path in tmp_path.iterdir()] == ["own.csv"], "nothing is written before all is checked"
 

@@ -110,11 +110,12 @@ def test_help_imports_neither_torch_nor_ray(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_the_rounds_and_say_how_to_go_on(tmp_path, number, ends):
     said = tmp_path / "said"
     with said.open("w") as file:
         process = warm.Process(
-            ["-m", "fedcross", *SMALL, "rounds=100000", "hydra.run.dir=one"],
+            ["-m", "fedcross", *SMALL, "rounds=100000", "serve.page=true", "hydra.run.dir=one"],
             cwd=tmp_path, env=environment(tmp_path), stderr=file,
         )  # fmt: skip
     metrics = tmp_path / "one" / "metrics.jsonl"
@@ -123,14 +124,16 @@ def test_ctrl_c_ends_with_130_and_keeps_the_rounds(tmp_path):
         assert time.monotonic() < waiting_until
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    assert (tmp_path / "one" / "page.url").exists()
+    process.send_signal(number)
     try:
         code = process.wait(timeout=600)
     finally:
         process.kill()  # else a run that Ctrl-C does not end would go on for ever
     told = said.read_text()
-    assert code == 130
+    assert code == ends
     assert "resume=" in told
+    assert not (tmp_path / "one" / "page.url").exists()
     assert "Traceback" not in told
     assert all(json.loads(text) for text in metrics.read_text().splitlines())
 
