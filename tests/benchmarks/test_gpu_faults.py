@@ -39,6 +39,7 @@ REPORT = {
         "smoke": {
             "found": {
                 "fedavg engine=local": METHOD,
+                "solo engine=local": METHOD | {"moved on CPU": 0.0},
                 "lenet5": {"apart": {"batched": 1e-7}, "captured": GOOD, "batched, captured": GOOD},
                 "little memory": SHORT,
                 "deterministic, asked for late": {"lenet5": True},
@@ -141,7 +142,7 @@ WRONG = [
 
 def test_a_report_as_it_should_be_has_no_fault():
     assert faults(REPORT) == []
-    assert recorded(REPORT)[0].startswith("6 recorded: smoke fedavg engine=local, smoke lenet5 (captured), ")
+    assert recorded(REPORT)[0].startswith("7 recorded: smoke fedavg engine=local, smoke solo engine=local, ")
     on_cpu = copy.deepcopy(REPORT) | {"device": "cpu"}
     on_cpu["items"]["smoke"]["found"]["fedavg engine=local"] = METHOD | BAD
     assert faults(on_cpu, ["smoke"]) == []
