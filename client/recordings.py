@@ -211,12 +211,13 @@ def _live(prepared: Prepared, net: ModuleNet) -> str:
 
     A loss may have a gradient through a prepared tensor, or see the steps that the model takes.
     """
+    place = net.flat.untyped_storage().data_ptr()  # 0 where a tensor has no memory of its own
     for leaf in tree_leaves(prepared):
         if not isinstance(leaf, Tensor):
             continue
         if leaf.requires_grad:
             return "what the method prepares requires a gradient; return it with .detach()"
-        if leaf.numel() and leaf.untyped_storage().data_ptr() == net.flat.untyped_storage().data_ptr():
+        if place and leaf.untyped_storage().data_ptr() == place:
             return "what the method prepares is part of the model that trains; return it with .clone()"
     return ""
 
