@@ -56,15 +56,26 @@ MORE = {
     "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
     "strategies/round/exchange.py": ["tests/strategies/test_start.py"],
     "strategies/wire/records.py": ["tests/strategies/wire/test_safetensors_record.py"],
+    "strategies/round/guard.py": [
+        "tests/strategies/round/test_exchange.py", "tests/strategies/round/test_trail.py",
+        "tests/strategies/round/test_rounds.py", "tests/strategies/round/test_client_faults.py",
+        "tests/strategies/test_fedcross_async.py", "tests/faults/test_malformed.py",
+    ],
     "strategies/round/base.py": [
         "tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py", "tests/strategies/test_start.py",
         "tests/strategies/round/test_exchange.py", "tests/strategies/round/test_defence.py",
+        "tests/strategies/round/test_trail.py", "tests/strategies/round/test_visits.py",
+        "tests/server/test_reply_log.py", "tests/client/test_part_of_a_model.py", "tests/client/test_odd_weights.py",
     ],
     "client/trainer.py": [
         "tests/client/batched/test_trainer.py", "tests/client/test_captured.py", "tests/client/test_emulated_gpu.py",
         "tests/strategies/test_fedsam.py",
     ],
-    "client/flat_model.py": ["tests/client/test_trainer.py", "tests/strategies/test_scaffold.py"],
+    "client/flat_model.py": [
+        "tests/client/test_trainer.py", "tests/strategies/test_scaffold.py", "tests/client/test_odd_weights.py",
+        "tests/client/test_part_of_a_model.py", "tests/client/test_captured.py", "tests/client/test_emulated_gpu.py",
+        "tests/client/batched/test_trainer.py", "tests/client/batched/test_captured.py",
+    ],
     "engines/workers.py": ["tests/engines/test_grid.py"],
 }  # fmt: skip
 #: Files whose tests would compile numba's loops anew for each mutant: they run as plain Python instead.
