@@ -15,7 +15,7 @@ from fedcross.client.batched.captured import Together
 from fedcross.client.batched.state import Work
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.captured import Captured
-from fedcross.client.cuda_graphs import record_cuda
+from fedcross.client.cuda_recorder import record_cuda
 from fedcross.client.graph_memory import kept_by_graphs
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective
