@@ -147,8 +147,6 @@ def _refill(place: Any, content: Any) -> None:
     (place.extend if isinstance(place, (list, deque)) else place.update)(content)
 
 
-
-
 def iterator(value: object) -> str:
     """Return why what draws from `value` cannot be recorded, as the end of a sentence; empty if it may be."""
     if isinstance(value, torch.Generator) and value.device.type != "cpu":

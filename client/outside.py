@@ -156,4 +156,3 @@ def _unseen(value: Any, own: Own, depth: int = 3) -> str:
         return reason
     inside = children(value).values() if depth else ()
     return next(filter(None, (_unseen(one, own, depth - 1) for one in inside)), "")
-
