@@ -122,7 +122,7 @@ def putting_back(value: Any, own: Own, known: dict[int, Any], depth: int = DEPTH
     elif isinstance(value, np.ndarray) and value.flags.writeable:
         yield partial(np.copyto, value, value.copy())
     elif (stream := _stream(value)) is not None:
-        yield partial(*stream)
+        yield partial(stream[0], stream[1])
     elif depth:
         yield from _putting_content(value)
         for one in list(children(value).values()):
