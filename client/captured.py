@@ -40,6 +40,7 @@ class Captured(Recorder["_Stage"]):
         if stage is None:
             return train(self._net, self._objective, visit, prepared, settings, augment)
         try:
+            back = stage.replay.keep()
             trained = stage.train(visit, prepared, settings.epochs, augment)
         except RuntimeError as error:
             if not out_of_memory(error):
@@ -47,7 +48,10 @@ class Captured(Recorder["_Stage"]):
             self._recordings.refuse("the device's memory is too small for a recorded step")
         else:
             self._recordings.look_at(stage)
-            return trained
+            if not stage.replay.differs:
+                return trained
+            if back is not None:
+                back()
         del stage  # with its copy of the data; outside of the handler, whose error keeps the tensors of the step
         if self._net.device.type == "cuda":
             torch.cuda.empty_cache()

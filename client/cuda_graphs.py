@@ -7,10 +7,8 @@ is logged and all steps run without graphs. :meth:`Replay.doubt` asks for the co
 
 from __future__ import annotations
 
-import gc
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
@@ -19,23 +17,15 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor
 
+from fedcross.client.cuda_recorder import cause, record_cuda
 from fedcross.client.device import out_of_memory
-from fedcross.client.graph_memory import Graph, lose
-from fedcross.client.host_work import NoHostWork, no_waiting
-from fedcross.client.outside import Outside, changed
+from fedcross.client.outside import Back, Outside, changed
 
 #: Largest length of the difference between a replayed and a called step, as a share of what the step changes; the GPU
 #: may sum in another order.
 TOLERANCE = 1e-2
 #: The same as a share of the values themselves, for tensors that a step hardly changes.
 ROUNDING = 1e-6
-#: Calls before a recording.
-WARM_UP = 3
-
-#: Why a recording failed in this process, after its warm-up; empty if none did.
-failed: list[str] = []
-#: By the number of the GPU.
-_side_streams: dict[int, torch.cuda.Stream] = {}
 
 Step = Callable[..., None]
 Record = Callable[[Callable[[], None]], Callable[[], None]]
@@ -72,6 +62,9 @@ class Replay:
     ----------
     refused : str or None
         Why steps run without graphs; None while graphs are in use.
+    differs : bool
+        Whether a comparison refused them. What its visit has changed outside is in doubt then, so that it has to begin
+        anew (:meth:`keep`).
     why : str
         With `refused`, where it happened (the error's traceback), or how far a replayed step was from a called one.
     replays : int
@@ -94,6 +87,7 @@ class Replay:
         self._fewer = fewer
         self._recorded: dict[Any, _Recorded] = {}
         self.refused: str | None = None
+        self.differs = False
         self.why = ""
         self.replays = 0
 
@@ -118,12 +112,12 @@ class Replay:
         back = None
         try:
             back = None if self._outside is None else self._outside.keep()
-            self._recorded[shapes] = _Recorded(own, self._recording(own), self._watch())
+            self._recorded[shapes] = _Recorded(own, self._recording(own, back), self._watch())
         except RuntimeError as error:
             if self._fewer and out_of_memory(error):
                 self._restore(before)
                 raise
-            self._refuse(f"a step cannot be recorded ({_cause(error)})", traceback.format_exc())
+            self._refuse(f"a step cannot be recorded ({cause(error)})", traceback.format_exc())
             if back is not None:
                 back()
         self._restore(before)
@@ -147,11 +141,12 @@ class Replay:
         self._restore(before)
         self._step(*inputs)
 
-    def _recording(self, own: tuple[Tensor, ...]) -> Callable[[], None]:
+    def _recording(self, own: tuple[Tensor, ...], back: Back | None) -> Callable[[], None]:
         """Record a step on the inputs `own`; the last call, which is the recording, may change nothing outside."""
-        if (outside := self._outside) is None:
+        if (outside := self._outside) is None or back is None:
             return self._record(lambda: self._step(*own))
-        found = ""
+        if found := outside.unseen():
+            raise RuntimeError(found)
 
         def call() -> None:
             nonlocal found
@@ -160,6 +155,8 @@ class Replay:
             found = changed(before, outside.marks())
 
         replay = self._record(call)
+        if not found and back.in_secret():
+            found = "the values of a tensor, by its .data"
         if found:
             raise RuntimeError(f"it changes what a recording would keep as it was: {found}")
         return replay
@@ -179,7 +176,14 @@ class Replay:
         if all(map(_agree, before, replayed, self._state)):
             known.checked = True
         else:
+            self.differs = True
             self._refuse("a replayed step differs from a called one", _differences(before, replayed, self._state))
+
+    def keep(self) -> Back | None:
+        """Return what puts back what the next steps change outside; None if no comparison comes."""
+        if self.refused is not None or (self._recorded and all(known.checked for known in self._recorded.values())):
+            return None
+        return None if self._outside is None else self._outside.keep()
 
     def doubt(self) -> None:
         """Compare the next step of each shape with a called one again."""
@@ -245,71 +249,3 @@ def _differences(before: Sequence[Tensor], replayed: Sequence[Tensor], called: S
 def _released(*_: Tensor) -> None:
     """Take the place of a step that was given back."""
     raise RuntimeError("this recording was given back")
-
-
-def _cause(error: BaseException) -> str:
-    """Return the first line of the error that came first: CUDA ends a broken recording with an error of its own."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def record_cuda(call: Callable[[], None], stream: torch.cuda.Stream | None = None) -> Callable[[], None]:
-    """Record `call` as a CUDA graph, after a few warm-up calls on a side stream, which CUDA requires.
-
-    The last of them finds out what cannot be recorded (:mod:`client.host_work`). An error inside the recording leaves
-    torch's allocator in doubt, so this process records nothing any more after it. Graphs recorded on one stream
-    (default: the process's own for this) share the memory of cuBLAS: those to be repeated at once need a `stream` each.
-
-    Raises
-    ------
-    RuntimeError
-        If `call` cannot be recorded, or an earlier recording failed.
-    """
-    if failed:
-        raise RuntimeError(f"an earlier recording failed: {failed[0]}")
-    here, aside = torch.cuda.current_stream(), stream or _side_stream()
-    aside.wait_stream(here)
-    try:
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UP - 1):
-                call()
-            with no_waiting(), NoHostWork():
-                call()
-    finally:  # also after an error: what was begun must not overtake what the caller writes next
-        here.wait_stream(aside)
-    graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
-    with _no_garbage():
-        before = torch.cuda.memory_reserved()
-        try:
-            with torch.cuda.graph(graph, stream=aside):  # empties torch's cache: what it reserves is the graph's own
-                before = torch.cuda.memory_reserved()
-                call()
-                nbytes = torch.cuda.memory_reserved() - before
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                failed.append(_cause(error))
-                lose(device, torch.cuda.memory_reserved() - before)
-            raise
-    return Graph(graph, device, max(nbytes, 0))
-
-
-def _side_stream() -> torch.cuda.Stream:
-    """Return this process's stream for warm-up and recording: cuBLAS keeps memory for each stream that it ever saw."""
-    device = torch.cuda.current_device()
-    if device not in _side_streams:
-        _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return _side_streams[device]
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Collect garbage before the block and none inside: a graph that goes while another is recorded ends that one."""
-    gc.collect()
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()

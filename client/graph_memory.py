@@ -1,38 +1,57 @@
-"""The memory that recorded steps keep for themselves."""
+"""The memory that recorded steps keep for themselves, and the streams on which they were recorded."""
 
 from __future__ import annotations
 
-from collections import Counter
-from weakref import WeakSet
+from collections import Counter, defaultdict
+from weakref import WeakSet, finalize
 
 import torch
 
 
 class Graph:
-    """Repeats a recorded call; knows how much memory the graph keeps for itself.
+    """Repeats a recorded call; knows its stream, and how much memory the graph keeps for itself.
+
+    No other graph that exists has its stream. cuBLAS has memory for each stream, whose place a graph keeps, and some
+    versions of torch (2.12 to 2.14, and 2.15 with ``TORCH_CUBLAS_WORKSPACE_CACHE=1``) free all memory of a stream with
+    one of its graphs (pytorch issue 193402). The next graph gets the stream after this one has let go of it.
 
     Parameters
     ----------
+    device : torch.device
+        Where it works, with its number.
+
+    Attributes
+    ----------
     graph : torch.cuda.CUDAGraph
         The recording.
-    device : torch.device
-        Where it works.
+    stream : torch.cuda.Stream
+        For its warm-up and recording; it may be replayed on any.
     nbytes : int
         Bytes of its own.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, nbytes: int) -> None:
-        self.device, self.nbytes = device, nbytes
-        self._graph = graph
+    def __init__(self, device: torch.device) -> None:
+        free = _streams[device]
+        self.device, self.nbytes, self.graph = device, 0, torch.cuda.CUDAGraph()
+        self.stream = free.pop() if free else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         _alive.add(self)
+        finalize(self, _let_go, self.graph, self.stream, free).atexit = False
 
     def __call__(self) -> None:
         """Do once more what was recorded."""
-        self._graph.replay()
+        self.graph.replay()
 
 
+#: By device, those of graphs that are gone.
+_streams: dict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
 _alive: WeakSet[Graph] = WeakSet()
 _lost: Counter[torch.device] = Counter()
+
+
+def _let_go(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, free: list[torch.cuda.Stream]) -> None:
+    """Give a graph's memory back, and after that its stream."""
+    graph.reset()
+    free.append(stream)
 
 
 def lose(device: torch.device, nbytes: int) -> None:

@@ -15,7 +15,8 @@ from flwr.common.logger import log
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from fedcross.client.cuda_graphs import WARM_UP, Record, Replay
+from fedcross.client.cuda_graphs import Record, Replay
+from fedcross.client.cuda_recorder import WARM_UP
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.parts.objective import Objective, Prepared
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import benchmarks.gpu
-from benchmarks.gpu.expected import faults, recorded
-from benchmarks.gpu.items import ITEMS, ROOT, START, begin, run_all
+from benchmarks.gpu.expected import faults, notes, recorded
+from benchmarks.gpu.items import ITEMS, LARGE, ROOT, START, begin, run_all
 from benchmarks.gpu.machine import about, end_with_parent, ended_in_order, forget_site
 from benchmarks.gpu.report import Found, Lines
 
@@ -38,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     forget_site()
     if chosen.look or chosen.item or chosen.worker:
         return _inside(chosen)
-    file, names = chosen.output.absolute(), list(dict.fromkeys(chosen.only or ITEMS))
+    file, names = (
+        chosen.output.absolute(),
+        list(dict.fromkeys(chosen.only or _all(tiny=chosen.tiny))),
+    )
     try:
         here = look(chosen.device) | {"tiny": chosen.tiny}
         begin(names, file, here, anew=chosen.anew)
@@ -55,8 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ended_in_order():
         found = run_all(names, file, command, tiny=free, seconds=seconds)
     wrong = faults(found, names)
-    print(*recorded(found), f"{file}: {len(wrong)} faults", *wrong, sep="\n", flush=True)
+    print(*recorded(found), *notes(found), f"{file}: {len(wrong)} faults", *wrong, sep="\n", flush=True)
     return int(bool(wrong))
+
+
+def _all(*, tiny: bool) -> list[str]:
+    """Return the items of a call that names none, in their order."""
+    return [item for item in ITEMS if not (tiny and item in LARGE)]
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.gpu.machine import other_processes
 from benchmarks.gpu.place import BATCH, CLIENTS, Place, network, settings, stepper, visit
 from benchmarks.gpu.report import Found, Lines
 from benchmarks.gpu.trainers import one_by_one, replayed
@@ -15,7 +16,7 @@ from fedcross.client.batched.captured import Together
 from fedcross.client.batched.state import Work
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.captured import Captured
-from fedcross.client.cuda_graphs import record_cuda
+from fedcross.client.cuda_recorder import record_cuda
 from fedcross.client.graph_memory import kept_by_graphs
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective
@@ -55,7 +56,7 @@ def _rounds(place: Place, model: str) -> Found:
     examples, clients = (BATCH * 2, 2) if place.tiny else (BATCH * 10, CLIENTS)
     captured, together = Captured(net, objective, examples), Together(net, objective, examples)
     works = [Work(visit(net, i, examples, model), {}, {}) for i in range(clients)]
-    reserved, kept, used = [], [], []
+    reserved, kept, used, others = [], [], [], other_processes(place.device)
     for _ in range(20):
         train_batched(net, objective, works, settings(), together=together)
         one_by_one(net, start, works, captured.train)
@@ -67,6 +68,7 @@ def _rounds(place: Place, model: str) -> Found:
         "reserved, MB": reserved,
         "kept by graphs, MB": kept,
         "used of the card, MB": used,
+        "other processes": max(others, other_processes(place.device)),
         "captured": replayed([captured], place),
         "batched": replayed([together], place),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,19 @@ def _driver() -> str:
         return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     except OSError:
         return "none is loaded"
+
+
+def other_processes(device: Any) -> int:
+    """Return how many processes beside this one compute on the GPU `device`; 0 where ``nvidia-smi`` does not say."""
+    import torch
+
+    try:
+        card = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        asked = ["nvidia-smi", "-i", card, "--query-compute-apps=pid", "--format=csv,noheader"]
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, RuntimeError, AssertionError, AttributeError, subprocess.SubprocessError):
+        return 0
+    return max(len(said.splitlines()) - 1, 0)
 
 
 def end_with_parent() -> None:

@@ -65,9 +65,11 @@ def limited(place: Place, call: Callable[[], object]) -> Iterator[None]:
     torch.cuda.reset_peak_memory_stats(device)
     call()
     place.wait()
-    most, (_, whole) = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)
+    reserved, (_, whole) = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)
+    # torch reserves large pieces: less than those may be too little for the plain loop, more is not needed.
+    most = max(ROOM * torch.cuda.max_memory_allocated(device), reserved)
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(min(ROOM * most / whole, 1.0), device)
+    torch.cuda.set_per_process_memory_fraction(min(most / whole, 1.0), device)
     try:
         yield
     finally:

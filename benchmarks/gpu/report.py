@@ -99,6 +99,6 @@ def _breaks(error: Exception) -> bool:
 
 
 def _recording_failed() -> bool:
-    from fedcross.client import cuda_graphs
+    from fedcross.client import cuda_recorder
 
-    return bool(cuda_graphs.failed)
+    return bool(cuda_recorder.failed)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.place import Place
+from benchmarks.gpu.report import Found, Lines
+from benchmarks.gpu.trainers import replayed
 from fedcross.client import workshop
 
 #: Two rounds, because some methods begin in the second; a visit has some 12 full batches, of which most are replayed.
@@ -17,6 +21,8 @@ SIZES = (
     *("rounds=2", "partition.clients=6", "clients_per_round=3", "train.epochs=3", "train.batch=8"),
     *("logger=none", "task=arrays"),
 )
+#: The method of `smoke`; all others have an item of their own.
+FIRST = "fedcross"
 LOCAL = ["engine=local", "engine.workers=1"]
 
 
@@ -40,6 +46,34 @@ def ran(method: str, engine: Sequence[str], device: str) -> tuple[dict[str, Any]
     if lost := sum(int(row.get("dropped") or 0) for row in rounds):
         raise RuntimeError(f"{lost} visits were lost, see the log")
     return model, [one for shop in workshop._open.values() for one in shop.recorders], farthest(start, model)
+
+
+def on_both_engines(place: Place, line: Lines, method: str) -> None:
+    """Write a line for `method` on the local and on the batched engine."""
+    for engine in (LOCAL, ["engine=batched"]):
+        line(f"{method} {engine[0]}", partial(two_rounds, place, method, engine))
+
+
+def two_rounds(place: Place, method: str, engine: Sequence[str]) -> Found:
+    """Run `method`; return whether its steps were recorded, how many were replayed, and why not.
+
+    And how far its model is from that of the CPU's local engine; on a CPU both engines give the same within rounding.
+
+    Raises
+    ------
+    RuntimeError
+        If a visit was lost; the log says why.
+    """
+    expected, moved = on_cpu(method)
+    model, recorders, _ = ran(method, engine, str(place.device))
+    return replayed(recorders, place) | {"from CPU": farthest(expected, model), "moved on CPU": moved}
+
+
+@lru_cache(maxsize=1)
+def on_cpu(method: str) -> tuple[dict[str, Any], float]:
+    """Return the model of `method` on the CPU's local engine, and how far a weight has moved there."""
+    model, _, moved = ran(method, LOCAL, "cpu")
+    return model, moved
 
 
 def _arrays(network: Any) -> dict[str, Any]:

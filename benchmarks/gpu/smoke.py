@@ -1,10 +1,8 @@
-"""One method, every model, what is rare, then every method, sequential and batched; all compared with the CPU."""
+"""One method, every model, and what is rare, sequential and batched; all compared with the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -13,18 +11,16 @@ from benchmarks.gpu.expected import ONE
 from benchmarks.gpu.models import SHAPES
 from benchmarks.gpu.place import Place, network, visit
 from benchmarks.gpu.report import Found, Lines
-from benchmarks.gpu.rounds import LOCAL, farthest, ran
-from benchmarks.gpu.trainers import both_trainers, replayed
-from fedcross.conf.compose import CONF
+from benchmarks.gpu.rounds import FIRST, farthest, on_both_engines, on_cpu, ran
+from benchmarks.gpu.trainers import both_trainers
 from fedcross.tasks.augment import Augment, build
 
-FIRST = "fedcross"
 MODELS = tuple(SHAPES)
 
 
 def measure(place: Place, line: Lines) -> None:
-    """Write a line for one method on both engines, each model, layers, what is rare; then for the other methods."""
-    _on_both_engines(place, line, FIRST)
+    """Write a line for one method on both engines, each model, layers, and what is rare."""
+    on_both_engines(place, line, FIRST)
     for model in MODELS[:1] if place.tiny else MODELS:
         line(model, partial(both_trainers, place, model))
     line("recurrent layers", partial(_recurrent, place))
@@ -33,34 +29,6 @@ def measure(place: Place, line: Lines) -> None:
     line("deterministic, asked for late", partial(rare.deterministic_late, place))
     line("second GPU", partial(rare.second_gpu, place))
     line("a worker on each GPU", partial(_workers, place))
-    for method in [] if place.tiny else sorted(p.stem for p in (CONF / "method").glob("*.yaml")):
-        _on_both_engines(place, line, method)
-
-
-def _on_both_engines(place: Place, line: Lines, method: str) -> None:
-    for engine in (LOCAL, ["engine=batched"]):
-        line(f"{method} {engine[0]}", partial(two_rounds, place, method, engine))
-
-
-def two_rounds(place: Place, method: str, engine: Sequence[str]) -> Found:
-    """Run `method`; return whether its steps were recorded, how many were replayed, and why not.
-
-    And how far its model is from that of the CPU's local engine; on a CPU both engines give the same within rounding.
-
-    Raises
-    ------
-    RuntimeError
-        If a visit was lost; the log says why.
-    """
-    expected, moved = _on_cpu(method)
-    model, recorders, _ = ran(method, engine, str(place.device))
-    return replayed(recorders, place) | {"from CPU": farthest(expected, model), "moved on CPU": moved}
-
-
-@lru_cache(maxsize=1)
-def _on_cpu(method: str) -> tuple[dict[str, Any], float]:
-    model, _, moved = ran(method, LOCAL, "cpu")
-    return model, moved
 
 
 def _workers(place: Place) -> Found | str:
@@ -68,7 +36,7 @@ def _workers(place: Place) -> Found | str:
     if not rare.several(place):
         return ONE
     model, *_ = ran(FIRST, ["engine=local", "engine.workers=2"], "cuda")
-    return {"from CPU": farthest(_on_cpu(FIRST)[0], model)}
+    return {"from CPU": farthest(on_cpu(FIRST)[0], model)}
 
 
 def _recurrent(place: Place) -> Found:

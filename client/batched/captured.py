@@ -110,9 +110,14 @@ class Together(Recorder["_Stage"]):
         stage = self._recordings.take(key, {"all": values}, lambda s: s.fits(visits, stacked, settings.epochs), make)
         if stage is None:
             return None
+        back = stage.replay.keep()
         trained = stage.train(works, stacked, settings, augment)
         self._recordings.look_at(stage)
-        return trained
+        if not stage.replay.differs:
+            return trained
+        if back is not None:
+            back()
+        return None
 
 
 def _fixed(work: Work, settings: Train) -> Hashable:

@@ -61,6 +61,7 @@ REFUSED: dict[str, tuple[Extra, str]] = {
     "a number": (lambda own, each, y: 0.0 * float(y.sum().item()), "_local_scalar_dense"),
     "rows of a mask": (lambda own, each, y: each[y > 0].sum(), "capturing: index"),
     "assignment by a mask": (cleared, "capturing: index_put_"),
+    "a tensor where a mask is": (lambda own, each, y: each.masked_fill(y > 0, each.mean()).sum(), "masked_fill"),
     "masked_select": (lambda own, each, y: each.masked_select(y > 0).sum(), "masked_select"),
     "nonzero": (lambda own, each, y: each[(y > 0).nonzero()].sum(), "nonzero"),
     "bincount": (lambda own, each, y: 0.0 * torch.bincount(y, minlength=5).sum(), "bincount"),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedcross.client.batched.captured import Together
+from fedcross.client.batched.trainer import train_batched
 from fedcross.client.captured import Captured
 from fedcross.client.outside import Outside
 from fedcross.client.recordings import MOST
@@ -58,6 +62,32 @@ def teacher(own: Any, _: Any) -> Any:
     return own.teacher.weight.sum().detach()
 
 
+def helper(own: Any, _: Any) -> Any:
+    own.helper.mean.add_(1)
+    return own.helper.mean.clone()
+
+
+def counter(own: Any, _: Any) -> Any:
+    own.helper.slotted.now += 1
+    return own.helper.slotted.now
+
+
+def inner_teacher(own: Any, _: Any) -> Any:
+    with torch.no_grad():
+        own.helper.all[0].weight.mul_(0.99)
+    return own.helper.all[0].weight.sum().detach()
+
+
+def by_data(own: Any, _: Any) -> Any:
+    own.teacher.weight.data.mul_(0.99)
+    return own.teacher.weight.sum().detach()
+
+
+def norm(own: Any, _: Any) -> Any:
+    own.norm(torch.arange(6.0).view(3, 2))
+    return own.norm.running_mean.sum().clone()
+
+
 #: What a step's weight is, and what the reason names.
 REMEMBERS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a tensor, another one each step": (rebound, "attribute count of the method"),
@@ -67,7 +97,14 @@ REMEMBERS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a loss, with its graph": (kept_loss, "attribute last of the method"),
     "a prepared tensor": (prepared, "prepared tensor 0"),
     "a module's weight": (teacher, "the method's teacher.weight"),
+    "a module's statistics": (norm, "the method's norm."),
+    "a module's weight, in a list of a helper": (inner_teacher, "attribute helper of the method"),
+    "a module's weight, by its data": (by_data, "the values of a tensor, by its .data"),
+    "a helper's tensor": (helper, "attribute helper of the method"),
+    "a helper's counter": (counter, "attribute helper of the method"),
     "a generator's draw": (lambda own, _: own.draws.random(), "attribute draws of the method"),
+    "a draw of an own random.Random": (lambda own, _: own.python.random(), "attribute python of the method"),
+    "an old generator's draw": (lambda own, _: own.old.rand(), "attribute old of the method"),
     "Python's draw": (lambda *_: random.random(), "Python's random numbers"),
     "numpy's draw": (lambda *_: np.random.rand(), "numpy's random numbers"),  # noqa: NPY002
 }
@@ -80,25 +117,27 @@ class Remembering(Objective):
         super().__init__(Settings())
         self.weight, self.count, self.steps, self.past = weight, torch.zeros(()), 0, list[Tensor]()
         self.last: Tensor | None = None
-        self.teacher, self.draws = nn.Linear(1, 1), np.random.default_rng(5)
+        self.teacher, self.draws, self.norm = nn.Linear(1, 1), np.random.default_rng(5), nn.BatchNorm1d(2)
+        self.python, self.old = random.Random(5), np.random.RandomState(5)
         nn.init.ones_(self.teacher.weight)
+        inner = nn.Linear(1, 1)
+        nn.init.ones_(inner.weight)
+        self.helper = SimpleNamespace(mean=torch.zeros(()), slotted=Slotted(), all=[inner])
 
     def loss(self, *rest: Any) -> Tensor:
         weight = self.weight(self, rest[-1])
         return super().loss(*rest) * (1 + 1e-3 * weight)
 
 
-@pytest.mark.parametrize("name", REMEMBERS)
-def test_what_a_step_remembers_is_not_recorded(name: str) -> None:
-    """Also the first visit, in which the recording was tried, is that of the plain loop to the bit."""
-    weight, reason = REMEMBERS[name]
+def beside_the_plain_loop(make: Callable[[], Objective], visits: int = 3) -> Captured:
+    """Train with recordings and without; assert that every visit gives the same to the bit."""
     found = []
     for recorded in (False, True):
         random.seed(3)
         np.random.seed(3)  # noqa: NPY002
-        net, own = v.small_net(), Remembering(weight)
+        net, own = v.small_net(), make()
         captured = Captured(net, own, record=WarmRecorder())
-        for i in range(3):
+        for i in range(visits):
             one = v.visit(net, i, 12)
             net.load({name: tensor.detach().numpy() for name, tensor in {**one.params, **one.buffers}.items()})
             values = {"mean": torch.zeros(())}
@@ -107,10 +146,94 @@ def test_what_a_step_remembers_is_not_recorded(name: str) -> None:
             else:
                 trained = train(net, own, one, values, v.settings())
             found.append(trained.flat.clone())
+    for plain, other in zip(found[:visits], found[visits:], strict=True):
+        assert torch.equal(plain, other)
+    return captured
+
+
+@pytest.mark.parametrize("name", REMEMBERS)
+def test_what_a_step_remembers_is_not_recorded(name: str) -> None:
+    """Also the first visit, in which the recording was tried, is that of the plain loop to the bit."""
+    weight, reason = REMEMBERS[name]
+    captured = beside_the_plain_loop(lambda: Remembering(weight))
     assert captured.replays == 0
     assert f"it changes what a recording would keep as it was: {reason}" in str(captured.refused)
-    for plain, other in zip(found[:3], found[3:], strict=True):
-        assert torch.equal(plain, other)
+
+
+class Ticking(Objective):
+    """Draws from an iterator, or from nothing, and keeps one."""
+
+    def __init__(self, held: Any, *, draws: bool) -> None:
+        super().__init__(Settings())
+        self.held, self.draws = SimpleNamespace(all=[held]), draws
+
+    def loss(self, *rest: Any) -> Tensor:
+        return super().loss(*rest) * (1 + 1e-3 * (next(self.held.all[0]) if self.draws else 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "draws", "reason"),
+    [
+        (lambda: itertools.count(1), True, "holds a count, which nobody can put back to where it was"),
+        (lambda: (i for i in range(10**6)), True, "holds a generator, which nobody can put back to where it was"),
+        (lambda: torch.ones((), requires_grad=True) * 2, False, "has a gradient's history; keep it with .detach()"),
+        (lambda: torch.Generator(), False, None),
+        (lambda: Path(__file__).open(), False, None),  # noqa: SIM115 - closed below
+    ],
+)
+def test_what_nobody_can_put_back_is_not_recorded(make: Callable[[], Any], draws: bool, reason: str | None) -> None:
+    """It is refused before the first call."""
+    held = []
+
+    def objective() -> Objective:
+        held.append(make())
+        return Ticking(held[-1], draws=draws)
+
+    captured = beside_the_plain_loop(objective)
+    for one in held:
+        getattr(one, "close", lambda: None)()
+    whole = None if reason is None else f"a step cannot be recorded (attribute held of the method {reason})"
+    assert captured.refused == whole
+
+
+class Hidden(Objective):
+    """Changes a helper at every other call; which one it is, nobody sees."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__(Settings())
+        self.in_place, self.helper = in_place, SimpleNamespace(mean=torch.zeros(()), seen=[])
+
+    def loss(self, *rest: Any) -> Tensor:
+        self.calls.append(len(self.calls))
+        if len(self.calls) % 2:
+            if self.in_place:
+                self.helper.mean.add_(1)
+            self.helper.seen.append(len(self.calls))
+        return super().loss(*rest) * (1 + len(self.calls) / 10)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_visit_whose_comparison_refuses_begins_anew(batched: bool) -> None:
+    """With all that its steps have changed put back."""
+    net, own = v.small_net(), Hidden(in_place=not batched)  # vmap refuses that
+    own.calls[:] = [0] * batched  # where the memory of a client is measured there is another call
+    one = v.visit(net, 0, 12)
+    v.enter(net, one)
+    if batched:
+        together = Together(net, own, record=WarmRecorder())
+        (trained,) = train_batched(net, own, [v.work(net, own, one)], v.settings(), together=together)
+        refused = together.refused
+    else:
+        captured = Captured(net, own, record=WarmRecorder())
+        trained = captured.train(one, {}, v.settings())
+        refused = captured.refused
+    assert refused == "a replayed step differs from a called one"
+    plain = [call + 1 for call in own.calls[-trained.steps :] if (call + 1) % 2]
+    assert len(own.calls) > trained.steps
+    assert own.helper.seen == plain
+    assert float(own.helper.mean) == len(plain) * own.in_place
 
 
 def test_what_a_method_makes_at_its_first_step_is_no_obstacle() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcross.client.cuda_graphs import WARM_UP
+from fedcross.client.cuda_recorder import WARM_UP
 from tests.support.waits import waits
 
 
@@ -93,7 +93,7 @@ class TapeRecorder:
 
 
 class WarmRecorder(TapeRecorder):
-    """Makes as many calls before the recording as :func:`client.cuda_graphs.record_cuda` does."""
+    """Makes as many calls before the recording as :func:`client.cuda_recorder.record_cuda` does."""
 
     def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
         for _ in range(WARM_UP - 1):

@@ -54,6 +54,8 @@ def waits(func: Any, args: Any, kwargs: Any) -> bool:
         return True
     if name == "repeat_interleave":  # by a tensor of counts; the length of the result is their sum
         return (kwargs or {}).get("output_size") is None
+    if name in {"masked_fill", "masked_fill_"}:  # by a tensor of the GPU, whose number the host asks for
+        return isinstance(args[2], Tensor) and args[2].device.type != "cpu"
     if name == "normal":  # looks for a negative standard deviation
         return any(isinstance(one, Tensor) for one in args[1:2])
     if name not in INDEXING:
