@@ -1,8 +1,9 @@
 -- Ends every request that takes longer than DEADLINE_S, whatever trickles meanwhile: HAProxy's timeouts begin anew with each
 -- byte. A piece of 5 MiB in this time is 43 kB/s.
--- Once a minute it says which addresses had more small calls refused, as beyond their share, than it has told of.
+-- Once a minute it says which addresses had requests refused as beyond their share, and of which the log has no lines.
 local DEADLINE_S, EVERY_S = 120, 5
 local TELL_S = 60
+local OFTEN = 600
 local SOCKET = "/tmp/gateway.sock"
 local SECONDS = { s = 1, m = 60, h = 3600, d = 86400 }
 
@@ -42,7 +43,13 @@ core.register_task(function()
       local address, refused = line:match("key=(%S+).- gpc0=(%d+)")
       if address then
         ask("set table calling key " .. address .. " data.gpc0 0")
-        core.Warning("share: " .. refused .. " small calls of " .. address .. " refused, beyond its share")
+        core.Warning("share: " .. refused .. " requests of " .. address .. " refused, beyond its share")
+      end
+    end
+    for line in ask("show table fleet data.http_req_rate gt " .. OFTEN):gmatch("[^\n]+") do
+      local address, rate = line:match("key=(%S+).- http_req_rate%(%d+%)=(%d+)")
+      if address then
+        core.Warning("often: " .. rate .. " requests of " .. address .. " in ten seconds; they are not in the log")
       end
     end
   end

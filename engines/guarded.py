@@ -9,7 +9,8 @@ stores; ``executor/claims.py`` sees to it that what one device says of an object
 is refused is not left open: ``executor/instead.py`` tells the server. What is over is deleted by ``executor/sweep.py``,
 in small transactions, and large objects are stored one after the other (``executor/turns.py``). A device that asks
 about a run gets no settings that are the server's alone (``executor/told.py``). How often one asks is limited
-(``executor/share.py``), and what it writes into the log is short (``executor/lines.py``).
+(``executor/share.py``), who waits is answered by turns (``executor/fair.py``), and what a device writes into the log is
+short (``executor/lines.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -176,9 +177,14 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)
         runtime.push_messages = claims.asserted(runtime.push_messages, ledger, refused)
         runtime.pull_messages = claims.named(runtime.pull_messages)
-        share = shares.Share()
-        for name in ("activate_node", "deactivate_node", "send_node_heartbeat", "pull_messages", "get_run"):
-            setattr(fleet, name, shares.within(getattr(fleet, name), share))
+        few = ("activate_node", "deactivate_node", "send_node_heartbeat", "pull_messages", "push_messages")
+        few += ("confirm_message_received", "get_run")
+        places, counted = part("fair"), dict.fromkeys(few, shares.Share())
+        counted["get_fab"] = shares.Share(shares.FABS, shares.FABS_BURST, what="calls for a run's program")
+        fair = places.Fair(refused)
+        for name in (*few, "get_fab", "push_object", "pull_object"):
+            placed = places.in_place(getattr(fleet, name), fair)
+            setattr(fleet, name, shares.within(placed, counted[name]) if name in counted else placed)
         part("lines").attach()
         sweep.attach(sweep.Sweeper(turns=in_turn))
         turns.attach(in_turn)

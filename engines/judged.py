@@ -56,6 +56,7 @@ class _Arrival:
     next: float = 0.0
     pause: float = PAUSE_S
     begun: float | None = None
+    incomplete: bool = False  # at the last look
 
     @property
     def asked(self) -> str:
@@ -169,11 +170,18 @@ class JudgedGrid(Grid):
             served.add(node)
             handed += arrival.allowance.nbytes
         self._arrived = kept
-        answered = {reply.metadata.reply_to_message_id for reply in replies} | {arrival.asked for arrival in kept}
-        gone = Error(ErrorCode.NODE_UNAVAILABLE, "the device is not connected any more")
-        return replies + [
-            self._instead(one, self.inner.node.node_id, gone) for one in self._lost.lost(waiting - answered)
-        ]
+        here = {arrival.asked for arrival in kept if not arrival.incomplete}
+        answered = {reply.metadata.reply_to_message_id for reply in replies} | here
+        return replies + [self._gone(one) for one in self._lost.lost(waiting - answered)]
+
+    def _gone(self, asked: str) -> Message:
+        """Return an error in the place of a reply whose device is not connected any more, and forget what it sent."""
+        why = "the device is not connected any more"
+        for arrival in [one for one in self._arrived if one.asked == asked]:
+            why += "; it had announced its reply and not sent all of it"
+            self._arrived.remove(arrival)
+            self._confirm(arrival)
+        return self._instead(asked, self.inner.node.node_id, Error(ErrorCode.NODE_UNAVAILABLE, why))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies that come within `timeout` seconds."""
@@ -244,7 +252,7 @@ class JudgedGrid(Grid):
 
     def _later(self, arrival: _Arrival, *, begun: bool) -> None:
         """Look at the reply again after a pause; refuse it if it takes too long."""
-        now = time.monotonic()
+        now, arrival.incomplete = time.monotonic(), True
         if begun and arrival.begun is None:
             arrival.begun = now
         if arrival.begun is not None and now - arrival.begun > COMPLETE_S:

@@ -5,6 +5,7 @@ tests/deploy/test_gateway.py reads the same promises in the file, where no HAPro
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import shutil
@@ -31,6 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(HAPROXY is None, reason="no h
 PULL, OBJECT = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 LARGE = b"x" * 20_000
 Ask = Callable[..., int]
+Raw = Callable[[str], ssl.SSLSocket]
 
 
 def free_port() -> int:
@@ -87,8 +89,8 @@ class Answers(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[tuple[Behind, Ask]]:
-    """The gateway: what is behind it, and a function that makes a call from an address."""
+def gate() -> Iterator[tuple[Behind, Ask, Raw]]:
+    """The gateway: what is behind it, a function that makes a call from an address, and one that connects from one."""
     with tempfile.TemporaryDirectory(prefix="fc-") as folder:  # a socket's path is short
         prepare(Path(folder) / "keys", [])
         keys, port = Path(folder) / "keys" / "server", free_port()
@@ -108,15 +110,24 @@ def door() -> Iterator[tuple[Behind, Ask]]:
                 except OSError:  # refused before the body was read
                     return 503
 
+        def raw(address: str) -> ssl.SSLSocket:
+            link = socket.create_connection(("127.0.0.1", port), 60, (address, 0))
+            return context.wrap_socket(link)
+
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 wait_until(lambda: ask(address="127.0.0.99") == 200, 60)
-                yield behind, ask
+                yield behind, ask, raw
             finally:
                 behind.go.set()
                 process.terminate()
                 behind.shutdown()
                 behind.server_close()
+
+
+@pytest.fixture
+def door(gate: tuple[Behind, Ask, Raw]) -> tuple[Behind, Ask]:
+    return gate[:2]
 
 
 def at_once(ask: Ask, count: int, address: str, path: str = PULL) -> tuple[list[threading.Thread], Counter[int]]:
@@ -178,3 +189,18 @@ def test_what_the_superlink_would_write_into_its_log_does_not_reach_it(door: tup
     assert ask(address="127.0.0.8", x_more="A" * 5000) == 431
     assert len(behind.seen) == before
     assert ask(address="127.0.0.8", x_more="A" * 2000) == 200
+
+
+def test_a_stranger_who_floods_loses_its_connection(gate: tuple[Behind, Ask, Raw]) -> None:
+    _, ask, raw = gate
+    # HAProxy answers this by itself, so that 400 of them take milliseconds.
+    request = b"POST /no-such-path HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+    found = b""
+    with closing(raw("127.0.0.9")) as link, contextlib.suppress(OSError):
+        for _ in range(4):
+            link.sendall(100 * request)
+        while piece := link.recv(1 << 16):
+            found += piece
+    assert found.count(b"HTTP/1.1 403") <= 300
+    assert found.count(b"HTTP/1.1 503") == 0
+    assert ask(address="127.0.0.10") == 200

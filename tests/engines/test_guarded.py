@@ -20,6 +20,7 @@ from flwr.common.logger import FLOWER_LOGGER
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
@@ -232,6 +233,23 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
                 state=None,  # type: ignore[arg-type]
                 store=None,  # type: ignore[arg-type]
             )
+    node, bad = Node(node_id=5), "?" * 200
+    counted: list[tuple[int, Callable[[], object]]] = [  # a run's program, and everything small
+        (6, lambda: fleet_handlers.get_fab(GetFabRequest(node=node, hash_str=bad), None)),  # type: ignore[arg-type]
+        (
+            250,
+            lambda: fleet_handlers.confirm_message_received(
+                ConfirmMessageReceivedRequest(node=node, message_object_id=bad),
+                state=None,  # type: ignore[arg-type]
+                store=None,  # type: ignore[arg-type]
+            ),
+        ),
+    ]
+    for most, call_it in counted:
+        for count in range(most + 1):
+            with pytest.raises(HTTPException) as error:
+                call_it()
+            assert error.value.status_code == (400 if count < most else 503)
     nobody: Any = SimpleNamespace(get_node_id_by_public_key=lambda key: None)
     with pytest.raises(HTTPException, match="1024 bytes at most"):
         fleet_handlers.activate_node(ActivateNodeRequest(public_key=b"k" * 2000), nobody)

@@ -195,6 +195,25 @@ def test_a_request_to_a_device_that_is_gone_is_answered_as_flower_would(grid, li
     assert reply.metadata.reply_to_message_id == names[0]
 
 
+def test_a_device_that_announces_its_reply_and_is_gone_keeps_nobody_waiting(grid, link, clock):
+    grid._lost = LostNodes(grid.get_node_ids, clock.monotonic)
+    grid._lost.sent({"asked-0": 7, "asked-1": 7})
+    half, whole = (link.answers(link.request(7), content(model)) for model in ({"w": MODEL["w"] + 1}, MODEL))
+    grid.allow({"asked-0": ALLOWED, "asked-1": ALLOWED})
+    link.missing = {half}
+    link.nodes = [8]
+    replies = []
+    for _ in range(4):
+        replies += grid.pull_messages({"asked-0", "asked-1"} - {one.metadata.reply_to_message_id for one in replies})
+        clock.now += LOOK_S
+    taken, lost = replies  # what was sent as a whole counts, though its device is gone
+    assert (taken.content.array_records["arrays"]["w"].numpy() == MODEL["w"]).all()
+    assert (lost.metadata.reply_to_message_id, lost.error.code) == ("asked-0", ErrorCode.NODE_UNAVAILABLE)
+    assert "announced its reply and not sent all of it" in lost.error.reason
+    assert sorted(link.confirmed) == sorted([half, whole])
+    assert not grid._arrived
+
+
 def test_an_unfinished_reply_keeps_nobody_waiting_and_keeps_nothing(grid, link, clock):
     half = link.answers(link.request(), content())
     link.answers(link.request(8), RecordDict({"metrics": MetricRecord({"accuracy": 0.5})}))

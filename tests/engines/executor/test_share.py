@@ -12,7 +12,7 @@ from flwr.proto.node_pb2 import Node
 from fedcross.engines.executor import share as module
 from fedcross.engines.executor.node import LEAST_S
 from fedcross.engines.executor.replies import Later
-from fedcross.engines.executor.share import MOST, Share, within
+from fedcross.engines.executor.share import BURST, MOST, Share, within
 
 
 class Clock:
@@ -39,26 +39,28 @@ def test_twice_what_an_honest_node_calls_passes_and_no_more() -> None:
     clock = Clock()
     share = Share(clock=clock)
     assert MOST >= 2 * (60 / LEAST_S + 3 * 60)  # asks every .2 s, three calls for a message each second
-    assert calls(share, MOST + 200) == MOST
+    assert calls(share, MOST) == BURST
     with pytest.raises(Later) as later:
         share.take(1)
     assert later.value.status_code == 503  # a SuperNode repeats it
     assert "Retry-After" in (later.value.headers or {})
-    clock.now = 30.0
-    assert calls(share, MOST + 200) == MOST / 2
+    clock.now = 6.0
+    assert calls(share, MOST) == MOST / 10
+    clock.now = 600.0
+    assert calls(share, MOST) == BURST
     assert calls(share, 5, node=2) == 5  # others have shares of their own
 
 
 def test_the_log_names_a_node_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    share = Share(most=10, clock=clock)
+    share = Share(10, 10, clock=clock)
     calls(share, 1000, node=4711)
-    assert caplog.text.count("node 4711 calls more than 10 times a minute") == 1
+    assert caplog.text.count("node 4711 makes more than 10 calls a minute") == 1
     clock.now = 61.0
     calls(share, 20, node=4711)
     lines = [one.getMessage() for one in caplog.records if "4711" in one.getMessage()]
     assert len(lines) == 2
-    assert "990 calls refused" in lines[1]
+    assert "990 refused" in lines[1]
 
 
 def test_nodes_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +76,7 @@ def test_nodes_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_call_counts_for_the_node_that_makes_it() -> None:
     state = SimpleNamespace(get_node_id_by_public_key={b"k": 3}.get)
-    share, seen = Share(most=1, clock=Clock()), []
+    share, seen = Share(1, 1, clock=Clock()), []
 
     def handler(request: Any, state: Any, store: str = "") -> str:
         seen.append((request, store))
