@@ -181,10 +181,11 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         few += ("confirm_message_received", "get_run")
         places, counted = part("fair"), dict.fromkeys(few, shares.Share())
         counted["get_fab"] = shares.Share(shares.FABS, shares.FABS_BURST, what="calls for a run's program")
+        strangers = shares.Share(shares.STRANGERS, shares.STRANGERS_BURST, what="calls under unknown keys")
         fair = places.Fair(refused)
         for name in (*few, "get_fab", "push_object", "pull_object"):
             placed = places.in_place(getattr(fleet, name), fair)
-            setattr(fleet, name, shares.within(placed, counted[name]) if name in counted else placed)
+            setattr(fleet, name, shares.within(placed, counted[name], strangers) if name in counted else placed)
         part("lines").attach()
         sweep.attach(sweep.Sweeper(turns=in_turn))
         turns.attach(in_turn)

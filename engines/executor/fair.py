@@ -146,10 +146,7 @@ def in_place(handler: Callable[..., Any], fair: Fair) -> Callable[..., Any]:
 
     @functools.wraps(handler)
     def call(request: Any, state: Any, **others: Any) -> Any:
-        node = node_of(request, state)
-        if node is None:  # Flower refuses it
-            return handler(request=request, state=state, **others)
-        with fair.place(node, large=len(getattr(request, "object_content", b"")) >= LARGE):
+        with fair.place(node_of(request, state), large=len(getattr(request, "object_content", b"")) >= LARGE):
             return handler(request=request, state=state, **others)
 
     return call

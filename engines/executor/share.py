@@ -27,6 +27,10 @@ MOST = 1000
 BURST = 250
 #: A run's program a minute, and one after the other: a device asks once for each run. The answer is large.
 FABS, FABS_BURST = 12, 6
+#: Calls of keys that the SuperLink does not know, of all of them together: each costs it a signature and a long line.
+STRANGERS, STRANGERS_BURST = 60, 30
+#: In the place of a node, for such keys.
+NOBODY = 0
 #: Seconds between two lines of the log on one node.
 TOLD_S = 60.0
 #: Nodes that are remembered; those that have not called for a minute are forgotten first.
@@ -91,24 +95,23 @@ class Share:
         raise Later(f"this device makes more than {self.most} {self.what} a minute")
 
 
-def node_of(request: Any, state: Any) -> int | None:
-    """Return the node that makes this call; None if Flower does not know its key."""
+def node_of(request: Any, state: Any) -> int:
+    """Return the node that makes this call; :data:`NOBODY` if Flower does not know its key."""
     if hasattr(request, "node"):
         return int(request.node.node_id)
     if hasattr(request, "public_key"):
         known = state.get_node_id_by_public_key(request.public_key)
-        return None if known is None else int(known)
+        return NOBODY if known is None else int(known)
     return int(request.node_id)
 
 
-def within(handler: Callable[..., Any], share: Share) -> Callable[..., Any]:
+def within(handler: Callable[..., Any], share: Share, strangers: Share) -> Callable[..., Any]:
     """Return Flower's handler of a node's call, which makes only as many as its `share` allows."""
 
     @functools.wraps(handler)
     def call(request: Any, state: Any, **others: Any) -> Any:
         node = node_of(request, state)
-        if node is not None:
-            share.take(node)
+        (strangers if node == NOBODY else share).take(node)
         return handler(request=request, state=state, **others)
 
     return call

@@ -140,4 +140,4 @@ def test_a_call_counts_for_the_node_that_makes_it() -> None:
     large = PushObjectRequest(node=Node(node_id=2), object_content=b"x" * LARGE)
     assert [handler(request=one, state=state, store="s") for one in (small, large)] == ["answer s"] * 2
     assert handler(request=SimpleNamespace(public_key=b"stranger"), state=state) == "answer "  # Flower refuses it
-    assert places == [(1, False), (2, True)]
+    assert places == [(1, False), (2, True), (0, False)]

@@ -82,18 +82,20 @@ def test_a_call_counts_for_the_node_that_makes_it() -> None:
         seen.append((request, store))
         return "answer"
 
-    call = within(handler, share)
+    call = within(handler, share, Share(2, 2, clock=Clock()))
     assert call(request=PullMessagesRequest(node=Node(node_id=1)), state=state, store="s") == "answer"
     assert seen[0][1] == "s"
     assert call(request=DeactivateNodeRequest(node_id=2), state=state) == "answer"
     assert call(request=ActivateNodeRequest(public_key=b"k"), state=state) == "answer"
-    assert call(request=ActivateNodeRequest(public_key=b"stranger"), state=state) == "answer"  # Flower refuses it
-    assert len(seen) == 4
+    for stranger in (b"a", b"b"):
+        assert call(request=ActivateNodeRequest(public_key=stranger), state=state) == "answer"  # Flower refuses it
+    assert len(seen) == 5
     for request in (
         PullMessagesRequest(node=Node(node_id=1)),
         DeactivateNodeRequest(node_id=2),
         ActivateNodeRequest(public_key=b"k"),
+        ActivateNodeRequest(public_key=b"c"),  # all strangers have one share
     ):
         with pytest.raises(Later):
             call(request=request, state=state)
-    assert len(seen) == 4
+    assert len(seen) == 5
