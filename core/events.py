@@ -38,6 +38,10 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "a reply is refused",
         ("round, exchange or visit", "slot", "client", "node", "reason", "detail"),
     ),
+    "request_lost": (
+        "the SuperLink says that it has no reply to a request: its device is gone, say",
+        ("round, exchange or visit", "slot", "client", "node", "reason", "detail"),
+    ),
     "slot_lost": (
         "an exchange ends without an upload that counts for a slot",
         ("round, exchange or visit", "slot", "client", "reason"),

@@ -5,7 +5,6 @@ The run's thread only puts numbers into small dictionaries. Whoever reads gets a
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -17,8 +16,6 @@ from typing import Any
 POINTS, DEVICES = 400, 100
 #: Fields of a round that are added up.
 SUMS = ("clients", "dropped", "clipped", "spares", "bytes_down", "bytes_up", "seconds")
-#: Errors that the SuperLink makes in a device's place: message, reply or node unavailable (Flower's ``ErrorCode``).
-BY_SUPERLINK = re.compile(r"code [345]: ")
 PHASES = ("training", "aggregation")
 
 
@@ -184,18 +181,19 @@ class Board:
     def _on_reply_rejected(self, fields: Mapping[str, Any]) -> None:
         self.rejected[str(fields["reason"])] += 1
         if fields.get("client") is not None:
-            by_device = not (fields["reason"] == "client_error" and BY_SUPERLINK.match(str(fields.get("detail"))))
-            self._heard(fields, by_device).rejected += 1
+            self._heard(fields).rejected += 1
             self._ended(fields, str(fields["reason"]))
+
+    def _on_request_lost(self, fields: Mapping[str, Any]) -> None:
+        self._ended(fields, str(fields["reason"]))  # the SuperLink says so: no sign of the device's life
 
     def _on_slot_lost(self, fields: Mapping[str, Any]) -> None:
         self._ended(fields, str(fields["reason"]))
 
-    def _heard(self, fields: Mapping[str, Any], by_device: bool = True) -> Device:
+    def _heard(self, fields: Mapping[str, Any]) -> Device:
         client = int(fields["client"])
         device = self._devices.setdefault(client, Device(client, str(fields.get("node", ""))))
-        if by_device:
-            device.seen = time.time()
+        device.seen = time.time()
         return device
 
     def _ended(self, fields: Mapping[str, Any], state: str) -> None:

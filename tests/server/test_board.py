@@ -66,9 +66,11 @@ def test_slots_devices_and_what_is_waited_for(clock):
 
 def test_an_error_that_the_superlink_makes_is_no_sign_of_life(clock):
     board = played(clock)
-    for detail, seen in (("code 5: Node Unavailable", None), ("code 2: ValueError", 1003), ("ValueError: x", 1003)):
-        board.note("reply_rejected", sent(1, 5) | {"reason": "client_error", "detail": detail})
-        assert {one["client"]: one["seen"] or None for one in board.snapshot()["devices"]}[5] == seen
+    for event, heard, rejected in (("request_lost", None, {}), ("reply_rejected", 1003, {"x": 1})):
+        board.note(event, sent(1, 5) | {"reason": "x", "detail": "y"})
+        seen = board.snapshot()
+        assert ({one["client"]: one["seen"] for one in seen["devices"]}[5], seen["rejected"]) == (heard, rejected)
+        assert (seen["slots"][1]["state"], seen["waiting"]) == ("x", None)
 
 
 def test_time_left_follows_the_rounds_of_this_process(clock):
