@@ -75,18 +75,21 @@ def log_format(name: str) -> Iterator[None]:
     No handler writes a line a second time, whoever sets one and when: Flower's logger adds its own when it is
     imported, which is often inside the block. So a filter of the logger, which comes before all handlers, takes them.
     """
-    if name != "json" or _state["json"]:
-        yield
-        return
-    logger = logging.getLogger("flwr")
-    taken = _Taken()
-    logger.addFilter(taken)
-    _state["json"] = True
+    before = _state["json"]
+    if name == "json":
+        become_json()
     try:
         yield
     finally:
-        _state["json"] = False
-        logger.removeFilter(taken)
+        if _state["json"] and not before:
+            _state["json"] = False
+            logging.getLogger("flwr").removeFilter(_taken)
+
+
+def become_json() -> None:
+    """Write JSON until the outermost block of :func:`log_format` ends: settings that are read in it say so."""
+    _state["json"] = True
+    logging.getLogger("flwr").addFilter(_taken)  # a second time it does nothing
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -153,3 +156,6 @@ class _Taken(logging.Filter):
             name, text = ("message", text.removeprefix(_PREFIX)) if own else ("flower", text)
             _write({"event": name, "level": record.levelname, "text": text})
         return False
+
+
+_taken = _Taken()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 import ssl
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -20,7 +19,7 @@ from urllib.error import URLError
 from pydantic import Field
 
 from fedcross.core.errors import FederationError, StorageError
-from fedcross.core.events import relay
+from fedcross.core.events import relay, say
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, runs
 from fedcross.engines.job import Capabilities
@@ -119,9 +118,9 @@ def _stop(client: ControlHttpClient, run_id: int) -> None:
     try:
         runs.stop(client, run_id)
     except (httpx.HTTPError, FederationError) as error:
-        print(f"Run {run_id} could not be stopped ({error}): fedcross deploy stop {run_id}", file=sys.stderr)
+        say(f"Run {run_id} could not be stopped ({error}): fedcross deploy stop {run_id}", "WARNING")
     else:
-        print(f"Run {run_id} is stopped; its finished rounds are on disk.", file=sys.stderr)
+        say(f"Run {run_id} is stopped; its finished rounds are on disk.", "WARNING")
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +80,8 @@ class Board:
         self.totals: defaultdict[str, float] = defaultdict(float)
         self.rejected: Counter[str] = Counter()
         self.phases: defaultdict[str, float] = defaultdict(float)
-        #: Clients that are connected.
-        self.online = 0
+        #: Clients that are connected; None until somebody has looked.
+        self.online: int | None = None
         self._lock = threading.Lock()
         self._facts = _Facts()
         self._points: list[Point] = []
@@ -97,6 +97,14 @@ class Board:
         with self._lock:
             if handler is not None:
                 handler(fields)
+            self.version += 1
+
+    def recall(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Take the curve of rounds that were run before this process; of many, :data:`POINTS` at most."""
+        scored = [entry for entry in entries if entry.get("test_accuracy") is not None]
+        step = -(-len(scored) // POINTS) or 1
+        with self._lock:
+            self._points = [_point(entry) for entry in scored[::-1][::step][::-1]]
             self.version += 1
 
     def snapshot(self) -> dict[str, Any]:
@@ -213,9 +221,7 @@ class Board:
         for name in PHASES:
             self.phases[name] += entry.get(f"seconds_{name}") or 0
         if entry.get("test_accuracy") is not None:
-            self._points.append(
-                Point(int(entry["round"]), float(entry["test_accuracy"]), entry.get("pool_similarity_mean"))
-            )
+            self._points.append(_point(entry))
 
     def _on_checkpoint_written(self, fields: Mapping[str, Any]) -> None:
         self._facts.checkpoint = time.time()
@@ -229,3 +235,7 @@ class Board:
 
     def _on_run_failed(self, fields: Mapping[str, Any]) -> None:
         self._facts.state, self._facts.waiting = f"ended: {fields['text']}"[:300], None
+
+
+def _point(entry: Mapping[str, Any]) -> Point:
+    return Point(int(entry["round"]), float(entry["test_accuracy"]), entry.get("pool_similarity_mean"))

@@ -258,6 +258,18 @@ def test_nothing_is_certain_of_a_trail_that_does_not_hold_the_whole_run(tmp_path
     assert why in said
 
 
+@pytest.mark.parametrize(
+    "told", [b"[" * 100_000, b'{"slot":"x","verdict":"accepted"}', b'{"client":[1],"verdict":"accepted"}'], ids=len
+)
+def test_a_line_that_no_run_writes_is_named_and_ends_nothing(tmp_path, capsys, told):
+    path = written(tmp_path / "run")
+    path.write_bytes(path.read_bytes() + told + b"\n")
+    assert main([str(path.parent), "--devices"]) == 1
+    out, err = capsys.readouterr()
+    assert "line 41: not a line of an audit trail" in err
+    assert "5 devices" in out
+
+
 @pytest.mark.parametrize("slot", ["99", "-1"])
 def test_a_slot_that_the_trail_does_not_know_is_said(tmp_path, capsys, slot):
     path = written(tmp_path / "run")

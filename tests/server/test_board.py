@@ -83,6 +83,17 @@ def test_time_left_follows_the_rounds_of_this_process(clock):
     assert (board.snapshot()["left_s"], board.snapshot()["state"]) == (None, "finished")
 
 
+def test_a_run_that_goes_on_shows_the_curve_from_its_first_round(clock):
+    board = Board(60)
+    board.note("run_started", STARTED | {"rounds": 5000, "after_round": 2000})
+    board.recall([entry(n, test_accuracy=n / 2000 if n % 2 == 0 else None) for n in range(1, 2001)])
+    assert len(board.snapshot()["curve"]) <= boards.POINTS
+    board.note("round_finished", entry(2001))
+    rounds = [one["round"] for one in board.snapshot()["curve"]]
+    assert (min(rounds) < 10, rounds[-2:]) == (True, [2000, 2001])
+    assert board.totals["clients"] == 2  # counters are those of this process
+
+
 def test_a_long_run_has_a_short_snapshot(clock):
     board = Board(60)
     board.note("run_started", STARTED | {"rounds": 5000})
