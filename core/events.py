@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -106,9 +106,9 @@ def say(text: str, level: str = "INFO") -> None:
         print(text, file=sys.stderr if level != "INFO" else sys.stdout, flush=True)
 
 
-def failed(error: BaseException) -> None:
-    """Write that `error` ends the run."""
-    known = cause_of(f"{type(error).__name__}: {error}")
+def failed(error: BaseException, given: Iterable[str] = ()) -> None:
+    """Write that `error` ends the run whose user gave `given` (:func:`core.causes.cause_of`)."""
+    known = cause_of(f"{type(error).__name__}: {error}", given)
     facts = {"error": type(error).__name__, "text": str(error), "exit_code": getattr(error, "exit_code", 1)}
     emit("run_failed", **facts, cause=None if known is None else known.name)
 

@@ -247,6 +247,10 @@ class Method(Sizes[P]):
     def _rejected(self, client: int | None, error: UploadError) -> None:
         if error.reason != LOST:  # there is no reply
             self._report.rejected[error.reason] += 1
+        self._heed(client, error)
+
+    def _heed(self, client: int | None, error: UploadError) -> None:
+        """Keep what a client says of the configuration, and log the rejection."""
         if client is not None and (fault := configuration_error(error)) is not None:
             self._faults[client] = fault
         self.on_rejected(client, error)

@@ -175,7 +175,8 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
     ------
     UploadError
         With reason ``lost`` (the SuperLink has no reply), ``client_error``, ``malformed_message``, ``wrong_round``,
-        ``wrong_slot``, ``wrong_nonce``, ``bad_examples``, ``bad_metrics`` or one of :func:`strategies.wire.records.decode`.
+        ``wrong_slot``, ``wrong_nonce``, ``bad_examples``, ``bad_metrics`` or one of
+        :func:`strategies.wire.records.decode`.
     """
     if message.has_error():
         if isinstance(message.error, Refusal):
