@@ -139,6 +139,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not re.fullmatch(_ADDRESS, address):
         raise FederationError(f"{address!r}: expected HOST:PORT, for example superlink.example.org:8000.")
     host, port = address.rsplit(":", 1)
+    if int(port) > 65535:
+        raise FederationError(f"{address!r}: there is no port above 65535.")
     return host, int(port)
 
 

@@ -245,6 +245,8 @@ def _texts(path: Path) -> tuple[list[bytes], bool]:
             raise StorageError(f"{path}: no regular file. A run writes one with log.audit=true.")
         data = path.read_bytes()
     except FileNotFoundError as error:
+        if not path.parent.is_dir():
+            raise StorageError(f"{path.parent}: no such run folder. Name the folder of a run.") from error
         raise StorageError(f"{path}: no audit trail. A run on this machine writes one with log.audit=true.") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror}). Name the folder of a run.") from error

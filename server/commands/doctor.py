@@ -259,6 +259,8 @@ def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    if int(port) > 65535:  # the system would ask another port, without a word
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no port above 65535")
     return text
 
 

@@ -49,6 +49,12 @@ def keys(tmp_path_factory):
     return folder
 
 
+def test_a_database_in_no_folder_is_told_before_the_superlink_starts(keys, tmp_path, capsys):
+    command = ["superlink", keys / "server", "--secret", keys / "superexec", "--database", tmp_path / "none" / "d"]
+    assert deploy(list(map(str, command))) == 2
+    assert f"{tmp_path}/none is no folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("program", ["superlink", "superexec", "gateway", "supernode"])
 def test_no_program_starts_on_a_taken_port(keys, tmp_path, shared, program, monkeypatch, capsys):
     started = []

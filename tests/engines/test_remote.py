@@ -133,3 +133,9 @@ def test_who_ends_the_watching_stops_the_run(tmp_path, monkeypatch, capsys, cut)
     assert "Run 7 is stopped" in capsys.readouterr().err
     assert remote.submit(params, "rounds=1", tmp_path / "work", watch=False) == 7  # nobody watches: nobody stops it
     assert stopped == [7]
+
+
+def test_a_port_that_no_machine_has_is_refused() -> None:
+    assert remote.host_and_port("h:65535") == ("h", 65535)
+    with pytest.raises(FederationError, match="no port above 65535"):
+        remote.host_and_port("h:99999")

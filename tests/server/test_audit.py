@@ -213,6 +213,8 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert "audit.jsonl was changed:\n  line " in capsys.readouterr().err
     with pytest.raises(StorageError, match="no audit trail"):
         main([str(tmp_path)])
+    with pytest.raises(StorageError, match="none: no such run folder"):
+        main([str(tmp_path / "none")])
 
 
 def test_a_run_that_goes_on_between_two_reads_is_not_called_changed(tmp_path, monkeypatch):
