@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 PAGE = "docs/reference/faults.md"
 RUN, SERVER, DEVICE, DOCTOR, DEPLOY = "run", "server", "device", "doctor", "deploy"
@@ -43,7 +47,14 @@ class Cause:
 
 #: The first cause that matches counts, so special ones stand before general ones.
 CAUSES = (
-    Cause("disk_full", "The disk is full.", "No space left on device", "", 2, RUN),
+    Cause(
+        "disk_full",
+        "The disk is full, or too full for a run.",
+        r"No space left on device|GiB are needed\. Free space|more files fit there \(inodes\)",
+        "server/commands/doctor.py",
+        2,
+        RUN,
+    ),
     Cause("quota_exceeded", "The user's share of the disk is used up.", "Disk quota exceeded", "", 2, RUN),
     Cause("read_only", "The file system is mounted read-only.", "Read-only file system", "", 2, RUN),
     Cause(
@@ -146,7 +157,8 @@ CAUSES = (
     Cause(
         "out_of_memory",
         "Memory ran out.",
-        "out of memory|too little memory|MemoryError|can't allocate memory|Cannot allocate memory",
+        "out of memory|too little memory|MemoryError|can't allocate memory|Cannot allocate memory"
+        "|failed to map segment from shared object(?!: Operation)",
         "engines/memory.py",
         1,
         SERVER,
@@ -244,8 +256,8 @@ CAUSES = (
     ),
     Cause(
         "foreign_server",
-        "Something else than this federation's gateway answers.",
-        "Is this the address of the gateway, is its SuperLink up",
+        "Something else than this federation's gateway or SuperLink answers.",
+        "Is this the address of the gateway|is no SuperLink of this federation",
         "server/commands/device_checks.py",
         1,
         DOCTOR,
@@ -258,7 +270,14 @@ CAUSES = (
         1,
         DOCTOR,
     ),
-    Cause("superlink_away", "The SuperLink does not answer.", ": no answer within ", "engines/remote.py", 1, RUN),
+    Cause(
+        "superlink_away",
+        "The SuperLink does not answer.",
+        ": no answer within |its SuperLink does not answer",
+        "engines/remote.py",
+        1,
+        RUN,
+    ),
     Cause(
         "control_port_closed",
         "The SuperLink's control port does not answer.",
@@ -288,10 +307,10 @@ CAUSES = (
         "port_taken",
         "A port is taken.",
         "[Aa]ddress already in use|Port in server address .* already in use"
-        "|Stop the program that uses it, or choose another port",
-        "server/commands/doctor.py",
+        "|Stop the program that uses it, or choose another ",
+        "core/ports.py",
         1,
-        DOCTOR,
+        DEPLOY,
     ),
     Cause(
         "no_data",
@@ -323,6 +342,30 @@ CAUSES = (
 _PATTERNS = tuple((re.compile(cause.words), cause) for cause in CAUSES)
 
 
-def cause_of(text: str) -> Cause | None:
-    """Return the cause that the message `text` tells of; None if it is not in the table."""
+def cause_of(text: str, given: Iterable[str] = ()) -> Cause | None:
+    """Return the cause that the message `text` tells of; None if it is not in the table.
+
+    Parameters
+    ----------
+    text : str
+        The message.
+    given : iterable of str
+        What the user gave, such as the words of the command line. A folder in it, or in the working folder's path, may
+        be called as a cause is recognised ("out of memory"): where `text` repeats it, it tells of nothing.
+    """
+    for name in sorted(_misleading(given), key=len, reverse=True):
+        text = re.sub(r"(^|[/='\"])" + re.escape(name), r"\1...", text)
+    return _recognised(text)
+
+
+def _recognised(text: str) -> Cause | None:
     return next((cause for pattern, cause in _PATTERNS if pattern.search(text)), None)
+
+
+def _misleading(given: Iterable[str]) -> set[str]:
+    """Return the parts of paths among what the user gave that look like a cause."""
+    environment = (value for name, value in os.environ.items() if name.startswith("FEDCROSS_"))
+    with contextlib.suppress(OSError):  # the working folder was removed
+        given = [*given, str(Path.cwd())]
+    parts = {part.strip("'\"") for one in (*given, *environment) for part in re.split("[/=]", one)}
+    return {part for part in parts if _recognised(part) is not None}

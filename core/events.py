@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,6 +36,10 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "reply_rejected": (
         "a reply is refused",
+        ("round, exchange or visit", "slot", "client", "node", "reason", "detail"),
+    ),
+    "request_lost": (
+        "the SuperLink says that it has no reply to a request: its device is gone, say",
         ("round, exchange or visit", "slot", "client", "node", "reason", "detail"),
     ),
     "slot_lost": (
@@ -71,18 +75,21 @@ def log_format(name: str) -> Iterator[None]:
     No handler writes a line a second time, whoever sets one and when: Flower's logger adds its own when it is
     imported, which is often inside the block. So a filter of the logger, which comes before all handlers, takes them.
     """
-    if name != "json" or _state["json"]:
-        yield
-        return
-    logger = logging.getLogger("flwr")
-    taken = _Taken()
-    logger.addFilter(taken)
-    _state["json"] = True
+    before = _state["json"]
+    if name == "json":
+        become_json()
     try:
         yield
     finally:
-        _state["json"] = False
-        logger.removeFilter(taken)
+        if _state["json"] and not before:
+            _state["json"] = False
+            logging.getLogger("flwr").removeFilter(_taken)
+
+
+def become_json() -> None:
+    """Write JSON until the outermost block of :func:`log_format` ends: settings that are read in it say so."""
+    _state["json"] = True
+    logging.getLogger("flwr").addFilter(_taken)  # a second time it does nothing
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -99,9 +106,9 @@ def say(text: str, level: str = "INFO") -> None:
         print(text, file=sys.stderr if level != "INFO" else sys.stdout, flush=True)
 
 
-def failed(error: BaseException) -> None:
-    """Write that `error` ends the run."""
-    known = cause_of(f"{type(error).__name__}: {error}")
+def failed(error: BaseException, given: Iterable[str] = ()) -> None:
+    """Write that `error` ends the run whose user gave `given` (:func:`core.causes.cause_of`)."""
+    known = cause_of(f"{type(error).__name__}: {error}", given)
     facts = {"error": type(error).__name__, "text": str(error), "exit_code": getattr(error, "exit_code", 1)}
     emit("run_failed", **facts, cause=None if known is None else known.name)
 
@@ -149,3 +156,6 @@ class _Taken(logging.Filter):
             name, text = ("message", text.removeprefix(_PREFIX)) if own else ("flower", text)
             _write({"event": name, "level": record.levelname, "text": text})
         return False
+
+
+_taken = _Taken()

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core import keys as certificates
+from fedcross.core import ports
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_private
 from fedcross.deploy import start
 from fedcross.engines import guarded
+from fedcross.engines.remote import host_and_port
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -190,13 +192,16 @@ def sample(arguments: Arguments) -> None:
 
 def superlink(arguments: Arguments) -> None:
     """Become the SuperLink."""
-    start.replace_process(start.superlink(arguments.keys, arguments.secret, arguments.database, arguments.host))
+    command = start.superlink(arguments.keys, arguments.secret, arguments.database, arguments.host)
+    ports.check(arguments.host, start.SUPERLINK_PORT, f"--host {arguments.host}", "address")
+    start.replace_process(command)
 
 
 def gateway(arguments: Arguments) -> None:
     """Become the gateway, HAProxy."""
     from fedcross.deploy.gateway import prepare
 
+    ports.check(*host_and_port(arguments.listen), f"--listen {arguments.listen}")
     start.replace_process(prepare(arguments.keys, arguments.work, arguments.superlink, arguments.listen))
 
 
@@ -210,14 +215,18 @@ def superexec(arguments: Arguments) -> None:
         guarded.most_runs(os.environ.get(guarded.RUNS))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    command = start.superexec(arguments.keys, arguments.superlink, arguments.health)
+    ports.check(*host_and_port(arguments.health), f"--health {arguments.health}")
     # The user who starts a run must be able to read its files: group and others get read access.
-    start.replace_process(start.superexec(arguments.keys, arguments.superlink, arguments.health), umask=0o002)
+    start.replace_process(command, umask=0o002)
 
 
 def supernode(arguments: Arguments) -> None:
     """Become a device: a SuperNode and what answers its messages."""
     own = (arguments.partition, arguments.partitions, arguments.port, arguments.width)
-    start.replace_process(start.supernode(arguments.keys, arguments.name, arguments.superlink, *own))
+    command = start.supernode(arguments.keys, arguments.name, arguments.superlink, *own)
+    ports.check("127.0.0.1", arguments.port, f"--port {arguments.port}")
+    start.replace_process(command)
 
 
 def _root(folder: Path) -> KeyPair:

@@ -53,6 +53,10 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     check_folder(server)
     check_private(pair.private)
     _dates(pair.public, server / "ca.crt")
+    if not database.resolve().parent.is_dir():
+        raise StorageError(
+            f"--database {database}: {database.resolve().parent} is no folder. Make it, or name another."
+        )
     return [
         *(sys.executable, "-m", "fedcross.deploy.patience", "flower-superlink"),
         *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),

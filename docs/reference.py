@@ -237,7 +237,9 @@ def faults_page() -> str:
     head = (
         "# Faults and their causes\n\n"
         "A command that fails names the cause below its message (`Cause: disk_full`), `fedcross doctor` below its "
-        "findings, and the structured log in `run_failed`. The message itself says what was seen and what to do. "
+        "findings, and the structured log in `run_failed`. The message itself says what was seen and what to do. What "
+        "the user called a folder is no cause. The exit code is that of the command in the third column; others that "
+        "meet the same fault may end with 1 or 2, `fedcross doctor` always with 1. "
         "A command that fails never exits with 0; a device's own fault is in its log, and the run goes on without it "
         "(exit code -).\n\n"
         "| cause | what is wrong | who says it | recognised by | exit code |\n|---|---|---|---|---|"

@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import re
 import ssl
-import sys
 import time
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import URLError
+from urllib.error import HTTPError
 
 from pydantic import Field
 
 from fedcross.core.errors import FederationError, StorageError
-from fedcross.core.events import relay
+from fedcross.core.events import relay, say
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, runs
 from fedcross.engines.job import Capabilities
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
     from fedcross.engines.job import Job
 
+#: Status codes from here on are a SuperLink's own errors, which may pass.
+SERVER_ERRORS = 500
+#: OpenSSL's words for an answer that is no TLS.
+NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
 CAPABILITIES = Capabilities(own_folders=True)
 _ADDRESS = r"^(\[[0-9A-Fa-f:]+\]|[^:\[\]/\s]+):\d{1,5}$"
 
@@ -119,9 +123,9 @@ def _stop(client: ControlHttpClient, run_id: int) -> None:
     try:
         runs.stop(client, run_id)
     except (httpx.HTTPError, FederationError) as error:
-        print(f"Run {run_id} could not be stopped ({error}): fedcross deploy stop {run_id}", file=sys.stderr)
+        say(f"Run {run_id} could not be stopped ({error}): fedcross deploy stop {run_id}", "WARNING")
     else:
-        print(f"Run {run_id} is stopped; its finished rounds are on disk.", file=sys.stderr)
+        say(f"Run {run_id} is stopped; its finished rounds are on disk.", "WARNING")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -135,6 +139,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not re.fullmatch(_ADDRESS, address):
         raise FederationError(f"{address!r}: expected HOST:PORT, for example superlink.example.org:8000.")
     host, port = address.rsplit(":", 1)
+    if int(port) > 65535:
+        raise FederationError(f"{address!r}: there is no port above 65535.")
     return host, int(port)
 
 
@@ -144,8 +150,8 @@ def wait_for(address: str, authority: Path, seconds: float) -> None:
     Raises
     ------
     FederationError
-        If there is no answer within `seconds`; the message contains the last error. A certificate that `authority`
-        did not sign raises the error at once, because waiting cannot help.
+        If there is no answer within `seconds`; the message contains the last error. A certificate that is refused, and
+        an answer that no SuperLink gives, raise the error at once, because waiting cannot help.
     """
     try:
         context = ssl.create_default_context(cafile=str(authority))
@@ -156,8 +162,26 @@ def wait_for(address: str, authority: Path, seconds: float) -> None:
         try:
             urllib.request.urlopen(f"https://{address}/health", context=context, timeout=5).close()
             return
-        except (URLError, OSError) as error:
+        except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLCertVerificationError) or time.monotonic() >= deadline:
+            if isinstance(error, HTTPError):
+                error.close()
+            if said := _foreign(error, reason, authority):
+                raise FederationError(f"SuperLink {address}: {said}") from error
+        if time.monotonic() >= deadline:
             raise FederationError(f"SuperLink {address}: no answer within {seconds:.0f} s ({reason}). Is it running?")
         time.sleep(0.5)
+
+
+def _foreign(error: Exception, reason: object, authority: Path) -> str:
+    """Return what is wrong where something answers that is not the SuperLink; "" if waiting may help."""
+    advice = "what answers there is no SuperLink of this federation. Is it the gateway's address, or another program's?"
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        cure = f"Is {authority} of this federation, the name in the certificate, this machine's clock right?"
+        return f"its certificate is refused ({reason.verify_message}). {cure}"
+    if isinstance(error, HTTPError) and error.code < SERVER_ERRORS:
+        return f"answers {error.code} to /health: {advice}"
+    if isinstance(reason, ssl.SSLError) and reason.reason in NO_TLS:
+        return f"does not speak TLS ({reason.reason}): {advice}"
+    # A connection that ends before an answer is an OSError too: a SuperLink that starts.
+    return f"does not speak HTTP: {advice}" if not isinstance(error, OSError) else ""

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import FedcrossError, FederationError
 from fedcross.core.events import failed, log_format, say, structured
+from fedcross.core.overrides import split
 from fedcross.core.run_config import overrides_of
 
 #: The program in which Flower runs a ServerApp on its own.
@@ -30,7 +31,8 @@ def main(grid: Grid, context: Context) -> None:
     from fedcross.strategies.round.nodes import simulated
 
     nodes = len(list(grid.get_node_ids())) if simulated(grid) else None
-    config = load_text(overrides_of(context.run_config, nodes))
+    overrides = overrides_of(context.run_config, nodes)
+    config, given = load_text(overrides), split(overrides)
     with log_format(config.log.format):
         try:
             result = Session(config, grid, pick()).execute()
@@ -38,8 +40,8 @@ def main(grid: Grid, context: Context) -> None:
             raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
         except FedcrossError as error:
             if Path(sys.argv[0]).name == PROGRAM:  # else the command tells it
-                failed(error)
-                if not structured() and (cause := cause_of(str(error))) is not None:
+                failed(error, given)
+                if not structured() and (cause := cause_of(str(error), given)) is not None:
                     say(f"{error}\nCause: {cause.name} ({PAGE})")  # at once, to who reads along; the command ends later
             raise
         if not structured():

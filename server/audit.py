@@ -32,6 +32,8 @@ from fedcross.server.accounting import write_atomically
 NAME = "audit.jsonl"
 FORMAT = 1
 RESULT = "result.json"
+#: Fields of a line that are whole numbers or null, and those that are text or null.
+_NUMBERS, _TEXTS = ("line", "round", "slot", "client", "node"), ("run", "before", "key", "verdict")
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,8 @@ def _texts(path: Path) -> tuple[list[bytes], bool]:
             raise StorageError(f"{path}: no regular file. A run writes one with log.audit=true.")
         data = path.read_bytes()
     except FileNotFoundError as error:
+        if not path.parent.is_dir():
+            raise StorageError(f"{path.parent}: no such run folder. Name the folder of a run.") from error
         raise StorageError(f"{path}: no audit trail. A run on this machine writes one with log.audit=true.") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror}). Name the folder of a run.") from error
@@ -256,9 +260,15 @@ def _texts(path: Path) -> tuple[list[bytes], bool]:
 def _line(text: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: brackets in brackets, thousands of them
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and _typed(found) else None
+
+
+def _typed(found: Mapping[str, Any]) -> bool:
+    """Return whether the fields of a line that others count with are of their kind, where it has them."""
+    kinds = [*((name, int) for name in _NUMBERS), *((name, str) for name in _TEXTS)]
+    return all(found.get(name) is None or type(found[name]) is kind for name, kind in kinds)
 
 
 def _run_of(texts: list[bytes]) -> str:

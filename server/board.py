@@ -5,11 +5,10 @@ The run's thread only puts numbers into small dictionaries. Whoever reads gets a
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +16,6 @@ from typing import Any
 POINTS, DEVICES = 400, 100
 #: Fields of a round that are added up.
 SUMS = ("clients", "dropped", "clipped", "spares", "bytes_down", "bytes_up", "seconds")
-#: Errors that the SuperLink makes in a device's place: message, reply or node unavailable (Flower's ``ErrorCode``).
-BY_SUPERLINK = re.compile(r"code [345]: ")
 PHASES = ("training", "aggregation")
 
 
@@ -83,8 +80,8 @@ class Board:
         self.totals: defaultdict[str, float] = defaultdict(float)
         self.rejected: Counter[str] = Counter()
         self.phases: defaultdict[str, float] = defaultdict(float)
-        #: Clients that are connected.
-        self.online = 0
+        #: Clients that are connected; None until somebody has looked.
+        self.online: int | None = None
         self._lock = threading.Lock()
         self._facts = _Facts()
         self._points: list[Point] = []
@@ -100,6 +97,14 @@ class Board:
         with self._lock:
             if handler is not None:
                 handler(fields)
+            self.version += 1
+
+    def recall(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Take the curve of rounds that were run before this process; of many, :data:`POINTS` at most."""
+        scored = [entry for entry in entries if entry.get("test_accuracy") is not None]
+        step = -(-len(scored) // POINTS) or 1
+        with self._lock:
+            self._points = [_point(entry) for entry in scored[::-1][::step][::-1]]
             self.version += 1
 
     def snapshot(self) -> dict[str, Any]:
@@ -184,18 +189,19 @@ class Board:
     def _on_reply_rejected(self, fields: Mapping[str, Any]) -> None:
         self.rejected[str(fields["reason"])] += 1
         if fields.get("client") is not None:
-            by_device = not (fields["reason"] == "client_error" and BY_SUPERLINK.match(str(fields.get("detail"))))
-            self._heard(fields, by_device).rejected += 1
+            self._heard(fields).rejected += 1
             self._ended(fields, str(fields["reason"]))
+
+    def _on_request_lost(self, fields: Mapping[str, Any]) -> None:
+        self._ended(fields, str(fields["reason"]))  # the SuperLink says so: no sign of the device's life
 
     def _on_slot_lost(self, fields: Mapping[str, Any]) -> None:
         self._ended(fields, str(fields["reason"]))
 
-    def _heard(self, fields: Mapping[str, Any], by_device: bool = True) -> Device:
+    def _heard(self, fields: Mapping[str, Any]) -> Device:
         client = int(fields["client"])
         device = self._devices.setdefault(client, Device(client, str(fields.get("node", ""))))
-        if by_device:
-            device.seen = time.time()
+        device.seen = time.time()
         return device
 
     def _ended(self, fields: Mapping[str, Any], state: str) -> None:
@@ -215,9 +221,7 @@ class Board:
         for name in PHASES:
             self.phases[name] += entry.get(f"seconds_{name}") or 0
         if entry.get("test_accuracy") is not None:
-            self._points.append(
-                Point(int(entry["round"]), float(entry["test_accuracy"]), entry.get("pool_similarity_mean"))
-            )
+            self._points.append(_point(entry))
 
     def _on_checkpoint_written(self, fields: Mapping[str, Any]) -> None:
         self._facts.checkpoint = time.time()
@@ -231,3 +235,7 @@ class Board:
 
     def _on_run_failed(self, fields: Mapping[str, Any]) -> None:
         self._facts.state, self._facts.waiting = f"ended: {fields['text']}"[:300], None
+
+
+def _point(entry: Mapping[str, Any]) -> Point:
+    return Point(int(entry["round"]), float(entry["test_accuracy"]), entry.get("pool_similarity_mean"))

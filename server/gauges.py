@@ -53,7 +53,7 @@ class RunCollector(Collector):
         for phase, seconds in {**self._board.phases, "round": totals.get("seconds", 0)}.items():
             phases.add_metric([phase], seconds)
         yield phases
-        yield GaugeMetricFamily("fedcross_devices_online", "Clients that are connected", now["online"])
+        yield GaugeMetricFamily("fedcross_devices_online", "Clients that are connected", now["online"] or 0)
         yield GaugeMetricFamily("fedcross_disk_free_bytes", "Free in the run's folder", self._free())
         yield GaugeMetricFamily("fedcross_memory_bytes", "Resident memory of the server's process", resident())
         if now["checkpoint"] is not None:

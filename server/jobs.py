@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from omegaconf import OmegaConf
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.events import become_json, say, structured
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
@@ -44,7 +45,7 @@ OmegaConf.register_new_resolver("fedcross_job", folder_name, replace=True)
 
 def single(overrides: Sequence[str]) -> Path:
     """Say what `overrides` run, check it, and run it; Hydra's own ``main`` would compose it twice more."""
-    from fedcross.conf.compose import is_hydras
+    from fedcross.conf.compose import is_hydras, whole
     from fedcross.server.check import check_job
     from fedcross.server.launch import launch
     from fedcross.server.opening import announce
@@ -54,6 +55,8 @@ def single(overrides: Sequence[str]) -> Path:
     except ConfigError:
         check_job(overrides)  # tells this fault and all others
         raise
+    if whole(overrides).log.format == "json":  # also where not the command line says so, but the run that goes on
+        become_json()
     announce(overrides, folder)
     check_job(overrides)
     return launch([o for o in overrides if not is_hydras(o)], folder, numbered=not chosen)
@@ -109,17 +112,25 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
         with claimed(folder):
             found, rounds = standing(folder, config)
             if found == "done":
-                print(f"Already finished, {rounds} rounds: {folder}", file=sys.stderr)
+                tell(f"Already finished, {rounds} rounds: {folder}")
                 return
             if found == "cut off":
-                print(f"Continued after round {rounds}: {folder}", file=sys.stderr)
+                tell(f"Continued after round {rounds}: {folder}")
                 overrides = [*overrides, f"resume={quote(str(folder))}"]
             elif found == "new":
                 _clear(folder)
             announce(overrides, folder)
             launch(overrides, folder, claim=False)
     except FolderInUseError:
-        print(f"Already running in another process: {folder}", file=sys.stderr)
+        tell(f"Already running in another process: {folder}")
+
+
+def tell(text: str) -> None:
+    """Say what becomes of a job, beside what the runs say: on stderr, or as an event."""
+    if structured():
+        say(text)
+    else:
+        print(text, file=sys.stderr)
 
 
 def _clear(folder: Path) -> None:

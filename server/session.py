@@ -133,6 +133,8 @@ class Session:
         shown = flatten(describe(config))
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
         self._tell_start()
+        if self.board is not None:
+            self.board.recall(ledger.lines)
         if self.reply_log is not None and config.resume is None:
             self._checkpoint(0)  # the log of the first rounds needs a checkpoint to follow
         self.progress.start(f"{config.names['method']} {config.names['task']}", self.done, config.rounds)
@@ -184,7 +186,8 @@ class Session:
         """Pass an event on to the structured log and the live page."""
         emit(event, **fields)
         if self.board is not None:
-            self.board.online = len(self.method.nodes.online)
+            if (online := len(self.method.nodes.online)) or self.board.online is not None:
+                self.board.online = online
             key = self.method.nodes.keys.get(fields["node"]) if event == "request_sent" else None
             self.board.note(event, {**fields, "key": key} if key else fields)
 

@@ -43,7 +43,13 @@ WAITS = {
     "PushObject": "to send a reply",
 }
 #: What status 401 means.
-UNKNOWN = ": this device's key is not registered (any more), or its clock is more than 15 s off"
+UNKNOWN = ": this device's key is not registered (any more), or its clock is more than 5 s ahead or 300 s behind"
+#: What status 412 means for a device that joins.
+NOT_LET_IN = (
+    ": its key is not registered, or a device with this key is connected (the SuperLink thinks so for a minute of one "
+    "that was cut off)"
+)
+MEANINGS = {401: UNKNOWN, 412: NOT_LET_IN}
 #: Words of an error that does not pass: the certificate is not the federation's, or has expired.
 FINAL = "certificate_verify_failed"
 
@@ -127,7 +133,7 @@ class Notices:
         import httpx
 
         if isinstance(error, httpx.HTTPStatusError):
-            more = UNKNOWN if error.response.status_code == httpx.codes.UNAUTHORIZED else ""
+            more = MEANINGS.get(error.response.status_code, "")
             log(WARNING, "fedcross: given up %s: %s%s", self._call.name, reason(error), more)
 
 

@@ -159,7 +159,8 @@ def serve(node: Node, door: runtime.Door, crew: Crew, look: Callable[[], None] =
             crew.rest()
             pause = FIRST_PAUSE_S if node.wait(pause) else min(GROWTH * pause, QUIET_PAUSE_S)
     except runtime.RefusedError as error:
-        log(ERROR, "fedcross: the SuperNode refuses this executor's secret (%s). Start both with one file.", error)
+        cure = "Start both with one file; if another device of this machine has this port, choose another --port."
+        log(ERROR, "fedcross: the SuperNode refuses this executor's secret (%s). %s", error, cure)
         node.end()
         return REFUSED
     finally:

@@ -20,6 +20,11 @@ CONNECT_S = 5.0
 DOOR = "/v1/fleet/activate-node"
 MEDIA = "application/protobuf"
 REFUSED = 401
+#: What the gateway answers while the SuperLink does not: an error of it, none to be had, too late. With the header
+#: Retry-After it says that the address has its share of calls.
+AWAY = (502, 503, 504)
+HANGS = "At the server: is the SuperLink up, and its machine not overloaded?"
+AGAIN = "Ask again; at the server, look into the gateway's log."
 #: How a finding about the clock begins.
 CLOCK = "clock:"
 #: Seconds that a device's clock may be behind or ahead: Flower 1.41 refuses signed requests beyond.
@@ -69,10 +74,13 @@ def check_server(address: str, authority: Path) -> Iterator[Finding]:
         )
         return
     connection = HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)
+    stands = False
     try:
+        connection.connect()
+        stands = True
         connection.request("POST", DOOR, body=b"", headers={"Content-Type": MEDIA})
         reply = connection.getresponse()
-        status, date = reply.status, reply.headers.get("date")
+        status, date, retry = reply.status, reply.headers.get("date"), reply.headers.get("retry-after")
     except ssl.SSLCertVerificationError as error:
         yield fault(
             f"{address}: its certificate is refused ({error.verify_message}). Is {authority} of this federation, the "
@@ -80,14 +88,29 @@ def check_server(address: str, authority: Path) -> Iterator[Finding]:
         )
         return
     except (OSError, HTTPException) as error:
-        yield fault(f"{address}: no connection ({error}). Is the server up, the name right, the firewall open?")
+        if stands and isinstance(error, TimeoutError):
+            yield fault(
+                f"{address}: no answer within {CONNECT_S:.0f} s, with a certificate of this federation. {HANGS}"
+            )
+        elif stands:
+            yield fault(
+                f"{address}: the connection broke off ({error!r}), after a certificate of this federation. {AGAIN}"
+            )
+        else:
+            yield fault(f"{address}: no connection ({error}). Is the server up, the name right, the firewall open?")
         return
     finally:
         connection.close()
     if status == REFUSED:
         yield ok(f"{address} answers, with a certificate of this federation")
+    elif status in AWAY and retry:
+        yield note(
+            f"{address}: the gateway has no more room for calls of this address now ({status}). Ask again later."
+        )
+    elif status in AWAY:
+        yield fault(f"{address}: the gateway is up, but its SuperLink does not answer it ({status}). {HANGS}")
     else:
-        yield fault(f"{address}: answers {status} to {DOOR}. Is this the address of the gateway, is its SuperLink up?")
+        yield fault(f"{address}: answers {status} to {DOOR}. Is this the address of the gateway?")
     yield from check_clock(date, time())
 
 

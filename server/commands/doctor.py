@@ -16,11 +16,13 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 
+from fedcross.core import ports
 from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import StorageError
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_server
@@ -29,6 +31,8 @@ from fedcross.server.commands.findings import Finding, fault, note, ok
 GIB = 2**30
 #: With less free space, the checkpoints of a large pool do not fit.
 LEAST_DISK = 2 * GIB
+#: A run with its checkpoints, logs and client states writes some hundred files.
+LEAST_FILES = 1000
 #: With this much time left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
 CONNECT_S = 5.0
@@ -82,12 +86,39 @@ def check_environment() -> Iterator[Finding]:
 def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
     """Check that `folder`, or its nearest existing parent, can be written and has enough free space."""
     place = next(p for p in (folder.resolve(), *folder.resolve().parents) if _exists(p))
+    if place.is_dir() and os.statvfs(place).f_flag & os.ST_RDONLY:
+        yield fault(
+            f"{folder}: {place} is on a disk that nobody can write (Read-only file system). Choose another folder."
+        )
+        return
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         yield fault(f"{folder}: {place} cannot be written by this user. Choose another folder or change its owner.")
         return
-    free = shutil.disk_usage(place).free
+    space = os.statvfs(place)
+    if said := _unwritable(place):
+        files = ", no more files (inodes)" if space.f_files and not space.f_favail else ""
+        yield fault(f"{folder}: {place} cannot be written ({said}{files}). Free space there, or choose another folder.")
+        return
+    free = space.f_bavail * space.f_frsize
     text = f"{folder}: {free / GIB:.1f} GiB free"
-    yield ok(text) if free >= least else fault(f"{text}, {least / GIB:.1f} GiB are needed. Free space.")
+    if free < least:
+        yield fault(f"{text}, {least / GIB:.1f} GiB are needed. Free space.")
+    elif space.f_files and space.f_favail < LEAST_FILES:
+        yield fault(f"{text}, but only {space.f_favail} more files fit there (inodes). Delete files.")
+    else:
+        yield ok(text)
+
+
+def _unwritable(place: Path) -> str:
+    """Return the system's words if a small file cannot be written in `place`; "" if it can. Nothing stays of it."""
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _exists(path: Path) -> bool:
@@ -168,13 +199,8 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
 
 def check_listen(port: int, host: str = "0.0.0.0") -> Finding:  # noqa: S104 - the SuperLink's own default
     """Check that a server can listen on `port`."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return fault(f"port {port}: {error.strerror}. Stop the program that uses it, or choose another port.")
-    return ok(f"port {port} is free")
+    said = ports.fault(host, port)
+    return fault(said) if said else ok(f"port {port} is free")
 
 
 def check_connect(address: str) -> Finding:
@@ -216,7 +242,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--superlink needs --device FOLDER, whose ca.crt the gateway's certificate must match")
     found = [finding for finding in examine(asked) if _print(finding)]
     wrong = [finding.text for finding in found if finding.kind == "FAULT"]
-    if names := sorted({cause.name for cause in map(cause_of, wrong) if cause is not None}):
+    known = (cause_of(text, arguments) for text in wrong)
+    if names := sorted({cause.name for cause in known if cause is not None}):
         print(f"Causes: {', '.join(names)} ({PAGE})")
     faults = len(wrong)
     print(f"{faults} faults" if faults != 1 else "1 fault")
@@ -232,6 +259,8 @@ def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    if int(port) > 65535:  # the system would ask another port, without a word
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no port above 65535")
     return text
 
 

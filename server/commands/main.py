@@ -58,16 +58,16 @@ def _main(first: str, name: str, arguments: list[str]) -> int:
         return 0 if shows else PIPE_CLOSED
     except FedcrossError as error:
         if structured():
-            failed(error)
+            failed(error, arguments)
         else:
             print(f"{name}{_text(error)}", file=sys.stderr)
-            _name(str(error))
+            _name(str(error), arguments)
         return error.exit_code
     except Exception as error:
         if structured():
-            failed(error)
+            failed(error, arguments)
         else:
-            _name(f"{type(error).__name__}: {error}")
+            _name(f"{type(error).__name__}: {error}", arguments)
         raise
 
 
@@ -89,9 +89,9 @@ def _run(first: str, arguments: list[str]) -> int:
     return code
 
 
-def _name(text: str) -> None:
-    """Print the cause that `text` tells of, if it is in the table."""
-    if (cause := cause_of(text)) is not None:
+def _name(text: str, arguments: Sequence[str]) -> None:
+    """Print the cause that `text`, said of the command line `arguments`, tells of, if it is in the table."""
+    if (cause := cause_of(text, arguments)) is not None:
         print(f"Cause: {cause.name} ({PAGE})", file=sys.stderr)
 
 

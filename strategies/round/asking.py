@@ -25,6 +25,7 @@ from fedcross.strategies.round.exchange import Exchange, poll
 from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.guard import Inbox
 from fedcross.strategies.round.open_visit import ARRIVED, OpenVisit
+from fedcross.strategies.round.trail import LOST
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload
 
 
@@ -72,7 +73,7 @@ class Asking(Method[P]):
         visit.asked = True
         inbox = Inbox(
             rules.nonce,
-            self._rejected,
+            lambda client, error: self._refused(visit, client, error),
             on_accepted=lambda upload: self._accept(visit, upload),
             decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
             trail=self._trail(visit=visit.index),
@@ -103,6 +104,12 @@ class Asking(Method[P]):
         return Round(visit.round, visit.index % self.slots, (visit.client,), self.federation.seed)
 
     # ---- replies ------------------------------------------------------------------------------------------------
+
+    def _refused(self, visit: OpenVisit, client: int | None, error: UploadError) -> None:
+        """Note a rejected reply of `visit`; it counts in the round that counts the visit, as its line in the trail."""
+        if error.reason != LOST:
+            visit.rejected[error.reason] += 1
+        self._heed(client, error)
 
     def _accept(self, visit: OpenVisit, upload: Upload) -> None:
         """Write an accepted upload to the log, with the time of its arrival on the real clock."""

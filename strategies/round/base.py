@@ -33,7 +33,7 @@ from fedcross.strategies.round.flower_names import translate
 from fedcross.strategies.round.guard import Inbox
 from fedcross.strategies.round.nodes import Nodes
 from fedcross.strategies.round.sizes import Sizes
-from fedcross.strategies.round.trail import Tell, Trail
+from fedcross.strategies.round.trail import LOST, Tell, Trail
 from fedcross.strategies.wire.compression import Compressor
 from fedcross.strategies.wire.digest import digest_of
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, request
@@ -245,7 +245,12 @@ class Method(Sizes[P]):
             self.tell("waiting_for_clients", {"round": self._report.round, **facts})
 
     def _rejected(self, client: int | None, error: UploadError) -> None:
-        self._report.rejected[error.reason] += 1
+        if error.reason != LOST:  # there is no reply
+            self._report.rejected[error.reason] += 1
+        self._heed(client, error)
+
+    def _heed(self, client: int | None, error: UploadError) -> None:
+        """Keep what a client says of the configuration, and log the rejection."""
         if client is not None and (fault := configuration_error(error)) is not None:
             self._faults[client] = fault
         self.on_rejected(client, error)
@@ -300,9 +305,12 @@ class Method(Sizes[P]):
         return (current.number - 1) * self.exchanges + current.exchange + 1
 
     def on_rejected(self, client: int | None, error: UploadError) -> None:
-        """Log a rejected reply. The server uses this as it is; tests and tools may override it."""
+        """Log a rejected reply, or a request that is lost. The server uses this as it is; tests may override it."""
         who = "unknown sender" if client is None else f"client {client}"
-        log(WARNING, "fedcross: reply of %s rejected, %s", who, error)
+        if error.reason == LOST:
+            log(WARNING, "fedcross: request to %s %s", who, error)
+        else:
+            log(WARNING, "fedcross: reply of %s rejected, %s", who, error)
 
     def _finish(self, current: Round, uploads: list[Upload], asked: int) -> None:
         started = time.perf_counter()

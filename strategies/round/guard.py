@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 
 from flwr.app import Message, MetricRecord
+from flwr.common.constant import ErrorCode
 
 from fedcross.core.allowance import Refusal
 from fedcross.core.errors import UploadError
-from fedcross.strategies.round.trail import Trail
+from fedcross.strategies.round.trail import LOST, Trail
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, Expected, Ticket, Upload
 from fedcross.strategies.wire.records import decode
 
@@ -26,6 +27,10 @@ LARGEST_METRIC = 1e9
 MAX_METRICS = 64
 #: Node id of the SuperLink, the sender when Flower reports that a node is gone; in one process, of every reply.
 SUPERLINK_NODE_ID = 1
+#: Errors by which the SuperLink says that there is no reply: nobody has rejected one, the request is lost.
+UNDELIVERED = frozenset(
+    {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
+)
 #: Reasons for which the server still waits: the reply came from another node or answers another request.
 FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
 #: Most characters of an error's text that are kept: its beginning, which says what is wrong, and its end.
@@ -169,13 +174,16 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
     Raises
     ------
     UploadError
-        With reason ``client_error``, ``malformed_message``, ``wrong_round``, ``wrong_slot``, ``wrong_nonce``,
-        ``bad_examples``, ``bad_metrics`` or one of :func:`strategies.wire.records.decode`.
+        With reason ``lost`` (the SuperLink has no reply), ``client_error``, ``malformed_message``, ``wrong_round``,
+        ``wrong_slot``, ``wrong_nonce``, ``bad_examples``, ``bad_metrics`` or one of
+        :func:`strategies.wire.records.decode`.
     """
     if message.has_error():
         if isinstance(message.error, Refusal):
             raise UploadError(message.error.kind, str(message.error.reason))
-        raise UploadError("client_error", f"code {message.error.code}: {shown(message.error.reason)}")
+        gone = message.error.code in UNDELIVERED and message.metadata.src_node_id == SUPERLINK_NODE_ID
+        said = f"code {message.error.code}: {shown(message.error.reason)}"
+        raise UploadError(LOST if gone else "client_error", said)
     if not message.has_content():
         raise UploadError("malformed_message", "a reply without content")
     content = message.content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class OpenVisit:
         Uploads that the server had accepted when it sent the model.
     exchange : Exchange or None
         Request and reply; None as long as this process has not asked the client.
+    rejected : Counter
+        Replies that were rejected, by reason.
     """
 
     index: int
@@ -48,6 +51,7 @@ class OpenVisit:
     seen: int
     asked: bool = False
     exchange: Exchange | None = field(default=None, repr=False)
+    rejected: Counter[str] = field(default_factory=Counter, repr=False)
 
     @property
     def upload(self) -> Upload | None:

@@ -1,8 +1,8 @@
 """How every request of an exchange ended: the content of the audit trail (:mod:`server.audit`), and of live events.
 
 Each request ends in one way: its reply is ``accepted``; a reply is rejected, with the guard's reason; nothing came and
-the slot has no upload (``lost``); or nothing was needed any more, because another client had won the slot
-(``not_needed``). A further reply to the same request is a line of its own.
+the slot has no upload, or the SuperLink says that it has no reply (``lost``); or nothing was needed any more, because
+another client had won the slot (``not_needed``). A further reply to the same request is a line of its own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Trail:
             "bytes_up": size,
         }
         self._rejected.append(line)
-        self._say("reply_rejected", **{**whom, "reason": error.reason, "detail": line["detail"]})
+        event = "request_lost" if error.reason == LOST else "reply_rejected"
+        self._say(event, **{**whom, "reason": error.reason, "detail": line["detail"]})
 
     def lines(
         self,

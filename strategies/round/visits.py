@@ -224,6 +224,7 @@ class AsyncMethod(Asking[P]):
         if visit.exchange is not None:
             report.clients += visit.exchange.counts["requests"]
             report.bytes_down += visit.exchange.counts["bytes"]
+        report.rejected.update(visit.rejected)
         report.dropped += upload is None
         if upload is None:
             return

@@ -213,6 +213,25 @@ def test_a_taken_port_is_known_in_the_words_of_flower_and_asyncio(said):
     assert cause_of(said) is NAMES["port_taken"]
 
 
+def test_the_loader_of_libraries_knows_a_lack_of_memory_in_words_of_its_own():
+    said = "ImportError: libtorch_cpu.so: failed to map segment from shared object"
+    assert cause_of(said) is NAMES["out_of_memory"]
+    assert cause_of(f"{said}: Operation not permitted") is None  # a folder from which nothing may be run
+
+
+@pytest.mark.parametrize("place", ["{tmp}/out of memory", "No space left on device", "a=b/no such data folder/run"])
+def test_what_the_user_called_a_folder_is_no_cause(place, tmp_path, monkeypatch, capsys):
+    place = place.format(tmp=tmp_path)
+    assert main(["task=digits", f"resume='{place}'"]) == 2
+    said = capsys.readouterr().err
+    assert place in said
+    assert "Cause" not in said
+    (tmp_path / "MemoryError").mkdir()
+    monkeypatch.chdir(tmp_path / "MemoryError")
+    assert cause_of(f"{tmp_path}/MemoryError/x: no such run folder") is None
+    assert cause_of(f"{tmp_path}/MemoryError/x: [Errno 12] Cannot allocate memory") is NAMES["out_of_memory"]
+
+
 def test_a_server_that_is_lost_lacks_memory_only_where_something_says_so(monkeypatch):
     before = memory.kills()
     assert cause_of(memory.end_of("No heartbeat received", before)) is NAMES["serverapp_lost"]

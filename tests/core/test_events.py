@@ -57,6 +57,18 @@ def test_everything_is_one_event_per_line_inside_the_block(capsys):
     assert capsys.readouterr().out == "text again\n"
 
 
+def test_a_run_that_goes_on_in_json_says_nothing_else(tmp_path, capsys):
+    settings = ["task=digits", "method=fedavg", "partition.clients=3", "clients_per_round=2", "engine.workers=1"]
+    assert main([*settings, "rounds=2", "stop_at=1", f"output={tmp_path}", "log.format=json"]) == 0
+    capsys.readouterr()
+    assert main([f"resume={tmp_path}", "train.lr=-1"]) == 2  # nothing trains: what matters comes before and after that
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [event["event"] for event in written(err)] == ["message", "run_failed"]
+    assert main([f"resume={tmp_path}", "log.format=text", "train.lr=-1"]) == 2
+    assert "train.lr=-1: " in capsys.readouterr().err
+
+
 def test_json_is_written_once_beside_a_root_logger_that_writes_too(capsys, monkeypatch):
     closed = io.StringIO()
     closed.close()

@@ -148,7 +148,7 @@ def test_the_superexec_limits_what_it_starts_before_it_starts(tmp_path: Path, mo
     done: list[str] = []
     monkeypatch.setattr(start, "limit_memory", done.append)
     monkeypatch.setattr(start, "replace_process", lambda command, umask: done.append("started"))
-    command = ["superexec", str(tmp_path / "superexec"), "--superlink", "superlink:8000"]
+    command = ["superexec", str(tmp_path / "superexec"), "--superlink", "superlink:8000", "--health", "127.0.0.1:0"]
     assert deploy([*command, "--memory", "3g"]) == deploy(command) == 0
     assert done == ["3g", "started", "started"]
 

@@ -34,6 +34,7 @@ def test_its_files_name_places_of_this_machine_only(keys, tmp_path, haproxy):
     work = tmp_path / "gateway"
     command = gateway.prepare(keys, work, "127.0.0.1:8000", "192.0.2.7:8443")
     config = (work / "gateway.cfg").read_text()
+    assert "\n    noreuseport\n" in config  # else a second gateway would take a share of the connections
     assert command[0] == "/usr/sbin/haproxy"
     assert command[-1] == str(work / "gateway.cfg")
     assert "bind 192.0.2.7:8443 ssl crt " + str(work / "server.pem") in config

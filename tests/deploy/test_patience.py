@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
@@ -38,6 +39,25 @@ def test_the_superlink_is_guarded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit):
         patience.main()
     assert became == ["flower-superlink", "flower-superlink", "--insecure"]
+
+
+def test_a_port_that_was_taken_meanwhile_is_the_last_thing_said(monkeypatch, capsys) -> None:
+    """Two SuperLinks that start at once both find the port free."""
+    taken = "[Errno 98] error while attempting to bind on address ('127.0.0.1', 8000): address already in use"
+
+    def become(_: str) -> None:
+        logger = logging.getLogger("uvicorn.error")
+        logger.error(taken)
+        logger.info("Application shutdown complete.")
+        raise SystemExit(1)
+
+    monkeypatch.setattr(sys, "argv", ["patience.py", "flower-superlink"])
+    monkeypatch.setattr(patience, "be_patient", lambda: None)
+    monkeypatch.setattr(guarded, "become", become)
+    with pytest.raises(SystemExit):
+        patience.main()
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [f"fedcross deploy: {taken}", "Cause: port_taken (docs/reference/faults.md)"]
 
 
 def test_a_start_may_take_five_minutes_and_a_silence_one() -> None:

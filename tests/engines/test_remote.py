@@ -6,11 +6,13 @@ import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
 from fedcross.conf.schema import load
 from fedcross.core import keys as certificates
+from fedcross.core.causes import cause_of
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.engines import flower, remote, runs
 
@@ -36,9 +38,18 @@ def test_the_address_must_be_given() -> None:
         load(["engine=remote"])
 
 
+def raising(error: Exception):
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
 class Health(BaseHTTPRequestHandler):
+    status = 200
+
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/health" else 404)
+        self.send_response(self.status if self.path == "/health" else 404)
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
@@ -68,8 +79,29 @@ def test_a_superlink_that_answers(superlink: tuple[str, Path]) -> None:
 
 def test_another_authority_is_said_at_once(superlink: tuple[str, Path], tmp_path: Path) -> None:
     other = certificates.make_authority(tmp_path / "other").public
-    with pytest.raises(FederationError, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(FederationError, match="its certificate is refused") as caught:
         remote.wait_for(superlink[0], other, seconds=600)
+    assert cause_of(str(caught.value)).name == "wrong_authority"
+    assert "within" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["answers 404 to /health", "does not speak TLS"])
+def test_who_is_no_superlink_is_not_waited_for(superlink: tuple[str, Path], what: str, monkeypatch) -> None:
+    if "TLS" in what:
+        broken = ssl.SSLError(1, "wrong version number")
+        broken.reason = "WRONG_VERSION_NUMBER"
+        monkeypatch.setattr(remote.urllib.request, "urlopen", raising(URLError(broken)))
+    else:
+        monkeypatch.setattr(Health, "status", 404)
+    with pytest.raises(FederationError, match=what) as caught:
+        remote.wait_for(*superlink, seconds=600)
+    assert cause_of(str(caught.value)).name == "foreign_server"
+
+
+def test_a_superlink_with_an_error_of_its_own_is_waited_for(superlink: tuple[str, Path], monkeypatch) -> None:
+    monkeypatch.setattr(Health, "status", 503)
+    with pytest.raises(FederationError, match=r"no answer within 0 s \(Service Unavailable\)"):
+        remote.wait_for(*superlink, seconds=0.01)
 
 
 def test_nobody_there(tmp_path: Path) -> None:
@@ -101,3 +133,9 @@ def test_who_ends_the_watching_stops_the_run(tmp_path, monkeypatch, capsys, cut)
     assert "Run 7 is stopped" in capsys.readouterr().err
     assert remote.submit(params, "rounds=1", tmp_path / "work", watch=False) == 7  # nobody watches: nobody stops it
     assert stopped == [7]
+
+
+def test_a_port_that_no_machine_has_is_refused() -> None:
+    assert remote.host_and_port("h:65535") == ("h", 65535)
+    with pytest.raises(FederationError, match="no port above 65535"):
+        remote.host_and_port("h:99999")

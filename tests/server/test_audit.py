@@ -213,6 +213,8 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert "audit.jsonl was changed:\n  line " in capsys.readouterr().err
     with pytest.raises(StorageError, match="no audit trail"):
         main([str(tmp_path)])
+    with pytest.raises(StorageError, match="none: no such run folder"):
+        main([str(tmp_path / "none")])
 
 
 def test_a_run_that_goes_on_between_two_reads_is_not_called_changed(tmp_path, monkeypatch):
@@ -256,6 +258,18 @@ def test_nothing_is_certain_of_a_trail_that_does_not_hold_the_whole_run(tmp_path
     said = capsys.readouterr().out
     assert "certain" not in said
     assert why in said
+
+
+@pytest.mark.parametrize(
+    "told", [b"[" * 100_000, b'{"slot":"x","verdict":"accepted"}', b'{"client":[1],"verdict":"accepted"}'], ids=len
+)
+def test_a_line_that_no_run_writes_is_named_and_ends_nothing(tmp_path, capsys, told):
+    path = written(tmp_path / "run")
+    path.write_bytes(path.read_bytes() + told + b"\n")
+    assert main([str(path.parent), "--devices"]) == 1
+    out, err = capsys.readouterr()
+    assert "line 41: not a line of an audit trail" in err
+    assert "5 devices" in out
 
 
 @pytest.mark.parametrize("slot", ["99", "-1"])

@@ -66,9 +66,11 @@ def test_slots_devices_and_what_is_waited_for(clock):
 
 def test_an_error_that_the_superlink_makes_is_no_sign_of_life(clock):
     board = played(clock)
-    for detail, seen in (("code 5: Node Unavailable", None), ("code 2: ValueError", 1003), ("ValueError: x", 1003)):
-        board.note("reply_rejected", sent(1, 5) | {"reason": "client_error", "detail": detail})
-        assert {one["client"]: one["seen"] or None for one in board.snapshot()["devices"]}[5] == seen
+    for event, heard, rejected in (("request_lost", None, {}), ("reply_rejected", 1003, {"x": 1})):
+        board.note(event, sent(1, 5) | {"reason": "x", "detail": "y"})
+        seen = board.snapshot()
+        assert ({one["client"]: one["seen"] for one in seen["devices"]}[5], seen["rejected"]) == (heard, rejected)
+        assert (seen["slots"][1]["state"], seen["waiting"]) == ("x", None)
 
 
 def test_time_left_follows_the_rounds_of_this_process(clock):
@@ -79,6 +81,17 @@ def test_time_left_follows_the_rounds_of_this_process(clock):
     assert board.snapshot()["left_s"] == 8 * 7  # one round in 8 s, seven left
     board.note("run_finished", {})
     assert (board.snapshot()["left_s"], board.snapshot()["state"]) == (None, "finished")
+
+
+def test_a_run_that_goes_on_shows_the_curve_from_its_first_round(clock):
+    board = Board(60)
+    board.note("run_started", STARTED | {"rounds": 5000, "after_round": 2000})
+    board.recall([entry(n, test_accuracy=n / 2000 if n % 2 == 0 else None) for n in range(1, 2001)])
+    assert len(board.snapshot()["curve"]) <= boards.POINTS
+    board.note("round_finished", entry(2001))
+    rounds = [one["round"] for one in board.snapshot()["curve"]]
+    assert (min(rounds) < 10, rounds[-2:]) == (True, [2000, 2001])
+    assert board.totals["clients"] == 2  # counters are those of this process
 
 
 def test_a_long_run_has_a_short_snapshot(clock):

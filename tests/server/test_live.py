@@ -142,6 +142,13 @@ def test_a_run_with_a_page_computes_the_same_and_closes_it(tmp_path, capsys):
         urllib.request.urlopen(url, timeout=30)
 
 
+def test_the_page_of_a_run_that_goes_on_has_the_rounds_before_it(tmp_path):
+    session(tmp_path, "rounds=1").execute()
+    again = session(tmp_path, "rounds=2", "serve.page=true", f"resume={tmp_path}")
+    again.execute()
+    assert [one["round"] for one in again.board.snapshot()["curve"]] == [1, 2]
+
+
 FED = """<script>class EventSource { constructor() { setTimeout(() => this.onmessage({ data: STATE }), 0); } }
 const STATE = `%s`;</script>"""
 LOOK = """<script>

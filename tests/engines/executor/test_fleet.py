@@ -145,13 +145,18 @@ def test_a_device_says_why_it_was_refused(superlink: Fleet, clock: Clock, caplog
     assert lines[1].startswith("fedcross: given up for the run's settings: the SuperLink answers 500")
 
 
-def test_a_key_that_is_not_accepted_is_told_before_the_device_ends(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("status", "told"), [(401, "this device's key is not"), (412, "its key is not registered, or")]
+)
+def test_a_key_that_is_not_accepted_is_told_before_the_device_ends(
+    caplog: pytest.LogCaptureFixture, status: int, told: str
+) -> None:
     def ends(error: Exception) -> bool:
-        assert "given up to announce a reply: the SuperLink answers 401: this device's key is not" in caplog.text
+        assert f"given up to announce a reply: the SuperLink answers {status}: {told}" in caplog.text
         return True
 
     invoker: Any = SimpleNamespace(should_giveup=ends, invoke=lambda target: invoker.should_giveup(target()))
-    request, answer = httpx.Request("POST", "http://h"), httpx.Response(401, text="<html>")
+    request, answer = httpx.Request("POST", "http://h"), httpx.Response(status, text="<html>")
 
     def PushMessages() -> Exception:
         return httpx.HTTPStatusError("", request=request, response=answer)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcross.core.causes import cause_of
 from fedcross.core.keys import make_authority, make_node_key, make_server
 from fedcross.core.private_files import write_public
 from fedcross.deploy import commands
@@ -21,6 +22,10 @@ deploy = subcommand("deploy")
 
 def faults(findings):
     return [finding.text for finding in findings if finding.kind == "FAULT"]
+
+
+def hangs(*_, **__):
+    raise TimeoutError("timed out")
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +44,14 @@ def keys(authority, tmp_path):
 class Gateway(http.server.BaseHTTPRequestHandler):
     """Refuses a call without signature; the class says with which status, and by how much its clock differs."""
 
-    status, ahead = 401, 0.0
+    status, ahead, retry = 401, 0.0, None
 
     def do_POST(self):
         known = (self.path, self.headers["Content-Type"]) == ("/v1/fleet/activate-node", "application/protobuf")
         self.send_response_only(self.status if known else 415)
         self.send_header("Date", formatdate(device_checks.time() + self.ahead, usegmt=True))
+        if self.retry:
+            self.send_header("Retry-After", self.retry)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -110,7 +117,22 @@ def test_nobody_there_and_a_gateway_without_its_superlink(keys, gateway, monkeyp
     assert "Is the server up" in nobody
     monkeypatch.setattr(Gateway, "status", 503)
     (away,) = faults(device_checks.check_server(gateway, keys / "ca.crt"))
-    assert "answers 503" in away
+    assert "the gateway is up, but its SuperLink does not answer it (503)" in away
+    assert cause_of(away).name == "superlink_away"
+    monkeypatch.setattr(Gateway, "status", 404)
+    (other,) = faults(device_checks.check_server(gateway, keys / "ca.crt"))
+    assert cause_of(other).name == "foreign_server"
+
+
+def test_a_gateway_that_has_no_room_and_one_that_hangs(keys, gateway, monkeypatch):
+    monkeypatch.setattr(Gateway, "status", 503)
+    monkeypatch.setattr(Gateway, "retry", "5")
+    room, _ = device_checks.check_server(gateway, keys / "ca.crt")
+    assert (room.kind, "no more room" in room.text) == ("note", True)
+    monkeypatch.setattr(device_checks.HTTPSConnection, "request", hangs)
+    (hanging,) = faults(device_checks.check_server(gateway, keys / "ca.crt"))
+    assert "no answer within 5 s" in hanging
+    assert cause_of(hanging).name == "superlink_away"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
+import errno
+import os
 import socket
 import sys
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fedcross.core.causes import cause_of
 from fedcross.core.keys import make_authority, make_node_key, make_server
 from fedcross.server.commands import doctor
 
@@ -67,6 +71,35 @@ def test_disk(tmp_path):
     assert "Free space" in found.text
     (tmp_path / "file").touch()
     assert kinds(doctor.check_disk(tmp_path / "file" / "run")) == ["FAULT"]
+
+
+FULL = SimpleNamespace(f_flag=0, f_files=9, f_favail=0, f_bavail=1 << 30, f_frsize=4096)
+
+
+@pytest.mark.parametrize(
+    ("said", "told", "cause"),
+    [
+        (errno.ENOSPC, "No space left on device, no more files (inodes)", "disk_full"),
+        (errno.EDQUOT, "Disk quota exceeded", "quota_exceeded"),
+        (None, "only 0 more files fit there (inodes)", "disk_full"),
+    ],
+)
+def test_a_disk_that_takes_nothing_has_a_cause(tmp_path, monkeypatch, said, told, cause):
+    def full(**_):
+        raise OSError(said, os.strerror(said))
+
+    monkeypatch.setattr(doctor.os, "statvfs", lambda _: FULL)
+    if said:
+        monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
+    (found,) = doctor.check_disk(tmp_path)
+    assert (found.kind, told in found.text, cause_of(found.text).name) == ("FAULT", True, cause)
+
+
+def test_too_small_and_read_only_disks_have_a_cause(tmp_path, monkeypatch):
+    (small,) = doctor.check_disk(tmp_path, least=2**70)
+    monkeypatch.setattr(doctor.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    (closed,) = doctor.check_disk(tmp_path)
+    assert [cause_of(found.text).name for found in (small, closed)] == ["disk_full", "read_only"]
 
 
 def test_a_folder_below_somebody_elses(tmp_path, monkeypatch):

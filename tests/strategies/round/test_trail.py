@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
+from fedcross.server.commands.audit import devices
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.defence import Defence
@@ -51,6 +54,21 @@ def test_a_failed_client_a_silent_one_and_one_that_is_not_connected(play):
     assert failed["client"] == drawn[0]
     assert failed["received"] is None
     assert [fields["reason"] for name, fields in events if name == "slot_lost"] == ["client_error", "lost"]
+
+
+@pytest.mark.parametrize(("node", "verdict"), [(1, "lost"), (None, "client_error")])
+def test_only_the_superlink_says_that_a_request_is_lost(play, node, verdict):
+    def gone(message):
+        told = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        if node is not None:
+            told.metadata.__dict__["_src_node_id"] = node
+        return [(1, told)]
+
+    lines, events, _ = play({0: gone})
+    line = next(one for one in lines if one["slot"] == 0)
+    assert (line["verdict"], line["detail"]) == (verdict, "code 5: gone")
+    assert [device.rejected for device in devices([line])] == [int(verdict != "lost")]
+    assert ("request_lost" in dict(events), "reply_rejected" in dict(events)) == (verdict == "lost", verdict != "lost")
 
 
 def test_who_took_over_a_slot_and_who_was_not_needed(play):

@@ -112,6 +112,13 @@ def test_who_failed_rests_until_an_upload_is_accepted(grid):
     assert [(visit.slot, visit.client, visit.start) for visit in method.open.values()] == [(0, 2, 1.0)]
 
 
+def test_a_rejected_reply_counts_in_the_round_in_which_its_visit_does(grid):
+    method, _ = small(Seconds(1.0, 5.0))
+    network = grid(2, c1=fails(0.1))
+    reports = [method.run_round(number, network) for number in (1, 2, 3)]
+    assert [(one.dropped, one.rejected["client_error"]) for one in reports] == [(0, 0), (0, 0), (1, 1)]
+
+
 def test_if_everybody_fails_the_rounds_end_and_nothing_changes(grid):
     method, ended = small(Seconds(1.0, 1.0))
     report = method.run_round(1, grid(2, c0=fails(0.1), c1=fails(0.1)))
