@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+#: What makes a tensor of a number (``torch.tensor(0.5)``), outside of what a mode sees.
+_ATEN = torch.ops.aten
+_LIFTING = (_ATEN.lift_fresh.default, _ATEN.lift_fresh_copy.default, _ATEN.lift_fresh_copy.out)
 #: What has a function ``synchronize``.
 _WAITING: tuple[Any, ...] = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
 
@@ -54,27 +56,45 @@ class NoHostWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         #: Tensors that the step made from Python numbers, by the address of their storage.
         self._constants: dict[int, Tensor] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch call this mode as it is: nothing is compiled in it, and the wrapper costs a tenth of a call."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation."""
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        given = _tensors((args, kwargs))
         on_host = [one for one in given if one.device.type == "cpu"]
-        name = str(func).removeprefix("aten.")
-        if name.startswith("lift_fresh"):  # torch.tensor(number): made outside of what a mode sees
-            on_host = []
+        lifted = func in _LIFTING
         for one in on_host:
-            if one.numel() and _place(one) not in self._constants:
+            if not lifted and one.numel() and _place(one) not in self._constants:
                 raise RuntimeError(
-                    f"{name} computes with a tensor on the CPU, which a recording would keep; prepare it"
+                    f"{_name(func)} computes with a tensor on the CPU, which a recording would keep; prepare it"
                 )
         out = func(*args, **(kwargs or {}))
-        for one in tree_leaves(out):
-            if isinstance(one, Tensor) and one.device.type == "cpu" and one.numel():
-                if len(given) > len(on_host) and not name.startswith("lift_fresh"):
-                    raise RuntimeError(f"{name} brings a result to the CPU, which a recording would keep")
+        for one in _tensors(out):
+            if one.device.type == "cpu" and one.numel():
+                if len(given) > len(on_host) and not lifted:
+                    raise RuntimeError(f"{_name(func)} brings a result to the CPU, which a recording would keep")
                 if torch.Tag.nondeterministic_seeded in func.tags:
-                    raise RuntimeError(f"{name} draws on the CPU, which a recording would keep")
+                    raise RuntimeError(f"{_name(func)} draws on the CPU, which a recording would keep")
                 self._constants[_place(one)] = one
         return out
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors of an operation's arguments or results; torch's own trees take several times as long."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for one in value for tensor in _tensors(one)]
+
+
+def _name(func: Any) -> str:
+    return str(func).removeprefix("aten.")
 
 
 def _place(tensor: Tensor) -> int:

@@ -12,10 +12,8 @@ import sysconfig
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
-from tests.support import config_files
 from tests.support.strays import left_behind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,13 +34,19 @@ FEDERATIONS = ("e2e", "faults")
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Read configuration files once, and listen to Ctrl-C even where a shell started the tests in the background.
 
     Such a shell ignores it, processes inherit what is ignored, and several tests interrupt one.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("numprocesses", None):
+        return  # this process runs no test: those that pytest-xdist starts do
+    import hypothesis
+
+    from tests.support import config_files
+
     config_files.read_once()
     # Hypothesis fails a test whose examples take long to make, which is so for any test on a machine with other work.
     calm = {*hypothesis.settings().suppress_health_check, hypothesis.HealthCheck.too_slow}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -35,7 +36,10 @@ PIPE_CLOSED = 141
 
 def run() -> None:
     """Run the command line and exit; the entry point of the installed command."""
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    finally:
+        gc.freeze()  # else Python looks for garbage in all of torch before the process ends: half a second of a core
 
 
 def main(arguments: Sequence[str]) -> int:

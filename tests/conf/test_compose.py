@@ -1,9 +1,12 @@
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
-from fedcross.conf.compose import compose, join, split
+from fedcross.conf.compose import _composition, compose, join, split
 from fedcross.core.errors import ConfigError
+from tests.support import config_files
 
 
 def fault(*overrides):
@@ -47,3 +50,27 @@ def test_what_is_returned_can_be_changed_without_harm():
 @given(st.lists(st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\x00"), max_size=20)))
 def test_overrides_survive_the_trip_through_one_string(overrides):
     assert split(join(overrides)) == overrides
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("method=fedct", "seed=3"), ("task=sent140", "hydra.run.dir=there"), ("experiment=demo", "devices=uniform")],
+    ids=" ".join,
+)
+def test_a_composition_that_begins_with_what_was_merged_before_is_hydras_own(monkeypatch, overrides):
+    """tests.support.config_files: the tests compose from files that are merged once; a user's command does not."""
+    found = _composition(overrides)
+    for name, function in config_files.HYDRAS.items():
+        monkeypatch.setattr(ConfigLoaderImpl, name, function)
+    expected = _composition(overrides)
+    assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+    assert nodes(found) == nodes(expected)
+
+
+def nodes(node):
+    """Return type, flags and parent of `node` and of each node below it."""
+    kind = type(node), OmegaConf.get_type(node), node._metadata.ref_type, node._metadata.flags
+    inner = node._content if OmegaConf.is_config(node) else None
+    below = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else []
+    assert all(one._get_parent() is node for one in below)
+    return [kind, *(nodes(one) for one in below)]

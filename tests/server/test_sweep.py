@@ -186,6 +186,7 @@ def test_a_sweep_killed_in_the_middle_ends_with_the_same_table(monkeypatch, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_start")
 def test_jobs_side_by_side_give_what_they_give_in_order(monkeypatch, tmp_path):
     monkeypatch.setattr("fedcross.server.launch.STATE", None)
     monkeypatch.delenv("FEDCROSS_STATE")

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import omegaconf.base
+from hydra import version
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf, grammar_parser
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf, grammar_parser
 from omegaconf.base import Metadata
 
 from fedcross.conf import compose
@@ -29,12 +32,20 @@ MOST_TEXTS = 8192
 #: Compositions of files that are kept: about as many as there are. A run keeps :data:`compose.MOST_COMPOSED`, fewer
 #: than there are methods, and each of many test files trains every method.
 MOST_COMPOSED = 512
+#: Groups of ``config.yaml``, and itself, up to which many compositions choose the same.
+LAST_OF_MANY = ("devices", "config")
+#: What :func:`read_once` replaces of Hydra to merge these files once.
+HYDRAS = {
+    name: getattr(ConfigLoaderImpl, name) for name in ("_compose_config_from_defaults_list", "_load_single_config")
+}
 
 
 def read_once() -> None:
     """Have Hydra keep what it has read of a file until the file changes, and of a setting's text, in this process."""
     compose.MOST_COMPOSED = MOST_COMPOSED
     _keep_files()
+    _keep_what_all_begin_with()
+    _keep_versions()
     _copy_marks()
     _keep_texts()
     _choices_where_needed()
@@ -63,6 +74,49 @@ def _keep_files() -> None:
 
     ConfigRepository.load_config = load_config  # type: ignore[method-assign]
     ConfigLoaderImpl._embed_result_config = staticmethod(embedded)  # type: ignore[method-assign, assignment]
+
+
+class _Begun(ResultDefault):
+    """Stands for the files with which a composition begins; `merged` is what they give."""
+
+    def __init__(self, merged: DictConfig) -> None:
+        super().__init__(config_path="merged")
+        self.merged = merged
+
+
+def _keep_what_all_begin_with() -> None:
+    """Merge Hydra's own files and ``config.yaml``, with which every composition begins, once; later ones copy that."""
+    merge, load = HYDRAS.values()
+    known: dict[tuple[Any, ...], DictConfig] = {}
+
+    def begin(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> _Begun:
+        """Return what `defaults` give. :func:`_keep_files` keeps what it has read, so that its address is a key."""
+        files = [(repo.load_config(str(one.config_path)), one.package) for one in defaults]
+        key = tuple((id(file and file.config), package) for file, package in files)
+        if key not in known:
+            known[key] = merged(self, defaults, repo)
+        return _Begun(copy.deepcopy(known[key]))
+
+    def merged(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        groups = [str(one.config_path).partition("/")[0] for one in defaults[:-1]]
+        for last in LAST_OF_MANY:
+            if last in groups:
+                first = len(groups) - groups[::-1].index(last)
+                return merge(self, [begin(self, defaults[:first], repo), *defaults[first:]], repo)
+        return merge(self, defaults, repo)
+
+    def loaded(self: ConfigLoaderImpl, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
+        if isinstance(default, _Begun):
+            return ConfigResult("tests", "", default.merged, {})
+        return load(self, default, repo)
+
+    ConfigLoaderImpl._compose_config_from_defaults_list = merged  # type: ignore[method-assign]
+    ConfigLoaderImpl._load_single_config = loaded  # type: ignore[method-assign]
+
+
+def _keep_versions() -> None:
+    """Have Hydra read its compatibility version once; it asks for it two hundred times in a composition."""
+    version._get_version = functools.lru_cache(16)(version._get_version)
 
 
 def _copy_marks() -> None:

@@ -229,8 +229,10 @@ def command(words: list[str]) -> tuple[list[str], str, list[str]]:
 
 if __name__ == "__main__":
     CHANNEL = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # what libraries make on import stays, and to search it again and again takes half a second
     for library in LIBRARIES:
         importlib.import_module(library)
     gc.collect()
     gc.freeze()
+    gc.enable()
     become(Zygote(CHANNEL).serve())
