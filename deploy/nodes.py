@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
-
-
+#: How the SuperLink begins its refusal of a key that a node has, or had before it was revoked.
+_USED = "Public key already in use"
 #: Time limit for the SuperLink's answer, in seconds.
 ANSWER_S = 30.0
 
@@ -101,8 +101,9 @@ def register(client: ControlHttpClient, key: bytes, partition: int | None = None
     Raises
     ------
     FederationError
-        If another key holds the partition, or this key was registered for another partition.
+        If another key holds the partition, this key was registered for another partition, or it was revoked.
     """
+    import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
     known = alive(listing(client))
@@ -121,7 +122,15 @@ def register(client: ControlHttpClient, key: bytes, partition: int | None = None
                 "first, or choose another partition."
             )
     name = None if partition is None else node_name(partition)
-    number = int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+    try:
+        number = int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+    except httpx.HTTPStatusError as error:
+        if _USED not in error.response.text:
+            raise
+        raise FederationError(
+            f"key {fingerprint(key)}: it was revoked, and a revoked key is never accepted again. Give the device a new "
+            "one (fedcross deploy rotate-key) and register that."
+        ) from error
     return Node(number, "registered", key, partition), True
 
 

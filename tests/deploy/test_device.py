@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -202,6 +203,10 @@ class FakeSuperLink:
 
     def RegisterNode(self, request: object) -> SimpleNamespace:
         key, name = request.public_key, request.name  # type: ignore[attr-defined]
+        if key in [node.public_key for node in self.known]:  # a revoked one, as Flower answers
+            asked = httpx.Request("POST", "https://superlink/v1/control/register-node")
+            reply = httpx.Response(400, json={"code": 23, "detail": "Public key already in use."}, request=asked)
+            reply.raise_for_status()
         node = SimpleNamespace(node_id=len(self.known) + 1, status="registered", public_key=key, name=name)
         self.known.append(node)
         return SimpleNamespace(node_id=len(self.known))
@@ -217,6 +222,8 @@ def test_registering_twice_is_one_node_and_a_revoked_key_is_gone(bundle: Path) -
     assert nodes.register(link, key) == (nodes.Node(1, "registered", key), False)  # type: ignore[arg-type]
     assert [node.fingerprint for node in nodes.listing(link)] == [fingerprint(key)]  # type: ignore[arg-type]
     assert nodes.revoke(link, key) == 1  # type: ignore[arg-type]
+    with pytest.raises(FederationError, match="it was revoked, and a revoked key is never accepted again"):
+        nodes.register(link, key)  # type: ignore[arg-type]
     with pytest.raises(FederationError, match="no registered node has it"):
         nodes.revoke(link, key)  # type: ignore[arg-type]
 
