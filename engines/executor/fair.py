@@ -8,6 +8,7 @@ took up to fourteen times as long. A node alone still gets everything.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ class Use:
 
     def now(self, now: float) -> float:
         """Return the seconds that count at `now`."""
-        return self.had * 0.5 ** ((now - self.at) / HALF_S)
+        return self.had * math.exp2((self.at - now) / HALF_S)
 
 
 @dataclass
