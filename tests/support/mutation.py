@@ -77,6 +77,7 @@ MORE = {
         "tests/client/batched/test_trainer.py",
     ],
     "engines/workers.py": ["tests/engines/test_grid.py"],
+    "strategies/round/cross_training.py": ["tests/strategies/test_fedct.py"],
     "strategies/parts/late.py": ["tests/strategies/test_fedsam.py", "tests/strategies/test_ima.py"],
     "strategies/round/async_pool.py": ["tests/strategies/test_fedcross_async.py", "tests/strategies/test_gitfl.py"],
     "strategies/round/sized_model.py": ["tests/strategies/test_heterofl.py", "tests/strategies/test_adaptivefl.py"],
