@@ -1,10 +1,13 @@
 """A module as functions of its parameters and buffers: batch normalisation of one feature, then a linear classifier."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedcross.client import flat_model
 from fedcross.client.flat_model import ModuleNet
 from fedcross.tasks.models._split import Split
 
@@ -93,3 +96,56 @@ def test_loading_and_reading_by_name():
     assert all((array == 7).all() for array in one.read().values())
     assert one.flat.tolist() == [7, 7, 7, 7]
     assert list(one.read()) == list(one.module.state_dict())
+
+
+def numbered(one):
+    """Return a model in which no two values are equal."""
+    return {
+        name: (10 * place + np.arange(array.size)).reshape(array.shape).astype(array.dtype)
+        for place, (name, array) in enumerate(one.read().items(), 1)
+    }
+
+
+def test_a_model_crosses_to_a_gpu_and_back_in_rows_of_one_type():
+    """By the ways of a GPU, on the CPU; the second model takes the rows of the first."""
+    one = net()
+    model = numbered(one)
+    for sent in ({name: array + 1 for name, array in model.items()}, model):
+        one._upload(sent)
+        assert {name: array.tolist() for name, array in one.read().items()} == {n: a.tolist() for n, a in sent.items()}
+    assert sorted(one._rows, key=str) == [(torch.float32, 2), (torch.float32, 4), (torch.int64, 1)]
+    one.device = SimpleNamespace(type="cuda")
+    found = one.read()
+    assert list(found) == one.names
+    assert all(found[name].dtype == model[name].dtype for name in model)
+    assert {name: array.tolist() for name, array in found.items()} == {n: a.tolist() for n, a in model.items()}
+    one.flat.zero_()
+    assert found["classifier.weight"].any()  # a copy
+
+
+def test_where_a_model_is_loaded_depends_on_its_device():
+    one, sent = net(), []
+    one._upload = sent.append
+    model = numbered(one)
+    one.load(model)
+    assert sent == []
+    assert np.shares_memory(one.read()["classifier.weight"], one.flat.numpy())
+    one.device = SimpleNamespace(type="cuda")
+    one.load(model)
+    assert sent == [model]
+
+
+@pytest.mark.parametrize("act", [lambda one: one.load(dict.fromkeys(one.names, np.zeros(1))), lambda one: one.read()])
+def test_a_gradient_outside_its_row_is_noticed(act):
+    one = net()
+    model = numbered(one)
+    one.params["features.bias"].grad = None
+    with pytest.raises(RuntimeError, match=r"gradient of features\.bias lies outside"):
+        act(one)
+    assert one.arrays(others(one.params), one.buffers).keys() == model.keys()  # of other values nothing is expected
+
+
+def test_recurrent_layers_leave_their_weights_where_they_are():
+    layer = nn.GRU(1, 2)
+    ModuleNet(Split(layer, nn.Linear(2, 1)), torch.device("cpu"))
+    assert layer.flatten_parameters is flat_model._stay

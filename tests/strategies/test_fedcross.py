@@ -141,3 +141,10 @@ def test_the_record_shows_the_pool(tmp_path):
     metrics = run(tmp_path, "method=fedcross", "rounds=1").method._report.metrics
     assert -1 <= metrics["pool_similarity_mean"] <= 1
     assert metrics["pool_spread"] > 0
+
+
+def test_a_ramp_of_one_round_begins_at_its_end():
+    ramp = {"schedule": "linear", "start": 3, "end": 4, "rounds": 1}
+    method = FedCross(clients_per_round=3, k=ramp)
+    method.begin({"w": np.zeros(2, np.float32)})
+    assert len(method.pool) == 4

@@ -17,7 +17,7 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.commands.export import export, network
 from fedcross.server.launch import launch
 from fedcross.server.slices import check_run
-from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.fedcross import FedCross, FedCrossParams
 from fedcross.strategies.parts.widths import asked
 from fedcross.strategies.round.defence import Defence, defend
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -265,6 +265,12 @@ def test_wrong_settings_are_refused(wrong, said):
     with pytest.raises(ConfigError) as caught:
         load([*SMALL, "method=fedcross", *wrong])
     assert said in str(caught.value)
+
+
+def test_a_pool_of_several_widths_has_the_same_number_of_models_in_all_rounds():
+    assert FedCrossParams(widths=[1.0, 0.5], k=3).k.values() == [3]
+    with pytest.raises(ValueError, match="a constant k; wrong: k"):
+        FedCrossParams(widths=[1.0, 0.5], k={"schedule": "linear", "start": 3, "end": 4, "rounds": 5})
 
 
 @pytest.mark.parametrize(

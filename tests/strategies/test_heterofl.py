@@ -39,6 +39,8 @@ def test_everybody_gets_the_widest_slice_that_it_can_hold():
     method = begun(budgets=(0.5, 1.0, 0.66))
     payloads = method.dispatch(Round(1, 0, (0, 1, 2), 0))
     assert [payload.config for payload in payloads] == [{"width": 0.3}, {}, {"width": 0.66}]
+    assert "waiting_slots" not in method.report.metrics
+    assert method.global_model()["in"].shape == (3, 2)
     assert [payload.arrays["in"].shape for payload in payloads] == [(1, 2), (3, 2), (2, 2)]
     assert [method.upload_model(payload)["out"][0] for payload in payloads] == [(1, 1), (1, 3), (1, 2)]
 

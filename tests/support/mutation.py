@@ -73,10 +73,18 @@ MORE = {
     ],
     "client/flat_model.py": [
         "tests/client/test_trainer.py", "tests/strategies/test_scaffold.py", "tests/client/test_odd_weights.py",
-        "tests/client/test_part_of_a_model.py", "tests/client/test_captured.py", "tests/client/test_emulated_gpu.py",
-        "tests/client/batched/test_trainer.py", "tests/client/batched/test_captured.py",
+        "tests/client/test_part_of_a_model.py", "tests/tasks/test_part.py", "tests/client/test_captured.py",
+        "tests/client/batched/test_trainer.py",
     ],
     "engines/workers.py": ["tests/engines/test_grid.py"],
+    "strategies/round/cross_training.py": ["tests/strategies/test_fedct.py"],
+    "strategies/parts/late.py": ["tests/strategies/test_fedsam.py", "tests/strategies/test_ima.py"],
+    "strategies/round/async_pool.py": ["tests/strategies/test_fedcross_async.py", "tests/strategies/test_gitfl.py"],
+    "strategies/round/sized_model.py": ["tests/strategies/test_heterofl.py", "tests/strategies/test_adaptivefl.py"],
+    "client/batched/state.py": ["tests/client/batched/test_trainer.py", "tests/engines/test_batched.py"],
+    "client/batched/stepper.py": ["tests/client/batched/test_trainer.py"],
+    "client/batched/masked_norm.py": ["tests/client/batched/test_trainer.py", "tests/client/batched/test_captured.py"],
+    "client/visit.py": ["tests/client/test_app.py", "tests/client/test_state.py", "tests/client/test_attack.py"],
 }  # fmt: skip
 #: Files whose tests would compile numba's loops anew for each mutant: they run as plain Python instead.
 INTERPRETED = {"strategies/pool/blocks.py", "strategies/pool/kernels.py"}

@@ -7,6 +7,7 @@ import torch
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Batch, Objective, as_arrays, as_tensors, flatten
 from tests.support.plain import PlainNet
+from tests.support.visits import small_net, visit
 
 
 def test_a_mean_is_over_the_real_rows():
@@ -49,3 +50,8 @@ def test_the_base_prepares_nothing_and_predicts_in_evaluation_behaviour():
     loss = objective.loss(net, params, {}, Batch(torch.tensor([[0.0, 0.0]]), torch.tensor([1])), {})
     assert loss.item() == pytest.approx(np.log(2))
     assert net.trained == [False, True]
+
+
+def test_the_inputs_of_a_visit_can_be_read_at_once():
+    one = visit(small_net(), client=0, n=3)
+    assert torch.equal(one.x, one.inputs[torch.arange(3)])

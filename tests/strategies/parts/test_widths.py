@@ -22,9 +22,26 @@ def test_slots_are_dealt_by_the_shares_and_every_width_has_one():
     assert widths(10, 0.3, 0.4, 0.3) == [1.0] * 4 + [0.66] * 3 + [0.4] * 3
     assert widths(6) == [1.0] * 2 + [0.66] * 2 + [0.4] * 2
     assert widths(3, 0.98, 0.01, 0.01) == [1.0, 0.66, 0.4]
+    assert Widths(widths=(1.0, 0.4)).slots(3) == [FULL, FULL, Size(0.4)]
     assert Widths().slots(2) == [FULL, FULL]
     with pytest.raises(ValueError, match="2 slots for 3 widths"):
         widths(2)
+
+
+@pytest.mark.parametrize(
+    ("shares", "counts"),
+    [
+        ((0.32, 0.3, 0.38), [2, 1, 2]),  # 1.6, 1.5 and 1.9 slots: the last one is rounded up, then the first
+        ((0.04, 0.04, 0.52, 0.4), [1, 1, 2, 1]),  # 0.2, 0.2, 2.6 and 2.0: the first two have one, the last gives one
+        ((0.4, 0.4, 0.1, 0.1), [1, 2, 1, 1]),  # 2, 2, 0.5 and 0.5: of two alike the first gives one
+        ((), [3, 2]),  # of two alike the first is rounded up
+    ],
+)
+def test_what_does_not_divide_goes_to_the_largest_remainders(shares, counts):
+    widths = (1.0, 0.8, 0.6, 0.4)[: len(counts)]
+    assert [size.width for size in Widths(widths=widths, shares=shares).slots(5)] == [
+        width for width, count in zip(widths, counts) for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize(

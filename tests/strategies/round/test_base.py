@@ -10,12 +10,14 @@ from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.settings import Settings
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedprox import FedProx, FedProxParams
+from fedcross.strategies.round.clock import Devices, VirtualClock
 from fedcross.strategies.round.cross_training import CrossTraining, CrossTrainingParams
 from fedcross.strategies.round.federation import Federation, State
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Round
 from tests.support.federation import run, same, session
+from tests.support.virtual import Clock, VirtualGrid, answers, fails
 
 
 def flaky(broken):
@@ -142,6 +144,45 @@ def test_state_survives_base_and_method_parts():
     other.resume(State(saved.arrays, json.loads(json.dumps(saved.values))))
     assert other.accepted == {3: 7}
     assert (other.global_model()["w"] == 1).all()
+
+
+def test_further_names_of_tied_weights_are_stored_if_there_are_any():
+    plain, tied, other = FedAvg(), FedAvg(), FedAvg()
+    tied.tied = {"out": "in"}
+    for method in (plain, tied, other):
+        method.begin({"in": np.ones(2, np.float32)})
+    assert "_tied" not in plain.checkpoint().values
+    other.resume(tied.checkpoint())
+    assert other.tied == {"out": "in"}
+
+
+def test_a_request_says_which_states_its_client_needs(monkeypatch):
+    """Visits 1 and 2 were accepted; before round 4 no checkpoint covers them yet."""
+    seen = []
+
+    def script(message):
+        seen.append(dict(message.content.config_records["config"]))
+        return answers(1)(message)
+
+    method = FedAvg(clients_per_round=1, nonce=True, deadline_s=9, run="r")
+    method.begin({"w": np.zeros(2, np.float32)})
+    grid = VirtualGrid(Clock(monkeypatch), 1, {0: script})
+    for number, durable, base in ((1, None, ""), (2, None, "digest"), (4, {}, "")):
+        method.durable, method.base = durable, base
+        method.run_round(number, grid)
+    assert [(one["state"], one["keep"], one["visit"]) for one in seen] == [(0, 0, 1), (1, 1, 2), (2, 0, 4)]
+    assert [one.get("base") for one in seen] == [None, "digest", None]
+
+
+def test_a_round_takes_as_long_as_its_slowest_clients_on_the_virtual_clock(monkeypatch):
+    """Both exchanges of a round count; with nobody there is nothing to wait for."""
+    method = method_class("fedexg")(exchanges=1, clients_per_round=2, nonce=True, deadline_s=9, run="r")
+    method.begin({"classifier.weight": np.zeros((2, 3), np.float32)})
+    method.clock = VirtualClock(Devices(training=((5, 0),), communication=((2, 0),)), 1, 2)
+    report = method.run_round(1, VirtualGrid(Clock(monkeypatch), 2, {}))
+    assert report.metrics["virtual_seconds"] == pytest.approx(14)
+    report = method.run_round(2, VirtualGrid(Clock(monkeypatch), 2, dict.fromkeys(range(2), fails(1))))
+    assert report.metrics["virtual_seconds"] == pytest.approx(7)
 
 
 def test_params_and_federation_fields_can_be_given_by_name():

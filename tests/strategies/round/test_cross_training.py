@@ -15,7 +15,7 @@ from fedcross.conf.schema import load
 from fedcross.core.errors import FederationError
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Visit
-from fedcross.strategies.round.cross_training import CrossTraining
+from fedcross.strategies.round.cross_training import CrossTraining, Prototypes, average, fuse
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.protocol import Round
 from fedcross.tasks.inputs import Inputs
@@ -298,3 +298,19 @@ def test_flowers_own_calls_pass_over_an_exchange_without_messages(tmp_path):
     assert len(list(messages)) == 0
     with pytest.raises(FederationError, match="without configure_train"):
         method.aggregate_train(3, [])
+
+
+def test_prototypes_by_hand():
+    """Class 0 is held by both, class 1 by the second, class 2 by none: means; 3/4 of the mean and 1/4 of the own."""
+    one = Prototypes(np.float32([[2.0], [9.0], [9.0]]), np.array([True, False, False]))
+    two = Prototypes(np.float32([[6.0], [8.0], [9.0]]), np.array([True, True, False]))
+    mean = average([one, two])
+    assert (mean.vectors.tolist(), mean.present.tolist()) == ([[4], [8], [0]], [True, True, False])
+    fused = fuse(mean, one, 0.75)
+    assert (fused.vectors.tolist(), fused.present.tolist()) == ([[3.5], [8], [0]], [True, True, False])
+    assert fused.vectors.dtype == np.float32
+
+
+@pytest.mark.parametrize(("clients", "exchanges"), [(1, 1), (2, 3)])
+def test_a_single_client_has_nobody_to_send_its_model_to(clients, exchanges):
+    assert method_class("fedexg")(clients_per_round=clients, exchanges=2).exchanges == exchanges

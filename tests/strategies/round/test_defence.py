@@ -211,3 +211,14 @@ def test_no_single_liar_outweighs_the_honest(honest, lie):
     fair, _ = defence.bounded(told, 3.0)
     assert fair[-1].num_examples <= 3 * max(honest)
     assert [u.num_examples for u in fair[:-1]] == [min(n, 3 * sorted([*honest, lie])[len(honest) // 2]) for n in honest]
+
+
+def test_slices_are_judged_as_if_they_had_the_full_models_size():
+    """Of 8 values: norm 10 of all, 5 of two, which counts as 5 sqrt(8 / 2) = 10, and 20 of two, which counts as 40."""
+    full, part = {"w": np.zeros(6), "v": np.zeros(2)}, {"w": np.zeros(2)}
+    changed = [{"w": np.array([6.0, 8, 0, 0, 0, 0]), "v": np.zeros(2)}]
+    changed += [{"w": np.array(values)} for values in ([3.0, 4.0], [12.0, 16.0])]
+    ups = [Upload(i, i, arrays, {}, 1, {}) for i, arrays in enumerate(changed)]
+    found = defend(ON, ups, [full, part, part], ("w", "v"), 8)
+    assert [(u.client, norm, limit) for u, norm, limit in found.quarantined] == [(2, 40.0, 30.0)]
+    assert (len(found.uploads), found.clipped) == (2, 0)

@@ -1,5 +1,7 @@
 """Rounds that end, in virtual time: who is asked, who wins a slot, when it is over."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -10,6 +12,7 @@ from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.randomness import stream
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.round.exchange import PAUSE_S, is_blocking, poll, receive
 from fedcross.strategies.solo import Solo
 from fedcross.strategies.wire.protocol import Round, failure
 from tests.support.virtual import Clock, VirtualGrid, answers, fails, goes, silent, trained
@@ -77,6 +80,28 @@ def test_the_longer_a_round_lasts_the_less_often_it_asks(clock, length, least, m
     assert method.run_round(1, counted).dropped == 0
     assert least <= counted.polls <= most
     assert length <= clock.now <= length + late
+
+
+class OneAtATime:
+    """A grid with one reply to each poll."""
+
+    def __init__(self, blocking):
+        self.blocking, self.partitions = blocking, {}
+
+    def pull_messages(self, message_ids):
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=min(message_ids)))]
+
+
+@pytest.mark.parametrize(("blocking", "slept"), [(True, 0.0), (False, PAUSE_S)])
+def test_between_two_polls_is_a_pause_unless_the_grid_waits_itself(clock, blocking, slept):
+    """One pause between two replies, and none behind the last."""
+    grid, open_ids = OneAtATime(blocking), ["a", "b"]
+    assert is_blocking(grid) is blocking
+    for _ in poll(grid, lambda: open_ids, 10.0):
+        open_ids.pop()
+    assert clock.now == slept
+    clock.now = 100.0
+    assert [reply.metadata.reply_to_message_id for reply in receive(grid, ["a", "b", ""], 10.0)] == ["a", "b"]
 
 
 def test_all_lost_is_a_round_without_change(clock):
@@ -260,6 +285,16 @@ def test_a_silent_client_is_asked_once_more(clock):
     assert grid.asked[3][0] == pytest.approx(20, abs=0.6)
     assert clock.now == pytest.approx(21, abs=1.2)
     assert (method.pool.rows == 1).all()  # as if nothing had happened
+
+
+def test_a_request_just_as_old_as_allowed_is_repeated(clock):
+    """Looks are at 0, 1 and 2 seconds."""
+    method, grid = federation(clock, {}, resend_s=2)
+    first = drawn(method)[0]
+    grid.scripts = {first: deaf_once()}
+    clock.sleep = lambda _: setattr(clock, "now", clock.now + 1.0)
+    method.run_round(1, grid)
+    assert grid.asked[3] == (2.0, first, 0)
 
 
 def test_it_is_not_asked_a_third_time_and_the_first_answer_wins(clock):

@@ -4,7 +4,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedcross.core.errors import UploadError
 from fedcross.engines.grid import LocalGrid
-from fedcross.strategies.round.guard import LARGEST_METRIC, MAX_EXAMPLES, MAX_METRICS, check
+from fedcross.strategies.round.guard import LARGEST_METRIC, MAX_EXAMPLES, MAX_METRICS, SHOWN, Inbox, check, shown
 from fedcross.strategies.wire import protocol
 from fedcross.strategies.wire.protocol import Payload, Round
 from fedcross.strategies.wire.records import encode, spec_of
@@ -14,7 +14,8 @@ CONTROL = {"c": np.zeros(3, np.float32)}
 
 
 @pytest.fixture
-def asked():
+def requested():
+    """A request and its ticket."""
     LocalGrid(lambda message, context: message, 1, {})  # sets the identity that Message() needs
     message, ticket = protocol.request(
         Payload(client=4, slot=1, arrays=MODEL, config={"rounds": 9}),
@@ -26,6 +27,12 @@ def asked():
         ttl_s=60,
     )
     message.metadata.__dict__["_message_id"] = "m1"
+    return message, ticket
+
+
+@pytest.fixture
+def asked(requested):
+    message, ticket = requested
     return message, ticket.expected
 
 
@@ -143,3 +150,18 @@ def test_array_faults_come_through(asked):
 def test_an_empty_reply_is_malformed(asked):
     message, expected = asked
     assert reason(Message(RecordDict(), reply_to=message), expected) == "malformed_message"
+
+
+def test_an_inbox_knows_its_requests_and_tells_of_the_upload_that_won(requested):
+    message, ticket = requested
+    told = []
+    inbox = Inbox(True, lambda client, error: told.append(error.reason), on_accepted=told.append)
+    inbox.expect({"m1": ticket})
+    assert [inbox.knows(one) for one in ("m1", "m2")] == [True, False]
+    assert inbox.settle(answer(message)) is None
+    assert told == [inbox.won[1]]
+
+
+def test_only_a_long_text_loses_its_middle():
+    assert shown("x" * SHOWN) == "x" * SHOWN
+    assert shown("a" * SHOWN + "b") == "a" * (SHOWN // 2) + " ... " + "a" * (SHOWN // 2 - 1) + "b"

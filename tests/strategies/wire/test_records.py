@@ -152,6 +152,17 @@ def test_a_header_in_another_style_is_read(version):
     assert (decode(raw(data), spec_of(MODEL))["w"] == MODEL["w"]).all()
 
 
+@pytest.mark.parametrize(("length", "fits"), [(1024, True), (1025, False)])
+def test_no_more_than_the_first_kibibyte_is_read_as_a_header(length, fits):
+    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}".ljust(length - 11) + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + MODEL["w"].tobytes()
+    assert len(data) - MODEL["w"].nbytes == length
+    if fits:
+        assert (decode(raw(data), spec_of(MODEL))["w"] == MODEL["w"]).all()
+    else:
+        assert reason(raw(data)) == "malformed_array"
+
+
 @pytest.mark.parametrize("version", [(0, 0), (3, 0), (255, 255)])
 def test_a_version_that_nobody_writes_is_refused(version):
     array = Array("float32", (2, 3), "numpy.ndarray", written(MODEL["w"], version))
