@@ -9,8 +9,9 @@ stores; ``executor/claims.py`` sees to it that what one device says of an object
 is refused is not left open: ``executor/instead.py`` tells the server. What is over is deleted by ``executor/sweep.py``,
 in small transactions, and large objects are stored one after the other (``executor/turns.py``). A device that asks
 about a run gets no settings that are the server's alone (``executor/told.py``). How often one asks is limited
-(``executor/share.py``), who waits is answered by turns (``executor/fair.py``), and what a device writes into the log is
-short (``executor/lines.py``).
+(``executor/share.py``), who waits is answered by turns (``executor/fair.py``), who calls without end is sent away
+before Flower sees the call (``executor/door.py``), and what a device writes into the log is short
+(``executor/lines.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -159,6 +160,7 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
     if version("flwr") not in CHECKED:
         return False
     if program == "flower-superlink":
+        from flwr.superlink import extensions
         from flwr.superlink.servicer.fleet import fleet_handlers as fleet
         from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
@@ -179,13 +181,14 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         runtime.pull_messages = claims.named(runtime.pull_messages)
         working = ("pull_messages", "push_messages", "confirm_message_received", "get_run")
         few = ("activate_node", "deactivate_node", "send_node_heartbeat", *working)
-        places, counted = part("fair"), dict.fromkeys(few, shares.Share())
+        door, counted = part("door"), dict.fromkeys(few, shares.Share())
         counted["get_fab"] = shares.Share(shares.FABS, shares.FABS_BURST, what="calls for a run's program")
         strangers = shares.Share(shares.STRANGERS, shares.STRANGERS_BURST, what="calls under unknown keys")
-        fair = places.Fair(refused)
         for name in (*few, "get_fab", "push_object", "pull_object"):
-            placed = places.in_place(getattr(fleet, name), fair)
-            setattr(fleet, name, shares.within(placed, counted[name], strangers) if name in counted else placed)
+            asked = getattr(fleet, name)
+            within = shares.within(asked, counted[name], strangers) if name in counted else asked
+            setattr(fleet, name, door.proved(within))
+        extensions.get_middleware = door.before(extensions.get_middleware, part("fair").Fair())
         part("lines").attach()
         sweep.attach(sweep.Sweeper(turns=in_turn))
         turns.attach(in_turn)

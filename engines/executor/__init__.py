@@ -26,6 +26,9 @@ A SuperLink asks here what it takes from a device (:mod:`engines.guarded`):
 
 ::
 
+    door         stands before Flower's application: sends away, or lets in when a place is free
+    fair         who is next, and how much of the SuperLink's time one caller gets
+    share        how often a device calls
     announced    the tree that is announced
     replies      the message itself
     ledger       how much a device stores

@@ -11,6 +11,8 @@ import re
 
 from flwr.common.logger import FLOWER_LOGGER
 
+from .fair import AWAY, current
+
 #: Most characters of a path, and of what Flower says of a refused request.
 PATH, REFUSAL = 128, 400
 #: How Flower's line on a refused request begins.
@@ -24,11 +26,11 @@ def short(text: str, most: int) -> str:
 
 
 def access(record: logging.LogRecord) -> bool:
-    """Shorten the path of a line of uvicorn's."""
+    """Shorten the path of a line of uvicorn's; what the door answers has none, :mod:`fair` tells of it."""
     if isinstance(record.args, tuple) and len(record.args) == 5:
         client, method, path, *rest = record.args
         record.args = (client, short(str(method), 16), short(str(path), PATH), *rest)
-    return True
+    return current.get() is not AWAY
 
 
 def refusal(record: logging.LogRecord) -> bool:

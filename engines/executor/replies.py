@@ -112,11 +112,19 @@ def places(tree: Any) -> int:
 
 
 class Later(HTTPException):
-    """The device should ask again (status 503, which Flower's SuperNode repeats)."""
+    """The device should ask again (status 503, which Flower's SuperNode repeats).
 
-    def __init__(self, why: str) -> None:
+    Parameters
+    ----------
+    why : str
+        The reason.
+    seconds : float
+        For how long further calls of this kind have no better prospects: :mod:`door` sends them away.
+    """
+
+    def __init__(self, why: str, seconds: float = 0.0) -> None:
         super().__init__(503, f"{why}.", {"Retry-After": str(AGAIN_S)})
-        self.why = why
+        self.why, self.seconds = why, seconds
 
 
 class Refused(HTTPException):

@@ -92,7 +92,8 @@ class Share:
                     node, self.most, self.what, calls.refused,
                 )  # fmt: skip
                 calls.told, calls.refused = now, 0
-        raise Later(f"this device makes more than {self.most} {self.what} a minute")
+        room = max(1.0, self.burst / 10)  # if it were one call, every second one would be refused here
+        raise Later(f"this device makes more than {self.most} {self.what} a minute", room * 60 / self.most)
 
 
 def node_of(request: Any, state: Any) -> int:

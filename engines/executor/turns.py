@@ -26,6 +26,7 @@ from flwr.common.logger import log
 from flwr.supercore.inflatable.inflatable_object import UnexpectedObjectContentError, get_object_id
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 
+from .fair import current
 from .replies import Later
 
 #: Bytes from which on an object is large. Smaller ones take the lock for a few milliseconds.
@@ -60,14 +61,18 @@ class Turns:
         Later
             If none comes in :data:`QUEUE_S`.
         """
+        came = self._clock()
         self._take()
         began = self._clock()
         try:
             yield
         finally:
+            done = self._clock()
             if self._queue:
-                self._sleep(min(PAUSE_S, self._clock() - began))
+                self._sleep(min(PAUSE_S, done - began))
             self._give()
+            if (call := current.get()) is not None:
+                call.waited += began - came + self._clock() - done
 
     def _take(self) -> None:
         with self._lock:
