@@ -194,7 +194,7 @@ class Door:
     async def _placed(self, call: Call) -> bool:
         """Wait for the call's place; return whether it has come."""
         place = asyncio.get_running_loop().create_future()
-        call.admitted = lambda: place.done() or place.set_result(None)
+        call.admitted = functools.partial(place.set_result, None)
         self._fair.wait(call)
         if not place.done():
             await asyncio.wait([place], timeout=QUEUE_S)

@@ -4,8 +4,9 @@ The SuperLink answers some fifty calls a second where its processor is shared. A
 the calls of one node that asks without end leave the others what is over. Here at most :data:`PLACES` calls are in
 Flower's application at a time. Each caller has a *balance* of seconds: what a call took is taken off, and a caller gets
 back what its part of each second is (:meth:`Fair.part`). The caller with the largest balance is next. Who has used up
-half of :data:`BURST_S` has one call in the application at a time; who has used up all waits until there is something
-again. On a SuperLink where the others do next to nothing, all this does not hold: one caller gets everything.
+half of :data:`BURST_S` is *greedy*: it has one call in the application at a time, which begins when no other is there,
+or has waited for a while; who has used up all waits until there is something again. On a SuperLink where the others do
+next to nothing, all this does not hold: one caller gets everything.
 
 Everything here happens in the thread of the web server's event loop; :mod:`door` calls it before Flower sees a request.
 """
@@ -42,6 +43,11 @@ ACTIVE_S = 10.0
 QUIET = 0.05
 #: The part that a caller gets together with what the others use.
 TOGETHER = 0.5
+#: What a call that is sent away costs its caller, in seconds; some times what it takes. Whoever makes a hundred such
+#: calls a second has none answered until it stops. A SuperNode makes none.
+SENT_S = 0.002
+#: Seconds after which a greedy caller's call begins beside others.
+PATIENT_S = 0.25
 #: Longest wait for a place, in seconds. A SuperNode waits for 30 s for an answer.
 QUEUE_S = 15.0
 #: Seconds between two lines of the log on one caller.
@@ -110,6 +116,8 @@ class Call:
         Seconds for which it has waited for its turn at the database.
     admitted : callable
         Is called when it gets its place.
+    came : float
+        Since when it waits for its place.
     began : float or None
         When it got its place, in seconds of the SuperLink's time (of the clock for a large one).
     """
@@ -121,6 +129,7 @@ class Call:
     away: float = 0.0
     waited: float = 0.0
     admitted: Callable[[], object] = bool
+    came: float = 0.0
     began: float | None = None
 
 
@@ -215,6 +224,7 @@ class Fair:
 
     def wait(self, call: Call) -> None:
         """Let a call, whose body is here, wait for its place; `admitted` may be called at once."""
+        call.came = self.clock()
         self._queue.append(call)
         self.admit()
 
@@ -254,7 +264,7 @@ class Fair:
         """Take `seconds` off a caller's balance."""
         now = self.clock()
         self._fill(caller, now)
-        caller.balance -= seconds
+        caller.balance = max(-BURST_S, caller.balance - seconds)
         for one in (caller, self._all) if caller.known else (caller,):
             one.used, one.used_at = _used(one, now) + seconds, now
 
@@ -284,7 +294,10 @@ class Fair:
         if not caller.known and self._strangers >= STRANGERS:
             return False
         self._fill(caller, now)
-        return not self._greedy(caller, now) or (caller.balance > 0 and not caller.inside)
+        if not self._greedy(caller, now):
+            return True
+        late = call.large or not self._inside or now - call.came >= PATIENT_S
+        return caller.balance > 0 and not caller.inside and late
 
     def _enter(self, call: Call, now: float) -> None:
         call.began = now if call.large else self._work(now)
@@ -313,6 +326,7 @@ class Fair:
 
     def _sent(self, caller: Caller, now: float, why: str) -> Later:
         """Count a call that is sent away, say so in the log once a minute, and return the answer."""
+        self.charge(caller, SENT_S)
         caller.sent += 1
         if now - caller.told >= TOLD_S:
             more = f"{caller.sent} since the last line on it"
