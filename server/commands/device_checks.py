@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import ssl
+from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from time import time
+from typing import Any
 
 from fedcross.core.errors import StorageError
 from fedcross.core.plugins import PLUGIN_VARIABLE, named_folders
@@ -20,6 +24,8 @@ CONNECT_S = 5.0
 DOOR = "/v1/fleet/activate-node"
 MEDIA = "application/protobuf"
 REFUSED = 401
+#: How it refuses a call that is signed, but asks for what Flower does not allow: with a registered key, and without.
+KNOWN, UNKNOWN = 400, 412
 #: What the gateway answers while the SuperLink does not: an error of it, none to be had, too late. With the header
 #: Retry-After it says that the address has its share of calls.
 AWAY = (502, 503, 504)
@@ -112,6 +118,53 @@ def check_server(address: str, authority: Path) -> Iterator[Finding]:
     else:
         yield fault(f"{address}: answers {status} to {DOOR}. Is this the address of the gateway?")
     yield from check_clock(date, time())
+
+
+def check_registered(address: str, folder: Path) -> Iterator[Finding]:
+    """Ask the SuperLink at HOST:PORT whether it knows the device's key; nothing changes there.
+
+    A node that would join with a pause between heartbeats that Flower does not allow is told so, if its key is
+    registered, and else that it cannot join.
+    """
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+    from fedcross.core.admission import fingerprint
+
+    try:
+        [path] = folder.glob("*-node.key")
+        private: Any = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError):
+        return  # check_node_key says so
+    public, when = public_key_to_bytes(private.public_key()), datetime.now(UTC).isoformat()
+    headers = {
+        "Content-Type": MEDIA,
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
+        TIMESTAMP_HEADER: when,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(private, when.encode())).decode(),
+    }
+    host, _, port = address.rpartition(":")
+    try:
+        trust = ssl.create_default_context(cafile=folder / "ca.crt")
+        with closing(HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)) as connection:
+            body = ActivateNodeRequest(public_key=public, heartbeat_interval=0).SerializeToString()
+            connection.request("POST", DOOR, body=body, headers=headers)
+            status = connection.getresponse().status
+    except (OSError, HTTPException):
+        return  # check_server says so
+    name = f"{path}: key {fingerprint(public)}"
+    if status == KNOWN:
+        yield ok(f"{name} is registered at the SuperLink")
+    elif status == UNKNOWN:
+        yield fault(
+            f"{name}: no registered node has it. It was revoked, and is then never accepted again (on the device: "
+            "fedcross deploy rotate-key), or not registered yet (on the server: fedcross deploy register)."
+        )
+    else:
+        yield note(f"{name}: the SuperLink does not say now whether it is registered ({status}).")
 
 
 def check_clock(date: str | None, now: float) -> Iterator[Finding]:

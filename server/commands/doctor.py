@@ -25,7 +25,7 @@ from pathlib import Path
 from fedcross.core import ports
 from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import StorageError
-from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_server
+from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
 GIB = 2**30
@@ -226,6 +226,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         yield from check_node_key(arguments.device)
         if arguments.superlink:
             yield from check_server(arguments.superlink, arguments.device / "ca.crt")
+            yield from check_registered(arguments.superlink, arguments.device)
     for folder in arguments.keys:
         yield from check_keys(folder, arguments.authority)
     for port in arguments.listen:

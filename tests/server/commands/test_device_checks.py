@@ -124,6 +124,13 @@ def test_nobody_there_and_a_gateway_without_its_superlink(keys, gateway, monkeyp
     assert cause_of(other).name == "foreign_server"
 
 
+def test_a_registration_that_cannot_be_asked_for_is_no_fault(keys, gateway, tmp_path):
+    (other,) = device_checks.check_registered(gateway, keys)
+    assert (other.kind, "(401)" in other.text) == ("note", True)
+    assert not list(device_checks.check_registered("127.0.0.1:1", keys))
+    assert not list(device_checks.check_registered(gateway, tmp_path))
+
+
 def test_a_gateway_that_has_no_room_and_one_that_hangs(keys, gateway, monkeypatch):
     monkeypatch.setattr(Gateway, "status", 503)
     monkeypatch.setattr(Gateway, "retry", "5")
