@@ -291,7 +291,10 @@ def _superlink(plan: Plan) -> list[Object]:
         [*command.split(), "--host", "0.0.0.0"],  # noqa: S104 - its own pod's; the policies say who reaches it
         {"keys": pods.KEYS, "state": "/state"},
         {"cpu": "1", "memory": "2Gi"},
-        env=_env(**{name: plan.settings[name] for name in ("FEDCROSS_REPLY_OBJECTS", "FEDCROSS_REPLY_MIB")}),
+        env=_env(
+            FORWARDED_ALLOW_IPS="*",  # the policies let only the gateway name other addresses
+            **{name: plan.settings[name] for name in ("FEDCROSS_REPLY_OBJECTS", "FEDCROSS_REPLY_MIB")},
+        ),
         ports=[{"containerPort": SUPERLINK}],
         **pods.probes(health, period=5, timeout=10, start=300),
     )

@@ -25,6 +25,7 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.superlink import extensions
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
@@ -196,6 +197,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         fleet_handlers: "push_messages push_object pull_object get_fab get_run confirm_message_received activate_node "
         "deactivate_node pull_messages send_node_heartbeat",
         runtime_handlers: "push_messages pull_messages",
+        extensions: "get_middleware",
     }
     originals = [(module, one, getattr(module, one)) for module, some in names.items() for one in some.split()]
     for module, one, original in originals:
@@ -218,6 +220,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         found = getattr(module, one)
         while found is not original:  # until it has no further one
             found = found.__wrapped__
+    assert [one.cls.__name__ for one in extensions.get_middleware()] == ["Door"]
     for text in ("\n\x1b[2J", "Q" * 240_000, "\u202e", "\x9b31m"):  # Flower writes these fields to its log
         for call, field, request in (
             (fleet_handlers.get_fab, "hash_str", GetFabRequest(hash_str=text)),

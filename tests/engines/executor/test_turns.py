@@ -19,6 +19,7 @@ from flwr.supercore.object_store import sql_object_store
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from fedcross.engines.executor import turns as module
+from fedcross.engines.executor.fair import Call, Caller, current
 from fedcross.engines.executor.sweep import Sweeper
 from fedcross.engines.executor.turns import Turns, attach
 from tests.support.clock import Clock
@@ -69,6 +70,29 @@ def test_turns_come_one_at_a_time_in_the_order_of_asking(turns: Watched) -> None
     for one in threads:
         one.join(PATIENCE_S)
     assert order == [0, 1, 2]
+
+
+def test_the_time_until_the_turn_and_the_pause_after_it_are_not_the_callers(turns: Watched) -> None:
+    call = Call(Caller("node 1", known=True), "path")
+
+    def work() -> None:
+        current.set(call)
+        with turns.turn():
+            turns.clock.now += 0.3
+
+    def pause(seconds: float) -> None:
+        turns.clock.now += seconds
+
+    turns._sleep = pause
+    with turns.turn():
+        first = started(work)
+        turns.queued(1)
+        second = started(turns._take)
+        turns.queued(2)
+        turns.clock.now += 2.0
+    for one in (first, second):
+        one.join(PATIENCE_S)
+    assert call.waited == pytest.approx(2.0 + module.PAUSE_S + 0.3)
 
 
 def test_after_a_turn_others_have_the_lock_for_as_long_if_there_is_a_queue(turns: Watched) -> None:
