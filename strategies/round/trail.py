@@ -19,6 +19,8 @@ from fedcross.strategies.wire.protocol import Payload, Ticket, Trace, Upload
 
 #: Verdicts that are no reason of the guard.
 ACCEPTED, LOST, NOT_NEEDED = "accepted", "lost", "not_needed"
+#: What is said of a lost slot whose client was not asked.
+NOT_ASKED = "not asked: not connected, too slow for the deadline, or given up before the server was started again"
 #: Most characters of a rejected reply's detail that are kept.
 DETAIL = 200
 #: Receives the name of an event and its fields.
@@ -111,7 +113,9 @@ class Trail:
             found.append({**line, "detail": details[slot][:DETAIL]} if slot in details else line)
         for ticket in self._unanswered.values():
             verdict = NOT_NEEDED if ticket.expected.slot in won else LOST
-            found.append({**_nothing(verdict), **_whom(ticket), "sent": ticket.sent or None, "bytes_down": ticket.down})
+            line = {**_nothing(verdict), **_whom(ticket), "sent": ticket.sent or None, "bytes_down": ticket.down}
+            silent = {"detail": f"no reply in {_since(ticket):.0f} s, when the exchange ended"}
+            found.append(line | silent if verdict == LOST else line)
         named = {line["slot"] for line in found}
         # Nobody could be asked, or the process before this one had given it up.
         found.extend(never_asked(one.slot, one.client) for one in payloads if one.slot not in named)
@@ -129,7 +133,7 @@ class Trail:
 
 def never_asked(slot: int, client: int) -> dict[str, Any]:
     """Return the line of a slot whose client this process did not ask: not connected, or too slow for the deadline."""
-    return {**_nothing(LOST), "slot": slot, "client": client}
+    return {**_nothing(LOST), "slot": slot, "client": client, "detail": NOT_ASKED}
 
 
 def _whom(ticket: Ticket) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """How requests ended: one line for each, whatever became of it."""
 
+import re
+
 import numpy as np
 import pytest
 from flwr.app import Error, Message
@@ -9,6 +11,7 @@ from fedcross.server.commands.audit import devices
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.defence import Defence
+from fedcross.strategies.round.trail import never_asked
 from fedcross.strategies.wire.compression import Compression
 from fedcross.strategies.wire.digest import digest
 from tests.support.virtual import Clock, VirtualGrid, answers, fails, silent
@@ -54,6 +57,9 @@ def test_a_failed_client_a_silent_one_and_one_that_is_not_connected(play):
     assert failed["client"] == drawn[0]
     assert failed["received"] is None
     assert [fields["reason"] for name, fields in events if name == "slot_lost"] == ["client_error", "lost"]
+    [silence] = [line for line in lines if line["slot"] == 1]
+    assert re.fullmatch(r"no reply in \d+ s, when the exchange ended", silence["detail"])
+    assert never_asked(1, 2)["detail"].startswith("not asked: ")
 
 
 @pytest.mark.parametrize(("node", "verdict"), [(1, "lost"), (None, "client_error")])
