@@ -45,6 +45,7 @@ FLEET = "/v1/fleet/"
 KEY, SIGNATURE, TIME = (
     name.encode() for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
 )
+READ = frozenset({KEY, SIGNATURE, TIME, b"content-length"})
 #: Longest header with a public key; Flower's have some 300 bytes.
 LONGEST = 1024
 #: Seconds for which the door checks signatures itself after a call with a known key was refused.
@@ -55,7 +56,7 @@ SMALL, MORE = 16384, 4
 #: Seconds for a body, and for a stranger's.
 BODY_S, STRANGERS_BODY_S = 120.0, 10.0
 #: Addresses at which a node is known, and all pairs of key and address that are remembered.
-ADDRESSES, REMEMBERED = 16, 20_000
+ADDRESSES, REMEMBERED = 256, 20_000
 UNAUTHORIZED, TOO_LATE = 401, 503
 #: The words with which Flower refuses a signature.
 WRONG = "Invalid SuperNode authentication"
@@ -78,6 +79,15 @@ def network(address: str) -> str:
         return str(ipaddress.ip_network(f"{address.partition('%')[0]}/64", strict=False))
     except ValueError:
         return address
+
+
+def key_in(headers: dict[bytes, bytes]) -> bytes:
+    """Return the public key in the headers, which can be written there in several ways; empty if it is none."""
+    text = headers.get(KEY, b"")
+    try:
+        return b64decode(text, validate=True) if len(text) <= LONGEST else b""
+    except binascii.Error:
+        return b""
 
 
 def signed(headers: dict[bytes, bytes]) -> bool:
@@ -148,8 +158,11 @@ class Door:
             await self._app(scope, receive, send)
             return
         self._fair.later = asyncio.get_running_loop().call_later
-        headers = {name: value for name, value in scope["headers"] if name in (KEY, SIGNATURE, TIME, b"content-length")}
-        key, address = headers.get(KEY, b""), network((scope.get("client") or ("",))[0])
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            if name in READ:
+                headers.setdefault(name, value)  # of several, Flower reads the first
+        key, address = key_in(headers), network((scope.get("client") or ("",))[0])
         pair = self.pairs.find(key, address)
         sure = False
         if pair is not None and pair.doubt > self._fair.clock():
@@ -226,7 +239,7 @@ class Door:
         fair, now = self._fair, self._fair.clock()
         if call.node is not None:
             caller: Caller = fair.node(call.node)
-            if len(key) <= LONGEST:
+            if key:
                 self.pairs.add(key, address, call.node)
             if call.away:
                 caller.away[call.path] = now + call.away
