@@ -89,7 +89,7 @@ def _add_runs(
     return signature, code
 
 
-_runs = intrinsic(_add_runs)
+_runs: Any = intrinsic(_add_runs)
 
 
 def _places(index: NDArray[np.int64], columns: int, row: int, column: int, out: NDArray[np.int32]) -> None:
