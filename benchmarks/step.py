@@ -35,9 +35,9 @@ BATCH, STEPS, TURNS = 50, 40, 7
 LR, MOMENTUM = 0.01, 0.5
 #: Row -> prefixes of the operations' names. Other operations count as the rest.
 ROWS = {
-    "convolutions, backward": ("aten::convolution_backward",),
+    "convolutions, backward": ("aten::convolution_backward", "_BothBackward"),
     "convolutions, forward": ("aten::mkldnn_convolution", "aten::convolution", "aten::_convolution", "aten::conv2d"),
-    "max-pool, forward": ("aten::max_pool2d", "_Pool"),
+    "max-pool, forward": ("aten::max_pool2d", "_Pool", "_Both"),
     "max-pool, backward": ("aten::max_pool2d_with_indices_backward", "_PoolBackward"),
     "fully connected layers": ("aten::mm", "aten::addmm", "aten::linear"),
     "ReLU": ("aten::relu", "aten::clamp_min", "aten::threshold_backward"),

@@ -12,6 +12,7 @@ from torch import nn
 from fedcross.core.errors import ConfigError
 from fedcross.tasks.base import Task
 from fedcross.tasks.models.dropout import Dropout
+from fedcross.tasks.models.pooling import Convolution
 
 
 class Split(nn.Sequential):
@@ -129,7 +130,7 @@ def block(channels_in: int, channels_out: int, kernel: int, padding: int, pool: 
 
     ReLU after a max-pool gives the same values as before it, on a quarter of the elements.
     """
-    return [nn.Conv2d(channels_in, channels_out, kernel, padding=padding), pool, nn.ReLU()]
+    return [Convolution(channels_in, channels_out, kernel, padding), pool, nn.ReLU()]
 
 
 def xavier(model: Split) -> Split:

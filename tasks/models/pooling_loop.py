@@ -1,4 +1,4 @@
-"""The loop of :mod:`tasks.models.pooling`, compiled with numba at its first call; importing it imports numba."""
+"""The loops of :mod:`tasks.models.pooling`, compiled with numba at their first call; importing it imports numba."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+LANES = 8
+"""Float32 numbers that are multiplied at once. Runs of numbers are padded to a multiple of it."""
+
+_word = numba.uintp
 
 
 def _pool(x: NDArray[Any], out: NDArray[Any], index: NDArray[np.int64]) -> None:
@@ -42,3 +50,112 @@ def _pool(x: NDArray[Any], out: NDArray[Any], index: NDArray[np.int64]) -> None:
 
 
 pool = numba.njit(nogil=True)(_pool)
+
+
+def _add_runs(
+    _: Any,
+    to: Any,  # noqa: ARG001
+    what: Any,  # noqa: ARG001
+    factor: Any,  # noqa: ARG001
+    runs: Any,  # noqa: ARG001
+    vectors: Any,  # noqa: ARG001
+    to_step: Any,  # noqa: ARG001
+    step: Any,  # noqa: ARG001
+) -> tuple[Any, Any]:
+    """Return numba's signature and code of ``to[r] += factor * what[r]`` for `runs` runs of ``vectors * LANES`` floats.
+
+    `to` and `what` are addresses, `to_step` and `step` the bytes from one run to the next. Written for LLVM, because
+    numba asks before each of the short runs whether the two overlap, which takes longer than the run. The product is
+    rounded before it is added, so every processor finds the same bits.
+    """
+    signature = numba.void(_word, _word, numba.float32, _word, _word, _word, _word)
+
+    def code(context: Any, build: Any, _: Any, given: Any) -> Any:
+        to, what, factor, runs, vectors, to_step, step = given
+        kind = ir.VectorType(ir.FloatType(), LANES)
+        factors = ir.Constant(kind, ir.Undefined)
+        for lane in range(LANES):
+            factors = build.insert_element(factors, factor, ir.Constant(ir.IntType(32), lane))
+        size = ir.Constant(to.type, LANES * 4)
+        with cgutils.for_range(build, runs) as run:
+            target, source = (build.add(at, build.mul(run.index, by)) for at, by in ((to, to_step), (what, step)))
+            with cgutils.for_range(build, vectors) as vector:
+                places = [build.add(at, build.mul(vector.index, size)) for at in (target, source)]
+                here, there = (build.inttoptr(place, kind.as_pointer()) for place in places)
+                old, new = build.load(here, align=4), build.load(there, align=4)
+                build.store(build.fadd(old, build.fmul(factors, new)), here, align=4)
+        return context.get_dummy_value()
+
+    return signature, code
+
+
+_runs: Any = intrinsic(_add_runs)
+
+
+def _places(index: NDArray[np.int64], columns: int, row: int, column: int, out: NDArray[np.int32]) -> None:
+    """Write for each `index` of a pooled picture with `columns` columns ``its row * row + its column * column``."""
+    wide, by, each = np.uint32(columns), np.uint32(row), np.uint32(column)
+    for i in range(len(index)):
+        place = np.uint32(index[i])
+        line = place // wide
+        out[i] = line * by + (place - line * wide) * each
+
+
+def _weights(
+    gradient: NDArray[np.float32], places: NDArray[np.int32], x: NDArray[np.float32], image: int, row: int,
+    out: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """Add to `out` the gradient of a convolution's weights.
+
+    Parameters
+    ----------
+    gradient : float32 array (n, windows, channels), C-contiguous
+        Of the pool's output. Where it is 0 nothing is done.
+    places : int32 array, of that size
+        Where in its picture the patch begins from which the largest value of the window was made.
+    x : float32 array, flat
+        The pictures, each `image` numbers, each row of pixels `row` numbers; at least ``out.shape[2]`` more at the end.
+    out : float32 array (channels, kernel rows, run), C-contiguous
+        Run is a multiple of LANES; what is beyond the kernel's columns is not to be read.
+    """
+    n, windows, channels = gradient.shape
+    _, high, run = out.shape
+    pixels, target = _word(x.ctypes.data), _word(out.ctypes.data)
+    vectors, step, line = _word(run // LANES), _word(run * 4), _word(row * 4)
+    for i in range(n):
+        start = _word(i * image)
+        for c in range(channels):
+            own = target + _word(c * high) * step
+            for k in range(windows):
+                g = gradient[i, k, c]
+                if g != 0:
+                    at = start + _word(places[(i * windows + k) * channels + c])
+                    _runs(own, pixels + at * _word(4), g, _word(high), vectors, step, line)
+
+
+def _inputs(
+    gradient: NDArray[np.float32], places: NDArray[np.int32], weights: NDArray[np.float32], image: int, row: int,
+    out: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """Add to `out` the gradient of a convolution's input; the parameters are those of :func:`_weights`.
+
+    `weights` (channels, kernel rows, run) has zeros beyond the kernel's columns; `out` is as `x` there.
+    """
+    n, windows, channels = gradient.shape
+    _, high, run = weights.shape
+    pixels, source = _word(out.ctypes.data), _word(weights.ctypes.data)
+    vectors, step, line = _word(run // LANES), _word(run * 4), _word(row * 4)
+    for i in range(n):
+        start = _word(i * image)
+        for c in range(channels):
+            own = source + _word(c * high) * step
+            for k in range(windows):
+                g = gradient[i, k, c]
+                if g != 0:
+                    at = start + _word(places[(i * windows + k) * channels + c])
+                    _runs(pixels + at * _word(4), own, g, _word(high), vectors, line, step)
+
+
+places = numba.njit(nogil=True)(_places)
+weights = numba.njit(nogil=True)(_weights)
+inputs = numba.njit(nogil=True)(_inputs)
