@@ -100,7 +100,7 @@ MORE = {
     "engines/batched.py": ["tests/client/test_device.py"],
 }  # fmt: skip
 #: Files whose tests would compile numba's loops anew for each mutant: they run as plain Python instead.
-INTERPRETED = {"strategies/pool/blocks.py", "strategies/pool/kernels.py"}
+INTERPRETED = {"strategies/pool/blocks.py", "strategies/pool/kernels.py", "strategies/pool/passes.py"}
 
 
 def own_tests(file: str, root: Path = ROOT) -> list[str]:
