@@ -216,3 +216,10 @@ def test_among_scales_up_what_is_left():
     mixing = Mixing(({0: 0.5, 1: 0.25, 2: 0.25}, {1: 1.0}, {0: 1.0}))
     allowed = np.array([[True, True, False], [True, True, True], [False, False, True]])
     assert among(mixing, allowed).rows == ({0: 2 / 3, 1: 1 / 3}, {1: 1.0}, {2: 1.0})
+
+
+def test_among_leaves_a_row_alone_of_which_nothing_goes():
+    """Ten weights of .1 sum to a little less than 1; scaled up they would be other numbers."""
+    mixing = Mixing((dict.fromkeys(range(10), 0.1), *({i: 1.0} for i in range(1, 10))))
+    assert sum([0.1] * 10) != 1
+    assert among(mixing, np.ones((10, 10), bool)).rows == mixing.rows
