@@ -7,14 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedcross.client import visit, workshop
 from fedcross.client.flat_model import ModuleNet
 from fedcross.conf.schema import Train
 from fedcross.core.errors import ProtocolError
+from fedcross.strategies.wire.protocol import EXTRA, SCALES
+from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.models.dropout import Dropout
 from tests.support.federation import run
 
@@ -71,6 +74,23 @@ def test_a_visit_starts_from_the_model_of_its_message(arrivals: list[Any]) -> No
     arrived = visit.arrive(shop, content, net, wire)
     assert all((arrived.visit.params[name].numpy() == sent[name]).all() for name in arrived.visit.params)
     assert not any((array == 7).all() for array in arrived.received.values())
+
+
+@pytest.mark.parametrize("down", ["float32", "float16", "int8"])
+def test_only_compressed_models_are_decoded(down: str) -> None:
+    """With the scales, where the message has some; further arrays travel as they are."""
+
+    def received(model: Arrays, scales: Arrays) -> Arrays:
+        return {"w": model["w"].astype(np.float32) * scales.get("w", np.float32(3))}
+
+    records = {"arrays": ArrayRecord({"w": Array(np.ones(2, np.float32))})}
+    records[f"{EXTRA}more"] = ArrayRecord({"v": Array(np.zeros(1, np.float32))})
+    if down == "int8":
+        records[SCALES] = ArrayRecord({"w": Array(np.full(1, 2, np.float32))})
+    wire: Any = SimpleNamespace(settings=SimpleNamespace(down=down), received=received)
+    model, extras = visit._arrays(wire, RecordDict(dict(records)))
+    assert model["w"].tolist() == {"float32": [1, 1], "float16": [3, 3], "int8": [2, 2]}[down]
+    assert {name: {n: a.tolist() for n, a in group.items()} for name, group in extras.items()} == {"more": {"v": [0]}}
 
 
 def test_a_method_may_ask_for_other_epochs_and_another_rate() -> None:

@@ -164,6 +164,26 @@ def test_a_round_that_does_not_fit_is_split_and_gives_the_same() -> None:
         agree(a, b, EXACT)
 
 
+@pytest.mark.parametrize("sizes", [(1, 50, 50), (50, 1, 50), (50, 50, 1)])
+def test_the_memory_of_the_largest_client_is_counted(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None:
+    """The limit holds whichever client comes first."""
+    net, objective = v.small_net(), Objective(Settings())
+    works = [v.work(net, objective, v.visit(net, i, n)) for i, n in enumerate(sizes)]
+    large, small = (works[sizes.index(n)] for n in (50, 1))
+    limit = next(m for m in range(10_000, 10**7, 1_000) if fitting(net, objective, large, 4, m) == 2)
+    assert fitting(net, objective, small, 4, limit) > 2
+    stacked: list[int] = []
+    real = trainer._Stack.train
+
+    def noted(self: Any, augment: Any) -> Any:
+        stacked.append(len(self.visits))
+        return real(self, augment)
+
+    monkeypatch.setattr(trainer._Stack, "train", noted)
+    train_batched(net, objective, works, v.settings(epochs=1), memory=limit)
+    assert stacked == [2, 1]
+
+
 def test_more_memory_fits_more_clients() -> None:
     net = v.small_net()
     objective = Objective(Settings())
