@@ -60,15 +60,15 @@ def train_batched(
     """
     results: dict[int, Trained] = {}
     for kind in alike(works, objective.by_row):
-        one = works[kind[0]]
+        # Clients with the most steps come first, so that the clients still training are always the head of the stack.
+        ordered = sorted(kind, key=lambda i: -len(works[i].visit.y))
+        one = works[ordered[0]]  # the largest: where it fits, all do
         measure = partial(fitting, net, objective, one, settings.batch, memory)
         size = (
             measure()
             if together is None
             else together.at_once(one, settings, len(kind), measure, remember=memory is None)
         )
-        # Clients with the most steps come first, so that the clients still training are always the head of the stack.
-        ordered = sorted(kind, key=lambda i: -len(works[i].visit.y))
         while ordered:
             part = ordered[:size]
             try:

@@ -68,7 +68,7 @@ class SlicedPool(Pool):
         trained = np.arange(layout.size) < layout.parameter_size
         order = np.lexsort((lowest, ~trained))
         #: Column of each value of the full model, in the order of the layout.
-        self.columns = np.empty(layout.size, np.int32 if layout.size < 2**31 else np.int64)
+        self.columns = np.empty(layout.size, _column_type(layout.size))
         self.columns[order] = np.arange(layout.size, dtype=self.columns.dtype)
         self.bands = _bands(lowest[order], trained[order])
 
@@ -229,6 +229,11 @@ def among(mixing: Mixing, allowed: NDArray[np.bool_]) -> Mixing:
             kept = {j: weight / total for j, weight in kept.items()} if len(kept) > 1 else dict.fromkeys(kept, 1.0)
         rows.append(kept or {i: 1.0})
     return Mixing(tuple(rows))
+
+
+def _column_type(size: int) -> type[np.int32 | np.int64]:
+    """Return the smaller of two types that can number `size` columns."""
+    return np.int32 if size < 2**31 else np.int64
 
 
 def _bands(ranks: NDArray[np.int8], trained: NDArray[np.bool_]) -> tuple[Band, ...]:

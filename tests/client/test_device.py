@@ -208,10 +208,13 @@ def test_too_little_memory_halves_the_stack_and_tries_again(monkeypatch: pytest.
         return real(self, augment)
 
     monkeypatch.setattr(batched._Stack, "train", small)
+    rooms: list[tuple[torch.device, int]] = []
+    monkeypatch.setattr(batched, "_make_room", lambda *given: rooms.append(given))
     limit = 1
     for a, b in zip(batched.train_batched(net, objective, works, v.settings()), whole, strict=True):
         torch.testing.assert_close(a.flat, b.flat, rtol=0, atol=1e-10)
     assert tried == [4, 2, 1, 1, 1, 1]
+    assert rooms == [(net.device, 2), (net.device, 1)]
     limit = 0
     with pytest.raises(torch.OutOfMemoryError):
         batched.train_batched(net, objective, works, v.settings())

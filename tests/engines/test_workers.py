@@ -21,9 +21,10 @@ from fedcross.client.app import app as client_app
 from fedcross.client.app import warm_for
 from fedcross.conf.compose import join
 from fedcross.conf.schema import load
+from fedcross.core.site import DEVICE
 from fedcross.engines import workers as workers_module
 from fedcross.engines.arena import Arena, pack, unpack
-from fedcross.engines.grid import FIRST_NODE, LocalGrid
+from fedcross.engines.grid import FIRST_NODE, RUN_ID, LocalGrid
 from fedcross.engines.job import Job
 from fedcross.engines.local import Params, open_grid
 from fedcross.engines.workers import WorkersGrid
@@ -233,6 +234,18 @@ def test_workers_that_are_not_forked_find_the_app_by_its_name_and_take_the_gpus_
         replies = list(grid.send_and_receive([message(client) for client in (2, 3, 4)]))
         assert sorted(str(config(reply)["device"]) for reply in replies) == ["cuda:0", "cuda:0", "cuda:1"]
         assert {type(worker.process).__name__ for worker in grid._pool} == {"SpawnProcess"}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_not_forked_takes_the_runs_device_and_may_make_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a system without a safe fork. A message of its own takes the run from the process, as in Flower."""
+    monkeypatch.setenv(DEVICE, "cuda:7")
+    with workers(1, fork=False, app_path="tests.support.toy:app") as grid:
+        (reply,) = grid.send_and_receive([message(0, "make")])
+        assert (config(reply)["device"], config(reply)["run"]) == ("cuda:7", RUN_ID)
+        assert type(grid._pool[0].process).__name__ == "SpawnProcess"
 
 
 def test_an_arena_grows_on_both_sides_and_its_messages_own_their_arrays() -> None:

@@ -75,6 +75,33 @@ def test_collaborators_are_chosen_among_all_uploads_of_a_group():
     assert method.pool.integers.ravel().tolist() == [5, 7]
 
 
+def test_slots_that_arrive_together_choose_by_their_own_number_of_uploads():
+    """Slot 1 has its second upload, so it takes the next but one, slot 0, which is one behind: .875 16 + .125 8 = 15.
+
+    The others have their first and take the next one: .75 8 + .25 16 = 10 and .75 0 + .25 8 = 2.
+    """
+    method = begun()
+    feed(method, s1=4.0)
+    feed(method, s0=8.0, s1=16.0, s2=0.0)
+    assert rows(method) == [10, 15, 2]
+
+
+@pytest.mark.parametrize(("similarity", "expected"), [("cosine", [0.75, 0.25]), ("manhattan", [3.25, 0.0])])
+def test_the_measure_decides_whose_upload_is_the_least_similar(similarity, expected):
+    """Uploads a = (1, 0), b = (10, 0), c = (0, 1); slot 0 has had none and is nobody's collaborator.
+
+    The cosine of a and c is 0, of a and b 1: a mixes with c. |a - b| is 9, |a - c| is 2: it mixes with b.
+    """
+    method = FedCrossAsync(clients_per_round=4, selection="lowest_similarity", similarity=similarity, alpha=0.75)
+    method.begin({"w": np.zeros(2, np.float32)}, {"w"})
+    values = {1: [1, 0], 2: [10, 0], 3: [0, 1]}
+    method.aggregate(
+        Round(1, 0, (), 0), [Upload(0, slot, {"w": np.float32(w)}, {}, 1, {}) for slot, w in values.items()]
+    )
+    assert method.pool.rows[1].tolist() == expected
+    assert method.pool.rows[0].tolist() == [0, 0]
+
+
 def test_alpha_1_mixes_nothing_and_an_empty_group_changes_nothing():
     method = begun(2, alpha=1.0)
     feed(method, s0=4.0, s1=8.0)

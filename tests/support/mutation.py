@@ -51,7 +51,11 @@ MORE = {
         "tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_kernels.py",
         "tests/strategies/pool/test_similarity.py",
     ],
-    "strategies/pool/kernels.py": ["tests/strategies/pool/test_pool.py"],
+    "strategies/pool/kernels.py": ["tests/strategies/pool/test_pool.py", "tests/strategies/pool/test_passes.py"],
+    "strategies/pool/passes.py": [
+        "tests/strategies/test_masterpull.py", "tests/strategies/test_fedmut.py", "tests/strategies/test_fedmr.py",
+    ],
+    "strategies/pool/sliced.py": ["tests/strategies/test_fedcross_widths.py"],
     "strategies/parts/averaging.py": ["tests/strategies/test_fedavg.py"],
     "strategies/parts/objective.py": ["tests/client/test_trainer.py", "tests/strategies/test_fedavg.py"],
     "strategies/round/exchange.py": ["tests/strategies/test_start.py"],
@@ -81,13 +85,22 @@ MORE = {
     "strategies/parts/late.py": ["tests/strategies/test_fedsam.py", "tests/strategies/test_ima.py"],
     "strategies/round/async_pool.py": ["tests/strategies/test_fedcross_async.py", "tests/strategies/test_gitfl.py"],
     "strategies/round/sized_model.py": ["tests/strategies/test_heterofl.py", "tests/strategies/test_adaptivefl.py"],
-    "client/batched/state.py": ["tests/client/batched/test_trainer.py", "tests/engines/test_batched.py"],
-    "client/batched/stepper.py": ["tests/client/batched/test_trainer.py"],
+    "client/batched/trainer.py": ["tests/client/batched/test_captured.py", "tests/client/test_device.py"],
+    "client/batched/state.py": ["tests/client/batched/test_trainer.py", "tests/client/batched/test_captured.py"],
+    "client/batched/stepper.py": [
+        "tests/client/batched/test_trainer.py", "tests/client/batched/test_captured.py",
+        "tests/strategies/test_fedsam.py",
+    ],
     "client/batched/masked_norm.py": ["tests/client/batched/test_trainer.py", "tests/client/batched/test_captured.py"],
-    "client/visit.py": ["tests/client/test_app.py", "tests/client/test_state.py", "tests/client/test_attack.py"],
+    "client/visit.py": [
+        "tests/client/test_app.py", "tests/client/test_state.py", "tests/client/test_attack.py",
+        "tests/client/test_local.py", "tests/client/test_privacy.py", "tests/strategies/test_centralized.py",
+    ],
+    "strategies/fedcross_async.py": ["tests/strategies/round/test_visits.py"],
+    "engines/batched.py": ["tests/client/test_device.py"],
 }  # fmt: skip
 #: Files whose tests would compile numba's loops anew for each mutant: they run as plain Python instead.
-INTERPRETED = {"strategies/pool/blocks.py", "strategies/pool/kernels.py"}
+INTERPRETED = {"strategies/pool/blocks.py", "strategies/pool/kernels.py", "strategies/pool/passes.py"}
 
 
 def own_tests(file: str, root: Path = ROOT) -> list[str]:

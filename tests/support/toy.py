@@ -26,6 +26,9 @@ def train(message: Message, context: Context) -> Message:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "sleep":
         time.sleep(600)
+    run = 0  # that of a message of its own, if it makes one
+    if how == "make":
+        run = Message(RecordDict(), dst_node_id=message.metadata.src_node_id, message_type="train").metadata.run_id
     before = context.state.config_records.get("seen", ConfigRecord({"times": 0}))
     times = int(before["times"]) + 1
     context.state["seen"] = ConfigRecord({"times": times})
@@ -39,6 +42,7 @@ def train(message: Message, context: Context) -> Message:
                     "pid": os.getpid(),
                     "who": context.node_config["partition-id"],
                     "device": os.environ.get(DEVICE, ""),
+                    "run": run,
                 }
             ),
         }

@@ -54,6 +54,25 @@ def test_one_recording_serves_all_rounds(objective: Objective, layers: str) -> N
     assert recorder.replays >= 6 + 4 + 6 - 3  # all steps but the first of those rounds that compare
 
 
+class Spare(nn.Module):
+    """Has a weight that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_a_weight_without_a_gradient_decays_as_in_the_sequential_trainer() -> None:
+    torch.manual_seed(7)
+    net = ModuleNet(Split(nn.Sequential(nn.Flatten(), Spare()), nn.Linear(72, 3)).double(), v.CPU)
+    together, recorder = compared(net, Objective(Settings()), rounds(net, (9, 5), (7, 6)))
+    assert together.refused is None
+    assert recorder.recordings == 1
+
+
 class Table(Objective):
     """Compares scores with all rows of a table; ``visit.config`` says how many it has."""
 

@@ -1,5 +1,7 @@
 """How a pool is cut into blocks, and what runs them; tests/strategies/pool/test_pool.py tests what they compute."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,17 @@ def test_each_thread_computes_with_one_thread_of_torch(count):
     finally:
         torch.set_num_threads(before)
     assert seen == {0: 1, 1: 1, 2: 1}
+
+
+def test_one_thread_is_the_callers_own():
+    threads = torch.get_num_threads()
+    seen = set()
+    try:
+        torch.set_num_threads(1)
+        blocks.over_groups(lambda *_: seen.add(threading.get_ident()), blocks.column_groups(2**20, 4, 0, 256 * 4 * 3))
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == {threading.get_ident()}
 
 
 @pytest.mark.parametrize(("limit", "compiled"), [(0, True), (1, False)])

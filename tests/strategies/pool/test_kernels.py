@@ -71,3 +71,12 @@ def test_what_is_copied_stays_even_if_it_is_not_finite():
     rows = np.array([[1.0, 2.0, 3.0], [np.inf, -np.inf, np.nan]], np.float32)
     mix(rows, np.array([0]), np.array([[1]]), np.ones((1, 1), np.float32), 0, 3, np.empty((2, MIX_CHUNK), np.float32))
     assert rows[0].tobytes() == rows[1].tobytes()
+
+
+def test_two_rows_change_places_over_several_chunks():
+    """Each of two targets has its own source, also behind the first chunk."""
+    rows = np.arange(2 * (2 * MIX_CHUNK + 5), dtype=np.float32).reshape(2, -1)
+    before = rows.copy()
+    shares, scratch = np.ones((2, 1), np.float32), np.empty((2, MIX_CHUNK), np.float32)
+    mix(rows, np.arange(2), np.array([[1], [0]]), shares, 0, rows.shape[1], scratch)
+    np.testing.assert_array_equal(rows, before[::-1])

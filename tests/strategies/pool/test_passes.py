@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcross.strategies.pool import blocks
+from fedcross.strategies.pool import blocks, kernels
 from fedcross.strategies.pool.layout import Layout
 from fedcross.strategies.pool.passes import mutate, pull, recombine
 from fedcross.strategies.pool.pool import Pool
@@ -96,3 +96,45 @@ def test_the_compiled_loops_agree_with_the_plain_ones(make, monkeypatch):
     cut = filled()
     make(cut)
     assert (cut.rows == compiled.rows).all()
+
+
+@pytest.mark.parametrize(("limit", "compiled"), [(0, True), (1, False)])
+def test_pools_of_just_that_many_bytes_use_the_compiled_loops(limit, compiled, monkeypatch):
+    used = set()
+    pool = filled()
+    monkeypatch.setattr(blocks, "KERNEL_BYTES", pool.rows.nbytes + limit)
+    for name in ("move", "pull", "mutate"):
+        monkeypatch.setattr(kernels, name, lambda *given, name=name: used.add(name))
+    recombined(pool)
+    pull(pool, [0, 1], 0.5)
+    mutated(pool)
+    assert used == ({"move", "pull", "mutate"} if compiled else set())
+
+
+def test_who_is_not_pulled_stays_even_beside_a_model_that_is_not_finite():
+    """A lone member has nobody to be pulled to, and all of one's own is no pull."""
+    pool = filled()
+    pool.rows[0], pool.rows[1, 7] = np.nan, np.inf
+    before = pool.rows.copy()
+    pull(pool, [1], 0.5)
+    pull(pool, [0, 1, 2], 1.0)
+    np.testing.assert_array_equal(pool.rows, before)
+
+
+def test_two_members_are_pulled_by_hand():
+    """Mean 6 of 4 and 8, own .25: 5.5 and 6.5. Of 10 and 14: 11.5 and 12.5, of 20 and 30: 23.75 and 26.25, cut."""
+    pool = Pool(Layout.of({"w": np.zeros(1, np.float32), "n": np.zeros(2, np.int64)}, {"w"}), 3)
+    pool.rows[:, 0], pool.integers[...] = [4, 100, 8], [[10, 20], [1, 1], [14, 30]]
+    pull(pool, [0, 2], 0.25)
+    assert pool.rows[:, 0].tolist() == [5.5, 100, 6.5]
+    assert pool.integers.tolist() == [[11, 23], [1, 1], [12, 26]]
+
+
+def test_an_entry_after_many_counters_moves():
+    """Counters have numbers among the entries, but no columns."""
+    arrays = {**{f"n{i}": np.array(0) for i in range(3)}, "w": np.zeros(1, np.float32)}
+    pool = Pool(Layout.of(arrays, {"w"}), 2)
+    pool.rows[:, 0], pool.integers[:, 1] = [5, 7], [1, 2]
+    recombine(pool, [0, 1], np.array([[0, 1], [1, 0], [0, 1], [1, 0]]))
+    assert pool.rows[:, 0].tolist() == [7, 5]
+    assert pool.integers.tolist() == [[0, 2, 0], [0, 1, 0]]

@@ -10,7 +10,7 @@ from fedcross.strategies.pool.layout import Layout
 from fedcross.strategies.pool.mixing import Mixing, cross, identity, uniform
 from fedcross.strategies.pool.pool import Pool
 from fedcross.strategies.pool.similarity import FROM_GRAM, cosine
-from fedcross.strategies.pool.sliced import SlicedPool, among
+from fedcross.strategies.pool.sliced import SlicedPool, _column_type, among
 from fedcross.tasks.models.slicing.plan import FULL, Group, Plan, Segment, Size
 
 HIDDEN = (Segment(0, 1),)
@@ -58,6 +58,19 @@ def test_a_slot_returns_what_was_written_and_nothing_lies_beyond_its_corner():
     assert pool.rows.nbytes == 3 * 13 * 4
 
 
+def test_counters_may_be_vectors():
+    layout = Layout.of({**full(), "n": np.zeros(2, np.int64)}, {"in", "out", "bias"})
+    pool = SlicedPool(layout, (WIDE, NARROW), PLAN)
+    for slot, size in enumerate(pool.sizes):
+        pool.write(slot, {**PLAN.corner(full(), size), "n": np.array([3, 4]) + slot})
+    assert [pool.model(slot)["n"].tolist() for slot in (0, 1)] == [[3, 4], [4, 5]]
+
+
+def test_columns_have_numbers_of_four_bytes_where_these_suffice():
+    assert pool_of(WIDE, NARROW).columns.dtype == np.int32
+    assert [_column_type(size) for size in (1, 2**31 - 1, 2**31)] == [np.int32, np.int32, np.int64]
+
+
 def test_bands_are_the_columns_that_exactly_the_same_sizes_have():
     bands = [(b.stop - b.start, b.rank, b.trained) for b in pool_of(WIDE, MIDDLE, NARROW).bands]
     assert bands == [(4, 0, True), (3, 1, True), (3, 2, True), (1, 0, False), (1, 1, False), (1, 2, False)]
@@ -98,6 +111,9 @@ def test_the_global_models_are_means_over_the_slots_that_have_a_value():
     assert [m["mean"].tolist() for m in (wide, middle, narrow)] == [[4, 5, 6], [20, 21], [40]]
     assert [int(m["n"]) for m in (wide, middle, narrow)] == [2, 5, 7]
     assert pool.mean()["out"].tolist() == wide["out"].tolist()
+    for some in ({"members": [0]}, {"out": full()}):
+        with pytest.raises(NotImplementedError):
+            pool.mean(**some)
 
 
 def test_equal_widths_mix_their_statistics():
@@ -200,3 +216,10 @@ def test_among_scales_up_what_is_left():
     mixing = Mixing(({0: 0.5, 1: 0.25, 2: 0.25}, {1: 1.0}, {0: 1.0}))
     allowed = np.array([[True, True, False], [True, True, True], [False, False, True]])
     assert among(mixing, allowed).rows == ({0: 2 / 3, 1: 1 / 3}, {1: 1.0}, {2: 1.0})
+
+
+def test_among_leaves_a_row_alone_of_which_nothing_goes():
+    """Ten weights of .1 sum to a little less than 1; scaled up they would be other numbers."""
+    mixing = Mixing((dict.fromkeys(range(10), 0.1), *({i: 1.0} for i in range(1, 10))))
+    assert sum([0.1] * 10) != 1
+    assert among(mixing, np.ones((10, 10), bool)).rows == mixing.rows

@@ -1,0 +1,121 @@
+"""A visit's parts alone: what a message asks for, what stays in memory, and which model it starts from."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from fedcross.client import visit, workshop
+from fedcross.client.flat_model import ModuleNet
+from fedcross.conf.schema import Train
+from fedcross.core.errors import ProtocolError
+from fedcross.strategies.wire.protocol import EXTRA, SCALES
+from fedcross.strategies.wire.records import Arrays
+from fedcross.tasks.models.dropout import Dropout
+from tests.support.federation import run
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What :func:`visit.arrive` was given in a small run."""
+    given: list[Any] = []
+
+    def noted(*one: Any) -> visit.Arrived:
+        given.append(one)
+        return visit.arrive(*one)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workshop, "arrive", noted)
+        run(tmp_path, "rounds=1")
+    return given
+
+
+def test_another_base_than_the_servers_is_refused(arrivals: list[Any]) -> None:
+    shop, content, net, wire = arrivals[0]
+    asked = content.config_records["config"]
+    shop.base = "a" * 64
+    for base in ("", "a" * 64):
+        asked["base"] = base
+        visit.arrive(shop, content, net, wire)
+    asked["base"] = "b" * 64
+    with pytest.raises(ProtocolError, match=r"SHA-256 is a{16}\.\.\. here and b{16}\.\.\. at the server"):
+        visit.arrive(shop, content, net, wire)
+
+
+def test_dropout_is_drawn_anew_for_every_round_and_client(arrivals: list[Any]) -> None:
+    shop, content, net, wire = arrivals[0]
+    module = copy.deepcopy(net.module)
+    module.add_module("drop", Dropout(0.5))
+    own = ModuleNet(module, CPU)
+    asked = content.config_records["config"]
+    states = []
+    for number, client in ((1, 0), (2, 0), (1, 1), (1, 0)):
+        asked["round"], asked["client"] = number, client
+        arrived = visit.arrive(shop, content, own, wire)
+        assert list(arrived.scratch) == ["drop.state"]
+        states.append(int(arrived.scratch["drop.state"]))
+    assert len(set(states)) == 3
+    assert states[3] == states[0]
+
+
+def test_a_visit_starts_from_the_model_of_its_message(arrivals: list[Any]) -> None:
+    shop, content, net, wire = arrivals[0]
+    sent = {name: array.numpy() for name, array in content.array_records["arrays"].items()}
+    net.flat.fill_(7)
+    arrived = visit.arrive(shop, content, net, wire)
+    assert all((arrived.visit.params[name].numpy() == sent[name]).all() for name in arrived.visit.params)
+    assert not any((array == 7).all() for array in arrived.received.values())
+
+
+@pytest.mark.parametrize("down", ["float32", "float16", "int8"])
+def test_only_compressed_models_are_decoded(down: str) -> None:
+    """With the scales, where the message has some; further arrays travel as they are."""
+
+    def received(model: Arrays, scales: Arrays) -> Arrays:
+        return {"w": model["w"].astype(np.float32) * scales.get("w", np.float32(3))}
+
+    records = {"arrays": ArrayRecord({"w": Array(np.ones(2, np.float32))})}
+    records[f"{EXTRA}more"] = ArrayRecord({"v": Array(np.zeros(1, np.float32))})
+    if down == "int8":
+        records[SCALES] = ArrayRecord({"w": Array(np.full(1, 2, np.float32))})
+    wire: Any = SimpleNamespace(settings=SimpleNamespace(down=down), received=received)
+    model, extras = visit._arrays(wire, RecordDict(dict(records)))
+    assert model["w"].tolist() == {"float32": [1, 1], "float16": [3, 3], "int8": [2, 2]}[down]
+    assert {name: {n: a.tolist() for n, a in group.items()} for name, group in extras.items()} == {"more": {"v": [0]}}
+
+
+def test_a_method_may_ask_for_other_epochs_and_another_rate() -> None:
+    settings = Train(lr=0.5, epochs=3, batch=7)
+    assert visit._asked_training(settings, {"round": 1}) is settings
+    found = visit._asked_training(settings, {"epochs": 2, "lr": 0.125})
+    assert (found.epochs, found.lr, found.batch) == (2, 0.125, 7)
+    assert (settings.epochs, settings.lr) == (3, 0.5)
+
+
+def test_the_learning_rate_decays_from_the_second_round_down_to_its_least() -> None:
+    settings = Train(lr=0.5, lr_decay=0.5, lr_min=0.1, epochs=1, batch=1)
+    assert [visit.learning_rate(settings, number) for number in (1, 2, 3, 4)] == [0.5, 0.25, 0.125, 0.1]
+
+
+def test_a_gpu_keeps_a_share_of_its_memory_and_never_less_than_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert visit.kept_bytes(CPU) == 2**26
+    for total, expected in ((2**36, 0.03 * 2**36), (2**30, 2**26)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, total=total: (1, total))
+        assert visit.kept_bytes(torch.device("cuda")) == expected
+
+
+@pytest.mark.parametrize(("keeps", "state"), [(True, None), (False, {})])
+def test_a_state_and_its_declaration_must_agree(keeps: bool, state: Any) -> None:
+    objective = SimpleNamespace(keeps=keeps, finish=lambda *_: SimpleNamespace(state=state))
+    arrived = SimpleNamespace(visit=None, prepared=None, content=RecordDict())
+    with pytest.raises(ProtocolError, match="finish and `keeps` disagree"):
+        visit.leave(SimpleNamespace(config=None, objective=objective), arrived, None)  # type: ignore[arg-type]
