@@ -68,7 +68,7 @@ class ModuleNet:
         self.base_buffers = {n: b.clone() for n, b in self.module.named_buffers() if id(b) in written}
         self.device = device
         self._narrow, self._recurrent = precision == "bfloat16", is_recurrent(self.module)
-        self._images = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        self._channels_last = _bears_channels_last(module)
         self._again = tied(self.module)
         self._rows: dict[tuple[torch.dtype, int], Tensor] = {}
         self.names = [name for name in module.state_dict() if name not in self._again]
@@ -176,7 +176,7 @@ class ModuleNet:
 
         Weights keep their layout: views of one vector in the order of ``parameters()``, on which all methods rely.
         """
-        return x.contiguous(memory_format=torch.channels_last) if self._images and x.dim() == 4 else x
+        return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.dim() == 4 else x
 
     def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
         """Return class scores, shape (batch, classes)."""
@@ -207,6 +207,19 @@ class ModuleNet:
         given |= {name: given[first] for name, first in self._again.items() if first in given}
         values = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
         return functional_call(module, values, inputs)  # type: ignore[no-any-return]
+
+
+def _bears_channels_last(module: nn.Module) -> bool:
+    """Return whether `module` has convolutions, and none with which torch writes beyond its memory.
+
+    On a CPU without AVX-512, torch 2.15 does so in the way back of a 1x1 convolution with a stride and fewer than eight
+    channels, in channels last alone: a narrow slice of a ResNet died of it, or trained on.
+    """
+    layers = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    return bool(layers) and not any(
+        set(layer.kernel_size) == {1} and set(layer.stride) != {1} and layer.in_channels // layer.groups < 8
+        for layer in layers
+    )
 
 
 def _by_type(tensors: Tensors) -> dict[torch.dtype, Tensors]:

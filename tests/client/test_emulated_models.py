@@ -31,7 +31,7 @@ from fedcross.strategies.parts.objective import Batch, Objective, Visit, as_arra
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.inputs import Inputs
-from fedcross.tasks.models import create
+from fedcross.tasks.models import create, pooling
 from fedcross.tasks.models.dropout import seed_dropout
 from fedcross.tasks.reading.params import Normalise, token_ids
 from tests.support import visits
@@ -154,6 +154,7 @@ def examples(model: str, count: int, net: ModuleNet) -> tuple[Inputs, torch.Tens
 @pytest.mark.parametrize("model", MODELS)
 def test_every_kind_of_model_trains_on_a_gpu(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Two visits with recorded steps and a short batch, an evaluation between them, against the plain loop on a CPU."""
+    monkeypatch.setattr(pooling, "_plain", lambda *_: False)  # torch's way back on the CPU too
     with workshop.one_thread(torch.device("cpu")):
         plain = _trained(model, torch.device("cpu"))
     with emulated_gpu(monkeypatch) as counted:

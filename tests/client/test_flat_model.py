@@ -82,6 +82,22 @@ def test_only_images_of_convolutions_are_laid_out_channels_last():
         assert image.arrange(other) is other
 
 
+@pytest.mark.parametrize(
+    ("layer", "last"),
+    [
+        (nn.Conv2d(7, 8, 1, stride=2), False),
+        (nn.Conv2d(8, 8, 1, stride=(1, 2), groups=2), False),
+        (nn.Conv2d(8, 8, 1, stride=2), True),
+        (nn.Conv2d(7, 8, 1), True),
+        (nn.Conv2d(7, 8, (1, 3), stride=2), True),
+    ],
+)
+def test_no_layout_with_which_torch_writes_beyond_its_memory(layer, last):
+    net = ModuleNet(nn.Sequential(nn.Conv2d(3, layer.in_channels, 3), layer), torch.device("cpu"))
+    x = net.arrange(torch.zeros(2, 3, 8, 8))
+    assert x.is_contiguous(memory_format=torch.channels_last) is last
+
+
 def test_what_is_not_in_the_state_dict_is_no_buffer():
     module = Split(nn.Identity(), nn.Linear(1, 1, bias=False))
     module.register_buffer("scratch", torch.zeros(3), persistent=False)
