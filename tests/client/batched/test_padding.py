@@ -89,6 +89,18 @@ class Normed(Plain):
         return out
 
 
+class Twice(Normed):
+    """The second normalisation sees means of 0: its own mean changes by what is rounded."""
+
+    def add(self) -> None:
+        self.norm = nn.BatchNorm1d(16, affine=False)
+        self.middle, self.last = nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16)
+
+    def between(self, h: Tensor) -> Tensor:
+        out: Tensor = self.last(self.middle(self.norm(h)))
+        return out
+
+
 class Public(Objective):
     """Learns from examples that all clients have, too."""
 
@@ -143,7 +155,7 @@ def test_full_batches_alone_are_recorded_whatever_mixes(kind: type[Plain]) -> No
     assert net.padding == {}
 
 
-@pytest.mark.parametrize("kind", [Plain, Normed])
+@pytest.mark.parametrize("kind", [Plain, Normed, Twice])
 def test_rows_that_do_not_mix_are_padded_and_recorded(kind: type[Plain]) -> None:
     net, clients = made(kind, 14, 11)
     together = compared(net, Objective(Settings()), clients, recorded=True)
