@@ -21,7 +21,7 @@ def measure(place: Place, line: Lines) -> None:
     x = torch.randn(BATCH, clients * width, size, size, device=place.device)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     w = torch.randn(clients * width, width, 3, 3, device=place.device, requires_grad=True)
-    slope = torch.randn(BATCH, clients * width, size, size, device=place.device)
+    slope = torch.randn_like(x)  # channels last too
 
     def grouped(*, backward: bool) -> None:
         out = functional.conv2d(x, w, padding=1, groups=clients)
