@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from fedcross.client.cuda_graphs import Record, Replay
-from fedcross.client.device import out_of_memory
+from fedcross.client.device import breaks_device
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.outside import Outside
 from fedcross.client.recordings import Key, Recorder, is_by_row, kinds_of, rows_of_plan, steps
@@ -39,19 +39,20 @@ class Captured(Recorder["_Stage"]):
                 self._recordings.refuse("the device's memory is too small for a copy of the clients' data")
         if stage is None:
             return train(self._net, self._objective, visit, prepared, settings, augment)
+        back = None
         try:
             back = stage.replay.keep()
             trained = stage.train(visit, prepared, settings.epochs, augment)
-        except RuntimeError as error:
-            if not out_of_memory(error):
+        except Exception as error:  # whatever a method raises: the plain loop shows whether it does there too
+            if breaks_device(error):
                 raise
-            self._recordings.refuse("the device's memory is too small for a recorded step")
+            self._recordings.give_up(stage, error)
         else:
             self._recordings.look_at(stage)
             if not stage.replay.differs:
                 return trained
-            if back is not None:
-                back()
+        if back is not None:
+            back()
         del stage  # with its copy of the data; outside of the handler, whose error keeps the tensors of the step
         if self._net.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -62,7 +63,7 @@ class Captured(Recorder["_Stage"]):
 
     def _changing(self) -> list[Tensor]:
         """Return what a visit changes in the net."""
-        return [self._net.flat, *self._net.module.buffers()]
+        return [self._net.flat, *self._net.kept]
 
     def _stage(self, visit: Visit, prepared: Prepared, settings: Train, *, augmented: bool) -> _Stage | None:
         """Return the stage for this visit; None if the plain loop should train it."""
@@ -121,7 +122,9 @@ class _Stage:
         ]
         own: Prepared = tree_unflatten(self._leaves, spec)
         self._stepper = Stepper(net, objective, own, settings, self._momentum, self._total, self._lr)
-        state = [net.flat, self._momentum, self._total, self._number, *net.module.buffers()]
+        state = [net.flat, self._momentum, self._total, self._number, *net.kept]
+        if not settings.momentum:  # else the momentum shows a wrong gradient that is lost beside the weights
+            state.append(net.gradient)
         outside = Outside(objective, net.module, self._leaves)
         self.replay = Replay(lambda: self._step(self._size, self._inputs), state, record, outside=outside)
 

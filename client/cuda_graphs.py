@@ -24,7 +24,8 @@ from fedcross.client.outside import Back, Outside, changed
 #: Largest length of the difference between a replayed and a called step, as a share of what the step changes; the GPU
 #: may sum in another order.
 TOLERANCE = 1e-2
-#: The same as a share of the values themselves, for tensors that a step hardly changes.
+#: The same as a share of the values themselves, for tensors that a step hardly changes. Where nothing but weights
+#: follows the gradient, at small rates, this would hide a wrong one, so a state without momentum has the gradient.
 ROUNDING = 1e-6
 
 Step = Callable[..., None]

@@ -25,7 +25,11 @@ CPU_BYTES = 4 << 30
 _CUDA = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS", re.IGNORECASE)
 #: torch's warning of an operation whose result may differ from run to run.
 _VARIES = re.compile(r"(\w+) does not have a deterministic implementation")
-_MEMORY = re.compile(r"out of memory|ALLOC_FAILED", re.IGNORECASE)
+#: Their words for too little memory. cuDNN 9 says ALLOCATION_FAILED; cuBLAS cannot even start on a full card.
+_MEMORY = re.compile(
+    r"out of memory|ALLOC_FAILED|ALLOCATION_FAILED|CUBLAS_STATUS_NOT_INITIALIZED when calling `?cublas(Lt)?Create",
+    re.IGNORECASE,
+)
 
 
 def pick_device(name: str) -> torch.device:
@@ -135,7 +139,10 @@ def out_of_memory(error: BaseException) -> bool:
     """Return whether `error` says that the device's memory was too small; the process can go on after it."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and bool(_CUDA.search(str(error)) and _MEMORY.search(str(error)))
+    words = str(error)
+    # What else cuSOLVER says is of one operation, not of the device.
+    named = _CUDA.search(words) or "CUSOLVER_STATUS" in words
+    return isinstance(error, RuntimeError) and bool(named and _MEMORY.search(words))
 
 
 def breaks_device(error: BaseException) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -71,6 +72,8 @@ class ModuleNet:
         self._channels_last = _bears_channels_last(module)
         self._again = tied(self.module)
         self._rows: dict[tuple[torch.dtype, int], Tensor] = {}
+        #: What was found out of padded batches (:mod:`client.batched.padding`), each with its objective.
+        self.padding: dict[Hashable, tuple[object, str]] = {}
         self.names = [name for name in module.state_dict() if name not in self._again]
         self.dropout = dropout_names(self.module)
         self.params: Tensors = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -87,6 +90,27 @@ class ModuleNet:
                 piece.copy_(parameter)
             parameter.data = piece
             parameter.grad = slope
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """What a forward pass may change beside the trained parameters: all buffers, and all frozen parameters."""
+        frozen = (p.detach() for name, p in self.module.named_parameters() if name not in self.params)
+        return [*self.module.buffers(), *frozen]
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """Compute in float32 inside the block, whatever the precision of the training is."""
+        narrow, self._narrow = self._narrow, False
+        products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        if self.device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            self._narrow = narrow
+            if self.device.type == "cuda":
+                torch.backends.cuda.matmul.allow_tf32 = products
+                torch.backends.cudnn.allow_tf32 = convolutions
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return views of `flat` (p,) in the shapes of the parameters."""

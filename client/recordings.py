@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from fedcross.client.cuda_graphs import Record, Replay
-from fedcross.client.cuda_recorder import WARM_UP
+from fedcross.client.cuda_recorder import WARM_UP, cause
+from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.parts.objective import Objective, Prepared
 
@@ -128,6 +129,15 @@ class Recordings(Generic[S]):
         if stage.replay.refused is not None:
             self.refused, self.why = stage.replay.refused, stage.replay.why
             self.release_all()
+
+    def give_up(self, stage: S, error: Exception) -> None:
+        """Record nothing any more after the `error` of a step of `stage`; other loops may do better."""
+        if out_of_memory(error):
+            self.refuse("the device's memory is too small for a recorded step")
+        elif stage.replay.refused is not None:
+            self.look_at(stage)
+        else:
+            self.refuse(f"a step fails where it is to be recorded ({cause(error)})")
 
     def refuse(self, reason: str) -> None:
         """Leave everything to the plain loops, and give the memory of the stages back."""

@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.output.absolute(),
         list(dict.fromkeys(chosen.only or _all(tiny=chosen.tiny))),
     )
+    began = time.monotonic()
     try:
-        here = look(chosen.device) | {"tiny": chosen.tiny}
+        here = look(chosen.device, chosen.seconds) | {"tiny": chosen.tiny}
         begin(names, file, here, anew=chosen.anew)
     except ValueError as error:
         print(error, file=sys.stderr, flush=True)
@@ -54,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return [sys.executable, "-m", "benchmarks.gpu", *own, "--item", name]
 
     free = chosen.tiny and here["device"] == "cpu"
-    seconds = math.inf if free else chosen.seconds or (TINY_SECONDS if chosen.tiny else SECONDS)
+    seconds = TINY_SECONDS if chosen.tiny else SECONDS
+    if chosen.seconds is not None or free:
+        seconds = math.inf if chosen.seconds is None else chosen.seconds
+    seconds -= time.monotonic() - began
     with ended_in_order():
         found = run_all(names, file, command, tiny=free, seconds=seconds)
     wrong = faults(found, names)
@@ -86,8 +91,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def look(device: str) -> Found:
-    """Return what a process of its own says about `device`.
+def look(device: str, seconds: float | None = None) -> Found:
+    """Return what a process of its own says about `device`, within `seconds` if that is less than :data:`items.START`.
 
     Raises
     ------
@@ -95,10 +100,11 @@ def look(device: str) -> Found:
         If torch cannot use it here.
     """
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", device, "--look"]
+    most = START if seconds is None else min(START, seconds)
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=START)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=most)
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"torch did not find a device within {START:g} seconds") from error
+        raise ValueError(f"torch did not find a device within {most:g} seconds") from error
     if done.returncode:
         raise ValueError(done.stderr.strip() or f"a process that looked for the device ended ({done.returncode})")
     found: Found = json.loads(done.stdout.splitlines()[-1])

@@ -6,21 +6,26 @@ And whether it prepares every value of a byte as the CPU does.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from functools import cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from benchmarks.gpu.place import NORMALISE, Place, network, settings, visit
+from benchmarks.gpu.expected import LACKS
+from benchmarks.gpu.place import NORMALISE, Place, arithmetic, network, settings, visit
 from benchmarks.gpu.report import Found, Lines
 from benchmarks.gpu.rounds import LOCAL, farthest, ran
+from fedcross.client.autocast import bfloat16
 from fedcross.client.trainer import train
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Objective
 from fedcross.tasks.inputs import Inputs, Prepare
 
 MODELS = ("lenet5", "resnet20", "lstm")
+PRECISIONS = ("float32", "tf32", "bfloat16")
 #: For a model that takes a CPU long.
 EXAMPLES = {"vgg_femnist": 110}
 
@@ -29,8 +34,10 @@ def measure(place: Place, line: Lines) -> None:
     """Write a line for the bytes, and one for each model in each precision."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for `deterministic`; read when cuBLAS starts
     line("bytes prepared as on the CPU", partial(_same_bytes, place))
+    for precision in PRECISIONS:
+        line(f"arithmetic {precision}", partial(rounding, place, precision))
     for model in MODELS[:1] if place.tiny else MODELS:
-        for precision in ("float32", "tf32", "bfloat16"):
+        for precision in PRECISIONS:
             line(f"{model} {precision}", partial(_compared, place, model, precision))
         line(f"{model} float32, deterministic", partial(_compared, place, model, "float32", deterministic=True))
     if not place.tiny:  # the two for which torch has no algorithm that repeats itself
@@ -46,16 +53,47 @@ def method_twice(place: Place, method: str) -> Found:
     return {"from CPU": farthest(ran(method, LOCAL, "cpu")[0], one), "same twice": farthest(one, two) == 0}
 
 
+def rounding(place: Place, precision: str) -> dict[str, float]:
+    """Return how far a convolution and a product on this device are from float64's, as a share of their length.
+
+    A training's weights do not tell TF32 from float32: these are apart by 3e-4 and by 1e-6.
+    """
+    arithmetic(place, precision)
+    generator = torch.Generator().manual_seed(1)
+    x, w, a, b = (
+        torch.randn(shape, generator=generator).to(place.device)
+        for shape in ((16, 32, 16, 16), (64, 32, 3, 3), (256, 512), (512, 256))
+    )
+    with bfloat16(place.device, recurrent=False) if precision == "bfloat16" else nullcontext():
+        found = {"convolution": functional.conv2d(x, w, padding=1), "product": a @ b}
+    exact = {"convolution": functional.conv2d(x.double(), w.double(), padding=1), "product": a.double() @ b.double()}
+    return {name: float((found[name].double() - one).norm() / one.norm()) for name, one in exact.items()}
+
+
 def _same_bytes(place: Place) -> bool:
     raw = np.arange(256, dtype=np.uint8).repeat(3).reshape(256, 3, 1, 1)
     held = Inputs(torch.from_numpy(raw).to(place.device), Prepare(NORMALISE, 4, place.device))
     return bool(torch.equal(held[:].cpu(), NORMALISE(raw)))
 
 
-def _compared(place: Place, model: str, precision: str, *, deterministic: bool = False) -> Found:
+def _compared(place: Place, model: str, precision: str, *, deterministic: bool = False) -> Found | str:
+    if lacks(place, model, precision):
+        return LACKS
     one, two = (trained(place, model, precision, deterministic=deterministic) for _ in range(2))
     apart = float((one - _exact(model, place.tiny)).abs().max())
     return {"from CPU": apart, "same twice": bool(torch.equal(one, two))}
+
+
+def lacks(place: Place, model: str, precision: str) -> bool:
+    """Return whether this device is a CPU without a recurrent layer in bfloat16; older ones have none."""
+    if place.gpu or (model, precision) != ("lstm", "bfloat16"):
+        return False
+    try:
+        with bfloat16(place.device, recurrent=True):
+            torch.nn.LSTM(4, 4)(torch.zeros(2, 1, 4))
+    except RuntimeError as error:
+        return "could not create a primitive" in str(error)
+    return False
 
 
 @cache

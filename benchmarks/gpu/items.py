@@ -35,6 +35,10 @@ LARGE = {"methods"}
 START = 120.0
 #: What all calls for one report have in common.
 SAME = ("device", "machine", "torch", "tiny")
+#: What all lines of an item have in common: code, driver, libraries and variables.
+BY = ("commit", "sources", "environment")
+#: How long, in seconds, an item's process may take to end.
+_ENDING = 10.0
 #: How often, in seconds, this process looks whether a line has begun or ended.
 _LOOK = 0.2
 #: The repository.
@@ -45,6 +49,8 @@ Command = Callable[[str], Sequence[str]]
 
 def begin(names: Sequence[str], file: Path, about: Found, *, anew: bool) -> None:
     """Prepare the report in `file` for the items `names`: lines that were as expected stay, unless `anew`.
+
+    An item of which other code, another driver or other variables gave the lines begins anew.
 
     Raises
     ------
@@ -58,11 +64,23 @@ def begin(names: Sequence[str], file: Path, about: Found, *, anew: bool) -> None
     empty: Found = {"items": {}}
     found = empty | found | about
     gpu = about.get("device", "cpu") != "cpu"
+    by = {name: about[name] for name in BY if name in about}
     for name in names:
-        kept = {} if anew else lines(found, name)
-        kept = {line: value for line, value in kept.items() if not broken(name, line, value, gpu=gpu)}
-        found["items"][name] = {"found": kept, "seconds": found["items"].get(name, {}).get("seconds", 0.0)}
+        kept, before = lines(found, name), found["items"][name]
+        if kept and before.get("by", {}) != by:
+            now, then = _flat(by), _flat(before.get("by", {}))
+            other = [key for key in now | then if now.get(key) != then.get(key)]
+            print(f"{name} begins anew, because these are others: {', '.join(other)}", flush=True)
+            kept = {}
+        kept = {line: value for line, value in kept.items() if not (anew or broken(name, line, value, gpu=gpu))}
+        found["items"][name] = {"found": kept, "seconds": before.get("seconds", 0.0), "by": by}
     write(file, found)
+
+
+def _flat(by: Found) -> Found:
+    """Return the entries of `by`, those of its environment among them."""
+    environment: Found = by.get("environment", {})
+    return {name: value for name, value in by.items() if name != "environment"} | environment
 
 
 def run_all(names: Sequence[str], file: Path, command: Command, *, tiny: bool, seconds: float = math.inf) -> Found:
@@ -109,7 +127,7 @@ def _run(name: str, command: Sequence[str], file: Path, limit: float, until: flo
         before = len(lines(read(file), name))
         with _started(command, file.with_suffix(".log")) as process:
             why = _watch(process, file, limit, until)
-        code = process.returncode
+        code = process.poll()
         written = _mark(name, file, why or f"{BEGUN} (exit code {code})")
         if not why and code == 0:
             return ""
@@ -181,5 +199,6 @@ def _started(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # one that hangs in the driver does not end; nobody waits for it
+            process.wait(_ENDING)
         copying.join(5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,9 @@ from typing import Any, NoReturn
 
 from benchmarks.gpu.report import Found
 
+#: The repository, and its folders whose code computes.
+ROOT = Path(__file__).parents[2]
+CODE = ("benchmarks/gpu", "client", "conf", "core", "engines", "server", "strategies", "tasks")
 #: Variables of a site that would choose otherwise than this program's arguments.
 SITE = ("FEDCROSS_DEVICE", "FEDCROSS_GRAPHS")
 #: How the names of variables begin that change how a GPU computes.
@@ -52,7 +56,27 @@ def about(device: str) -> Found:
             ) from error
     chosen = pick_device(name)
     machine = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else str(chosen).upper()
-    return {"device": str(chosen), "machine": machine, "torch": torch.__version__, "environment": _environment(chosen)}
+    known = {"device": str(chosen), "machine": machine, "torch": torch.__version__}
+    return known | {"commit": commit(), "sources": sources(), "environment": _environment(chosen)}
+
+
+def commit() -> str:
+    """Return the commit that is checked out, ``unknown`` where that cannot be found out."""
+    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def sources(root: Path = ROOT) -> str:
+    """Return a digest of all code and settings that a line may depend on, committed or not."""
+    digest = hashlib.sha256()
+    for folder in CODE:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in {".py", ".yaml"}:
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _environment(device: Any) -> Found:

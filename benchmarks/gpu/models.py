@@ -52,6 +52,23 @@ class Own(nn.Module):
         return scores
 
 
+class Pictures(nn.Module):
+    """A network of a user, with batch normalisation of pictures."""
+
+    embedding = 8
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        pooled = nn.AdaptiveAvgPool2d(1)
+        self.features = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), pooled, nn.Flatten())
+        self.classifier = nn.Linear(8, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return class scores."""
+        scores: torch.Tensor = self.classifier(self.features(x))
+        return scores
+
+
 def is_text(model: str) -> bool:
     """Return whether examples of `model` are words."""
     return len(SHAPES[model]) == 1

@@ -58,8 +58,22 @@ class Place:
 def network(place: Place, model: str, precision: str = "float32", *, deterministic: bool = False) -> ModuleNet:
     """Return a network of `model` with its initial weights; settings of the device's arithmetic are those of a run."""
     net = ModuleNet(build(model), place.device, precision)
-    set_arithmetic(place.device, settings(precision=precision, deterministic=deterministic))
+    arithmetic(place, precision, deterministic=deterministic)
     return net
+
+
+def arithmetic(place: Place, precision: str, *, deterministic: bool = False) -> None:
+    """Set how `place` computes in this process from now on.
+
+    Raises
+    ------
+    RuntimeError
+        If torch says otherwise afterwards. What the GPU then does, the lines "arithmetic" of ``accuracy`` measure.
+    """
+    set_arithmetic(place.device, settings(precision=precision, deterministic=deterministic))
+    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    if place.gpu and allowed != (precision == "tf32",) * 2:
+        raise RuntimeError(f"{precision} was asked for, but TF32 is allowed in products, convolutions: {allowed}")
 
 
 def settings(**changes: Any) -> Train:

@@ -7,11 +7,12 @@ from functools import partial
 import torch
 
 from benchmarks.gpu import rare
-from benchmarks.gpu.expected import ONE
+from benchmarks.gpu.accuracy import lacks
+from benchmarks.gpu.expected import LACKS, ONE
 from benchmarks.gpu.models import SHAPES
 from benchmarks.gpu.place import Place, network, visit
 from benchmarks.gpu.report import Found, Lines
-from benchmarks.gpu.rounds import FIRST, farthest, on_both_engines, on_cpu, ran
+from benchmarks.gpu.rounds import FIRST, NETWORKS, farthest, on_both_engines, on_cpu, ran
 from benchmarks.gpu.trainers import both_trainers
 from fedcross.tasks.augment import Augment, build
 
@@ -23,6 +24,8 @@ def measure(place: Place, line: Lines) -> None:
     on_both_engines(place, line, FIRST)
     for model in MODELS[:1] if place.tiny else MODELS:
         line(model, partial(both_trainers, place, model))
+    for name in () if place.tiny else [*filter(None, NETWORKS)]:
+        on_both_engines(place, line, FIRST, name)
     line("recurrent layers", partial(_recurrent, place))
     line("augmentation", partial(_augmented, place))
     line("little memory", partial(rare.little_memory, place))
@@ -43,6 +46,9 @@ def _recurrent(place: Place) -> Found:
     """Return in which type the LSTM gives its result, for each type asked for: cuDNN's autocast makes float16 of it."""
     found = {}
     for precision in ("float32", "bfloat16"):
+        if lacks(place, "lstm", precision):
+            found[precision] = LACKS
+            continue
         net = network(place, "lstm", precision)
         kinds: set[str] = set()
         for part in net.module.modules():

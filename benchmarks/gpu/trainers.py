@@ -77,8 +77,8 @@ def pair(place: Place, net: ModuleNet, model: str) -> list[Work]:
 
 
 def apart(one: Sequence[Trained], other: Sequence[Trained]) -> float:
-    """Return the largest difference of a weight."""
-    return max(float((a.flat - b.flat).abs().max()) for a, b in zip(one, other, strict=True))
+    """Return the largest difference of a weight; NaN if one is, unlike ``max``."""
+    return float(torch.stack([(a.flat - b.flat).abs().max() for a, b in zip(one, other, strict=True)]).max())
 
 
 def from_cpu(model: str, flat: Tensor) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
 As :mod:`client.captured`, with the client as first axis. All steps have one shape: short batches are padded, batch
 normalisation leaves the padding out (:mod:`client.batched.masked_norm`), and a client that has finished takes part with
-made-up rows, whose result is thrown away.
+made-up rows, whose result is thrown away. Where padding would count (:mod:`client.batched.padding`), nothing is
+recorded.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from fedcross.client.batched.padding import counts, uneven
 from fedcross.client.batched.state import StackedPrepared, StackedState, Work, plan
 from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.cuda_graphs import Record, Replay
-from fedcross.client.device import out_of_memory
+from fedcross.client.device import breaks_device, out_of_memory
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.outside import Outside
 from fedcross.client.recordings import Key, Recorder, kinds_of, rows_of_plan, steps
@@ -86,8 +88,13 @@ class Together(Recorder["_Stage"]):
     def _train(self, works: Sequence[Work], settings: Train, augment: Augment | None) -> list[Trained] | None:
         if not all(self._records(work.prepared) for work in works):
             return None
-        stacked = StackedPrepared.of([work.prepared for work in works])
         visits = [work.visit for work in works]
+        if uneven(visits, settings.batch):
+            reason = counts(self._net, self._objective, works[0], settings, recorded=True)
+            if reason:
+                self._recordings.refuse(reason)
+                return None
+        stacked = StackedPrepared.of([work.prepared for work in works])
 
         def key() -> Key:
             kinds = kinds_of(works[0].prepared, self._objective.by_row)  # all have the same: they were stacked
@@ -111,7 +118,15 @@ class Together(Recorder["_Stage"]):
         if stage is None:
             return None
         back = stage.replay.keep()
-        trained = stage.train(works, stacked, settings, augment)
+        try:
+            trained = stage.train(works, stacked, settings, augment)
+        except Exception as error:  # whatever a method raises: unrecorded stacks show whether it does there too
+            if back is not None:
+                back()
+            if out_of_memory(error) or breaks_device(error):
+                raise
+            self._recordings.give_up(stage, error)
+            return None
         self._recordings.look_at(stage)
         if not stage.replay.differs:
             return trained
@@ -164,7 +179,10 @@ class _Stage:
         self._stepper = StackedStepper(
             net, objective, settings, like.params, works[0].prepared, stacked, padded=True, recorded=True
         )
-        changing, outside = [*self._state.tensors(), self._number], Outside(objective, net.module, fixed)
+        #: Without momentum nothing else shows a wrong gradient that is lost beside the weights.
+        self._slopes = None if settings.momentum else torch.zeros_like(self._state.flat)
+        changing = [*self._state.tensors(), self._number, *([] if self._slopes is None else [self._slopes])]
+        outside = Outside(objective, net.module, fixed)
         self.replay = Replay(self._step, changing, record, fewer=True, outside=outside)
 
     def fits(self, visits: Sequence[Visit], stacked: StackedPrepared, epochs: int) -> bool:
@@ -235,7 +253,8 @@ class _Stage:
         if x is None:
             found = self._x.ready(self._x.held.flatten(0, 1).index_select(0, at))
             x = found.view(k, self._size, *found.shape[1:])
-        self._stepper.advance(state, self._prepared, Step(self._number, x, y, mask, rows), trains=counts > 0)
+        step = Step(self._number, x, y, mask, rows)
+        self._stepper.advance(state, self._prepared, step, trains=counts > 0, seen_slopes=self._slopes)
         self._number.add_(1)
 
 

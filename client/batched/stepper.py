@@ -68,19 +68,28 @@ class StackedStepper:
         self._has_term = objective.gradient(one, prepared) is not None
         self._ascends = objective.ascent(one, torch.zeros_like(one), prepared) is not None
 
-    def advance(self, state: StackedState, prepared: StackedPrepared, step: Step, trains: Tensor | None = None) -> None:
+    def advance(
+        self,
+        state: StackedState,
+        prepared: StackedPrepared,
+        step: Step,
+        trains: Tensor | None = None,
+        seen_slopes: Tensor | None = None,
+    ) -> None:
         """Run one step in place on `state`, which holds exactly the clients of `step`.
 
-        Clients for which `trains`, bool (k,), is false stay as they are.
+        Clients for which `trains`, bool (k,), is false stay as they are. `seen_slopes` (k, p) takes the gradients.
         """
         params = state.params(self._like)
-        losses, slopes, fresh = self._slopes(params, state.buffers, prepared, step)
+        losses, slopes, fresh = self.slopes(params, state.buffers, prepared, step)
         gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
         if self._ascends:
             way = vmap(self._ascent, (0, 0, prepared.dims))(state.flat, gradient, prepared.leaves)
             there = replace(state, flat=state.flat + way).params(self._like)
-            _, slopes, _ = self._slopes(there, state.buffers, prepared, step)
+            _, slopes, _ = self.slopes(there, state.buffers, prepared, step)
             gradient = torch.cat([slopes[name].reshape(len(losses), -1) for name in params], 1)
+        if seen_slopes is not None:
+            seen_slopes.copy_(gradient)
         term = vmap(self._term, (0, prepared.dims))(state.flat, prepared.leaves) if self._has_term else None
         held = None if trains is None else (state.flat.clone(), state.momentum.clone())
         sgd_step(state.flat, gradient, state.momentum, state.lr, self._settings, term)
@@ -94,7 +103,7 @@ class StackedStepper:
             buffer.copy_(fresh[name])
         state.total.add_(seen)
 
-    def _slopes(
+    def slopes(
         self, params: Tensors, buffers: Tensors, prepared: StackedPrepared, step: Step
     ) -> tuple[Tensor, Tensors, Tensors]:
         """Return losses (k,), gradients by name (k, ...) and the new buffers."""

@@ -6,7 +6,8 @@ of the sequential trainer, so both trainers agree within rounding.
 
 Clients may have different numbers of examples: step t trains those clients that have a t-th batch. Short batches are
 padded and masked, so that all these clients form one group. Batch normalisation mixes the rows of a batch and must not
-see padding; with it, each step runs in groups of equal batch size.
+see padding; with it, and with whatever else mixes rows (:mod:`client.batched.padding` finds out), each step runs in
+groups of equal batch size.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from flwr.common.logger import log
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcross.client.batched.captured import Together
+from fedcross.client.batched.padding import counts, uneven
 from fedcross.client.batched.state import StackedPrepared, StackedState, Work, alike, fitting, plan
 from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.device import out_of_memory
@@ -109,7 +111,7 @@ class _Stack:
         self.visits = [work.visit for work in works]
         self.state = StackedState.of(works)
         self.prepared = StackedPrepared.of([work.prepared for work in works])
-        self._padded = not any(isinstance(m, _BatchNorm) for m in net.module.modules())
+        self._padded = self._pads(net, objective, works)
         self._stepper = StackedStepper(
             net,
             objective,
@@ -134,6 +136,14 @@ class _Stack:
             for i in members:
                 done[i] += 1
         return [self.state.trained(i, self.visits[i], steps, self.settings.epochs) for i, steps in enumerate(done)]
+
+    def _pads(self, net: ModuleNet, objective: Objective, works: Sequence[Work]) -> bool:
+        """Return whether batches of several lengths are padded to one."""
+        if any(isinstance(part, _BatchNorm) for part in net.module.modules()):
+            return False
+        if len({len(visit.y) for visit in self.visits}) == 1 or not uneven(self.visits, self.settings.batch):
+            return True  # there is nothing to pad
+        return not counts(net, objective, works[0], self.settings, recorded=False)
 
     def _steps(self) -> Iterator[tuple[int, list[int], Step]]:
         """Yield the number, the members and the batches of every step."""

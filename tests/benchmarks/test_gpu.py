@@ -262,7 +262,7 @@ def gpu(monkeypatch):
             monkeypatch.setattr(torch.cuda, name, value)
         for module in (graphs, steps):
             monkeypatch.setattr(module, "record_cuda", recorded_with(counted))
-        monkeypatch.setattr(place, "set_arithmetic", lambda *_: None)
+        monkeypatch.setattr(place, "arithmetic", lambda *_, **__: None)
         yield Place(torch.device("cuda:0"), tiny=True)
         workshop._open.clear()  # tensors of the emulated GPU do not outlive it
 

@@ -11,13 +11,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import items, machine, methods, rare, smoke, steps
-from benchmarks.gpu.expected import DEEP, NORMED, faults, notes, recorded
+from benchmarks.gpu import accuracy, convolutions, items, machine, methods, rare, rounds, smoke, steps, trainers
+from benchmarks.gpu import place as place_module
+from benchmarks.gpu.expected import DEEP, LACKS, NORMED, faults, notes, recorded
 from benchmarks.gpu.items import begin, run_all
 from benchmarks.gpu.models import SHAPES, build
 from benchmarks.gpu.place import Place
@@ -26,6 +28,7 @@ from fedcross.conf.compose import CONF
 from fedcross.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
+ENGINES = ("engine=local", "engine=batched")
 GOOD = {"ran": "recorded", "replays": 9}
 #: A method's line.
 METHOD = GOOD | {"from CPU": 1e-7, "moved on CPU": 0.03}
@@ -114,7 +117,25 @@ WRONG = [
     ),
     ("smoke", "augmentation", [8, 3], "shape [8, 3], not [8, 3, 32, 32]"),
     ("accuracy", "bytes prepared as on the CPU", False, "they are not"),
-    ("accuracy", "lenet5 tf32", {"from CPU": 0.1, "same twice": True}, "0.1 from the CPU, more than 0.001"),
+    (
+        "accuracy",
+        "arithmetic float32",
+        {"convolution": 3e-4, "product": 2e-7},
+        "convolution: 0.0003 from float64, not 0.0 to 3e-05 as in float32",
+    ),
+    (
+        "accuracy",
+        "arithmetic tf32",
+        {"convolution": 3e-4, "product": 2e-7},
+        "product: 2e-07 from float64, not 3e-05 to 0.0007 as in tf32",
+    ),
+    ("accuracy", "arithmetic bfloat16", {"product": 2e-3}, "not measured: convolution"),
+    ("accuracy", "lstm bfloat16", "not on this CPU", "not measured: not on this CPU"),
+    ("accuracy", "resnet20 tf32", {"from CPU": 4e-3, "same twice": True}, "0.004 from the CPU, more than 0.003"),
+    ("accuracy", "lenet5 bfloat16", {"from CPU": 6e-4, "same twice": True}, "0.0006 from the CPU, more than 0.0005"),
+    ("smoke", "fedcross own engine=batched", METHOD | {"from CPU": 0.02}, "0.02 from the CPU, more than 0.001"),
+    ("smoke", "fedcross lstm engine=batched", METHOD | {"from CPU": 0.002}, "0.002 from the CPU, more than 0.001"),
+    ("accuracy", "lenet5 tf32", {"from CPU": 0.1, "same twice": True}, "0.1 from the CPU, more than 0.0003"),
     ("accuracy", "lenet5 tf32", {"from CPU": math.inf, "same twice": True}, "not finite: from CPU"),
     (
         "accuracy",
@@ -150,6 +171,53 @@ def test_what_is_not_as_expected_is_a_fault(item, line, value, fault):
     assert faults(report) == [f"{item}: {line}: {fault}"]
 
 
+def test_nan_in_any_client_or_tensor_is_seen():
+    """Python's max(0.0, nan) is 0.0."""
+    good, bad = (SimpleNamespace(flat=torch.full((3,), value)) for value in (1.0, math.nan))
+    assert math.isnan(trainers.apart([good, good], [good, bad]))
+    model = {"first": np.ones(3), "second": np.ones(3)}
+    assert math.isnan(rounds.farthest(model, model | {"second": np.full(3, math.nan)}))
+    assert rounds.farthest(model, model) == 0.0
+
+
+def test_a_cpu_without_bfloat16_in_recurrent_layers_is_no_fault(monkeypatch):
+    def missing(*_, **__):
+        raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
+
+    place = Place(torch.device("cpu"), tiny=True)
+    monkeypatch.setattr(torch.nn.LSTM, "forward", missing)
+    monkeypatch.setattr(smoke, "lacks", lambda *_: True)
+    found = smoke._recurrent(place)
+    assert found == {"float32": LACKS, "bfloat16": LACKS}
+    assert accuracy._compared(place, "lstm", "bfloat16") == LACKS
+    report = {"device": "cpu", "items": {"smoke": {"found": {"recurrent layers": found}}}}
+    report["items"]["accuracy"] = {"found": {"lstm bfloat16": LACKS}}
+    assert faults(report) == []
+    assert len(faults(report | {"device": "cuda:0"})) == 2
+
+
+def test_the_precision_is_set_and_verified_before_convolutions_are_measured(monkeypatch):
+    asked = []
+    monkeypatch.setattr(convolutions, "arithmetic", lambda _, precision: asked.append(precision))
+    convolutions.measure(Place(torch.device("cpu"), tiny=True), lambda name, call: asked.append(name) or call())
+    assert len(asked) == 16
+    assert all(name.startswith(f"{precision}, ") for name, precision in zip(asked[::2], asked[1::2], strict=True))
+    monkeypatch.setattr(place_module, "set_arithmetic", lambda *_: None)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    with pytest.raises(RuntimeError, match="float32 was asked for, but TF32 is allowed"):
+        place_module.arithmetic(Place(torch.device("cuda:0"), tiny=True), "float32")
+
+
+def test_arithmetic_is_told_apart_by_one_product():
+    """float32 and bfloat16 on this CPU; TF32 as a CPU can do it: factors rounded to 10 bits."""
+    place = Place(torch.device("cpu"), tiny=True)
+    for precision in ("float32", "bfloat16"):
+        value = accuracy.rounding(place, precision)
+        for name in accuracy.PRECISIONS:
+            wrong = faults({"device": "cuda:0", "items": {"accuracy": {"found": {f"arithmetic {name}": value}}}})
+            assert bool(wrong) == (name != precision)
+
+
 def test_what_was_not_measured_is_a_fault():
     assert faults(REPORT, ["steps", "processes"]) == ["processes: nothing was measured"]
     report = {"items": {"steps": {"found": {"a": 1.0}, "ended": {"error": "stopped"}}}}
@@ -176,7 +244,9 @@ def no_driver(*_, **__):
 
 
 def _inside(command, **_):
-    """Look for a device in this process, which has loaded torch."""
+    """Look for a device in this process, which has loaded torch; say a commit."""
+    if "--device" not in command:
+        return subprocess.CompletedProcess(command, 0, "0" * 40, "")
     try:
         said = json.dumps(machine.about(command[command.index("--device") + 1]))
     except ConfigError as error:
@@ -199,6 +269,8 @@ def test_the_exit_code_says_whether_all_is_as_expected(tmp_path, monkeypatch):
     ("device", "more", "seconds", "free"),
     [
         ("cpu", ["--tiny"], math.inf, True),
+        ("cpu", ["--tiny", "--seconds", "700"], 700.0, True),
+        ("cuda:0", ["--seconds", "0"], 0.0, False),
         ("cuda:0", ["--tiny"], program.TINY_SECONDS, False),
         ("cuda:0", ["--tiny", "--seconds", "7"], 7.0, False),
         ("cuda:0", [], program.SECONDS, False),
@@ -207,10 +279,10 @@ def test_the_exit_code_says_whether_all_is_as_expected(tmp_path, monkeypatch):
 def test_only_a_trial_on_a_cpu_has_no_limit(tmp_path, monkeypatch, device, more, seconds, free):
     """What hangs on a GPU, where a minute is dear, is ended."""
     given = {}
-    monkeypatch.setattr(program, "look", lambda _: {"device": device})
+    monkeypatch.setattr(program, "look", lambda *_: {"device": device})
     monkeypatch.setattr(program, "run_all", lambda *_, **limits: given.update(limits) or {"items": {}})
     program.main(["--only", "steps", "--output", str(tmp_path / "gpu.json"), *more])
-    assert given == {"tiny": free, "seconds": seconds}
+    assert given == {"tiny": free, "seconds": pytest.approx(seconds, abs=5.0)}
 
 
 def test_a_second_call_keeps_what_is_as_expected(tmp_path):
@@ -229,6 +301,58 @@ def test_a_second_call_keeps_what_is_as_expected(tmp_path):
     assert (kept["smoke"]["found"], kept["trace"]["found"]) == ({}, REPORT["items"]["trace"]["found"])
     with pytest.raises(ValueError, match="give another --output"):
         begin(["smoke"], file, {"device": "cuda:1"}, anew=False)
+
+
+def test_the_look_at_the_device_counts(tmp_path, monkeypatch):
+    """It loads torch and starts CUDA: a minute on a cold machine."""
+    given, clock = {}, iter([100.0, 140.0])
+    monkeypatch.setattr(program.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(program, "look", lambda *_: {"device": "cuda:0"})
+    monkeypatch.setattr(program, "run_all", lambda *_, **limits: given.update(limits) or {"items": {}})
+    program.main(["--only", "steps", "--seconds", "100", "--output", str(tmp_path / "gpu.json")])
+    assert given["seconds"] == 60.0
+
+    def late(_command, timeout, **_):
+        raise subprocess.TimeoutExpired([], timeout)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(program.subprocess, "run", late)
+    with pytest.raises(ValueError, match="within 7 seconds"):
+        program.look("cuda", 7.0)
+
+
+NOW = {"device": "cuda:0", "commit": "a", "sources": "b", "environment": {"driver": "580", "CUDA_X": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"commit": "c"}, "commit"),
+        ({"sources": "c"}, "sources"),
+        ({"environment": {"driver": "570", "CUDA_X": "1"}}, "driver"),
+        ({"environment": {"driver": "580"}}, "CUDA_X"),
+    ],
+)
+def test_lines_of_other_code_another_driver_or_other_variables_are_measured_anew(tmp_path, capsys, other, named):
+    file = tmp_path / "gpu.json"
+    for about in (NOW, NOW, NOW | other):
+        begin(["smoke"], file, about, anew=False)
+        kept = read(file)
+        assert bool(kept["items"]["smoke"]["found"]) == (about is NOW and "seen" in kept)
+        lines(kept, "smoke")["lenet5"] = REPORT["items"]["smoke"]["found"]["lenet5"]
+        write(file, kept | {"seen": True})
+    assert capsys.readouterr().out == f"smoke begins anew, because these are others: {named}\n"
+
+
+def test_a_report_says_which_code_gave_it(tmp_path):
+    said = machine.about("cpu")
+    assert len(said["commit"]) == 40 or said["commit"] == "unknown"
+    before = machine.sources(tmp_path)
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client" / "new.py").write_text("1")
+    assert machine.sources(tmp_path) != before
+    (tmp_path / "client" / "new.txt").write_text("1")
+    assert said["sources"] == machine.sources() != before
 
 
 #: Writes a line, hangs in the second, and writes others, each in a process that ends with it.
@@ -315,13 +439,15 @@ def test_one_method_then_all_models_and_the_other_methods_last(monkeypatch):
     assert order[2:4] == ["lenet5", "lstm"]
     others = ["recurrent layers", "augmentation", "little memory", "deterministic, asked for late"]
     others += ["second GPU", "a worker on each GPU"]
-    assert order[2 + len(smoke.MODELS) :] == others
+    networks = [f"fedcross {network} {engine}" for network in rounds.NETWORKS if network for engine in ENGINES]
+    assert order[2 + len(smoke.MODELS) :] == networks + others
     assert list(items.ITEMS)[-1] == "methods"
     rest = []
     methods.measure(place, lambda name, _: rest.append(name))
     named = {path.stem for path in (CONF / "method").glob("*.yaml")}
     assert {name.split()[0] for name in rest} == named - {"fedcross"}
-    assert len(rest) == 2 * len(named) - 2
+    assert len(rest) == 2 * len(named) - 2 + 2 * len(methods.NORMED)
+    assert rest[-1] == "feddyn own engine=batched"
 
 
 def test_steps_have_few_recordings(monkeypatch):

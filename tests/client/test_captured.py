@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcross.client import captured, recordings
+from fedcross.client.batched.captured import Together
+from fedcross.client.batched.trainer import train_batched
 from fedcross.client.captured import Captured
 from fedcross.client.flat_model import ModuleNet
 from fedcross.core.settings import Settings
@@ -340,3 +342,96 @@ def test_a_recording_of_bytes_does_not_serve_inputs_that_are_prepared() -> None:
         v.enter(net, client)
         one.train(client, {}, v.settings())
         assert recorder.recordings == made
+
+
+class Following(nn.Module):
+    """Has a teacher, frozen, that follows its first layer in each step, and shifts what that gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(72, 8))
+        self.classifier = nn.Linear(8, 3)
+        self.teacher = nn.Parameter(torch.zeros(8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        with torch.no_grad():
+            self.teacher.mul_(0.9).add_(h.mean(0), alpha=0.1)
+        scores: Tensor = self.classifier(h - self.teacher)
+        return scores
+
+
+@pytest.mark.parametrize("objective", [Objective(Settings()), Hiding(Settings())], ids=["recorded", "differs"])
+def test_a_frozen_parameter_that_a_step_changes_is_restored_and_compared(objective: Objective) -> None:
+    """A momentum encoder, say: warm-ups and comparisons leave it, and a visit that begins anew starts from it."""
+    torch.manual_seed(7)
+    net = ModuleNet(Following().double(), torch.device("cpu"))
+    one, _ = compared(net, objective, [v.visit(net, i, 14) for i in range(4)])
+    assert (one.refused is None) == (type(objective) is Objective)
+    assert float(net.buffers["teacher"].abs().max()) > 0
+
+
+class Choosing(Objective):
+    """Chooses by the step's number, which a recorded step has as a tensor: an error there alone."""
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        weight = {0: 2.0}.get(batch.step, 1.0) if isinstance(batch.step, int) else [1.0][batch.step.shape[0]]
+        return weight * super().loss(net, params, buffers, batch, prepared)
+
+
+def test_a_step_that_fails_only_where_it_is_to_be_recorded_is_left_to_the_plain_loop() -> None:
+    net, objective = v.small_net(), Choosing(Settings())
+    captured = compared(net, objective, [v.visit(net, i, 9) for i in range(2)])[0]
+    assert captured.refused == "a step fails where it is to be recorded (tuple index out of range)"
+
+
+class Steeper(torch.autograd.Function):
+    """Changes the gradient, not the loss, by a number that no attribute holds."""
+
+    factor: ClassVar[float] = 1.0
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+        return Steeper.factor * slope
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor) -> Any:
+        return Steeper.apply(x), dims[0]
+
+
+class Steep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(72, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.second(cast("Tensor", Steeper.apply(torch.relu(self.first(x.flatten(1))))))
+        return scores
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_wrong_gradient_is_found_at_a_small_rate(
+    monkeypatch: pytest.MonkeyPatch, momentum: float, batched: bool
+) -> None:
+    """The weights are a million times as long as what a step changes."""
+    net, objective = ModuleNet(Steep(), torch.device("cpu")), Objective(Settings())
+    settings = v.settings(momentum=momentum, weight_decay=0.0)
+    recorder = WarmRecorder()
+    alone, together = Captured(net, objective, 12, recorder), Together(net, objective, 12, recorder)
+    for number in range(4):
+        monkeypatch.setattr(Steeper, "factor", 1.0 + 0.1 * number)
+        one = v.visit(net, number, 12, lr=1e-6)
+        v.enter(net, one)
+        if batched:
+            train_batched(net, objective, [v.work(net, objective, one)], settings, together=together)
+        else:
+            alone.train(one, {}, settings)
+    assert (together if batched else alone).refused == "a replayed step differs from a called one"

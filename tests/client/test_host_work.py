@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import get_device_states
 
+from fedcross.client import host_work
 from fedcross.client.captured import Captured
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.host_work import no_waiting
+from fedcross.client.host_work import NoHostWork, no_waiting
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors
 from fedcross.tasks.inputs import Inputs
@@ -58,6 +61,14 @@ REFUSED: dict[str, tuple[Extra, str]] = {
     "a sum of labels": (lambda own, each, y: 0.0 * y.cpu().sum().to(GPU), "brings a result to the CPU"),
     "rows of the CPU": (lambda own, each, y: each[torch.arange(len(y))].sum(), "index with an index from the CPU"),
     "a list": (lambda own, each, y: each.new_tensor([1.0, 2.0]).sum(), "_to_copy to cuda"),
+    "a list that nobody waits for": (
+        lambda own, each, y: torch.tensor([1.0, 2.0]).to(GPU, non_blocking=True).sum(),
+        "_to_copy.default copies from the CPU",
+    ),
+    "a list copied beside": (
+        lambda own, each, y: torch.empty(2, device=GPU).copy_(torch.tensor([1.0, 2.0]), non_blocking=True).sum(),
+        "copy_.default copies from the CPU",
+    ),
     "a number": (lambda own, each, y: 0.0 * float(y.sum().item()), "_local_scalar_dense"),
     "rows of a mask": (lambda own, each, y: each[y > 0].sum(), "capturing: index"),
     "assignment by a mask": (cleared, "capturing: index_put_"),
@@ -119,3 +130,49 @@ def test_waiting_for_nothing_but_the_gpu_is_an_error_too(monkeypatch: pytest.Mon
     with pytest.raises(RuntimeError, match=r"synchronize\(\) waits for the GPU"), no_waiting():
         owner.synchronize()
     assert owner.synchronize is before
+
+
+def test_a_checkpoint_is_refused_before_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for the state of the GPU's random numbers, which would end a recording, and all later ones with it."""
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    before = torch.cuda.get_rng_state, torch.cuda.random.set_rng_state
+    with pytest.raises(RuntimeError, match=r"get_rng_state\(\) asks for .* preserve_rng_state=False"), no_waiting():
+        get_device_states(Somewhere())
+    with pytest.raises(RuntimeError, match=r"set_rng_state\(\) asks for"), no_waiting():
+        torch.cuda.random.set_rng_state(torch.zeros(1))
+    assert (torch.cuda.get_rng_state, torch.cuda.random.set_rng_state) == before
+
+
+class Somewhere(Tensor):
+    """A tensor on a GPU, for who only asks where it is."""
+
+    is_cuda = True  # type: ignore[assignment]
+    device = GPU  # type: ignore[assignment]
+
+    def get_device(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def attention() -> Iterator[Any]:
+    """An operation whose second result is where torch's attention has its seed outside of a recording: on the CPU."""
+    library = torch.library.Library("emulated", "DEF")
+    library.define("attention(Tensor q) -> (Tensor, Tensor)")
+    library.impl("attention", lambda q: (torch.empty_like(q), torch.zeros((), dtype=torch.long)), "Meta")
+    yield torch.ops.emulated.attention
+    library._destroy()
+
+
+def test_the_seed_of_attention_is_no_work_of_the_host(monkeypatch: pytest.MonkeyPatch, attention: Any) -> None:
+    q = torch.empty(2, 4, 16, 8, device="meta")
+    with pytest.raises(RuntimeError, match="brings a result to the CPU"), NoHostWork():
+        attention(q)
+    monkeypatch.setattr(host_work, "_SEEDED", {*host_work._SEEDED, attention})
+    with NoHostWork():
+        out, seed = attention(q)
+        assert out.device.type == "meta"
+        seed + 1  # what its backward pass does with it is no work of the host's either
+    names = {str(one) for one in host_work._SEEDED}
+    assert "aten._scaled_dot_product_efficient_attention" in names
