@@ -1,4 +1,4 @@
-"""bfloat16 inside a network, also in the recurrent layers of a GPU.
+"""bfloat16 inside a network, also in the recurrent layers of a GPU; float32 in those of a CPU that has no others.
 
 torch's autocast turns whatever goes into cuDNN's recurrent layers into float16, also where bfloat16 was asked for
 (torch 2.11 to 2.15, ``aten/src/ATen/cudnn/AutocastRNN.cpp``). float16 needs a scaled loss, which nobody does here:
@@ -21,22 +21,21 @@ _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
 class _Recurrent(TorchFunctionMode):
-    """Takes the recurrent functions out of autocast: tensors become bfloat16 here, and stay as they are there."""
+    """Takes the recurrent functions out of autocast: tensors become of `dtype` here, and stay as they are there."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
         super().__init__()
-        self._device = device
+        self._device, self._dtype = device, dtype
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`."""
         if func not in _RECURRENT:
             return func(*args, **(kwargs or {}))
         with torch.autocast(self._device, enabled=False):
-            return func(*tree_map(_narrow, args), **tree_map(_narrow, kwargs or {}))
+            return func(*tree_map(self._turned, args), **tree_map(self._turned, kwargs or {}))
 
-
-def _narrow(leaf: Any) -> Any:
-    return leaf.to(torch.bfloat16) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+    def _turned(self, leaf: Any) -> Any:
+        return leaf.to(self._dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def is_recurrent(module: nn.Module) -> bool:
@@ -48,11 +47,17 @@ def is_recurrent(module: nn.Module) -> bool:
 def bfloat16(device: torch.device, *, recurrent: bool) -> Iterator[None]:
     """Compute in bfloat16 inside the block; `recurrent`: recurrent layers are among what it calls.
 
-    On a CPU that is autocast alone, which keeps to bfloat16 there.
+    On a CPU that is autocast alone, which keeps to bfloat16 there. A CPU without AVX-512 has no LSTM in bfloat16:
+    recurrent layers compute in float32 on it.
     """
     with torch.autocast(device.type, torch.bfloat16):
-        if not (recurrent and device.type == "cuda"):
+        if not recurrent or (device.type == "cpu" and _has_bfloat16()):
             yield
             return
-        with _Recurrent(device.type):
+        with _Recurrent(device.type, torch.float32 if device.type == "cpu" else torch.bfloat16):
             yield
+
+
+def _has_bfloat16() -> bool:
+    """Return whether this CPU's recurrent layers can be in bfloat16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

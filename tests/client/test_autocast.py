@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedcross.client import autocast
 from fedcross.client.flat_model import ModuleNet
 from fedcross.tasks.models._recurrent import LastStepLSTM
 from tests.support.emulated_gpu import emulated_gpu
@@ -64,12 +65,34 @@ def test_a_recurrent_layer_on_a_gpu_gets_bfloat16_and_no_autocast(monkeypatch: p
         assert all(bool((p.grad.abs().max() > 0).item()) for p in net.params.values() if p.grad is not None)
 
 
-def test_on_a_cpu_nothing_changes() -> None:
-    net = ModuleNet(nn.Sequential(LastStepLSTM(3, 4, 2), nn.Linear(4, 2)), torch.device("cpu"), "bfloat16")
-    x = torch.randn(6, 5, 3)
+def test_on_a_cpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autocast, "_has_bfloat16", lambda: True)  # every CPU has it in a GRU
+    net = ModuleNet(Last(nn.GRU), torch.device("cpu"), "bfloat16")
+    x = torch.randn(5, 6, 3)
     with Seen() as seen:
         found = net.logits(net.params, net.buffers, x)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(found, net.module(x).float())
     assert seen.inside_autocast == 1
     assert torch.float32 in seen.kinds
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["LSTM", "GRU", "RNN"])
+def test_a_cpu_without_a_bfloat16_lstm_takes_float32_in_it(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr(autocast, "_has_bfloat16", lambda: False)
+    net = ModuleNet(Last(kind), torch.device("cpu"), "bfloat16")
+    x = torch.randn(5, 6, 3)
+    with Seen() as seen:
+        found = net.logits(net.params, net.buffers, x)
+    found.sum().backward()
+    assert (seen.kinds, seen.inside_autocast, seen.calls) == ({torch.float32}, 0, 1)
+    last = net.module.rnn(x)[0][-1]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(found, net.module.out(last).float())
+    assert all(bool(p.grad.abs().max() > 0) for p in net.params.values() if p.grad is not None)
+
+
+def test_this_cpu_trains_an_lstm_in_bfloat16() -> None:
+    net = ModuleNet(nn.Sequential(LastStepLSTM(3, 4, 2), nn.Linear(4, 2)), torch.device("cpu"), "bfloat16")
+    net.logits(net.params, net.buffers, torch.randn(6, 5, 3)).sum().backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in net.params.values() if p.grad is not None)
