@@ -101,11 +101,11 @@ def _places(index: NDArray[np.int64], columns: int, row: int, column: int, out: 
         out[i] = line * by + (place - line * wide) * each
 
 
-def _weights(
-    gradient: NDArray[np.float32], places: NDArray[np.int32], x: NDArray[np.float32], image: int, row: int,
-    out: NDArray[np.float32],
+def _patches(
+    gradient: NDArray[np.float32], places: NDArray[np.int32], pixels: NDArray[np.float32], kernels: NDArray[np.float32],
+    image: int, row: int, to_pixels: bool,
 ) -> None:  # fmt: skip
-    """Add to `out` the gradient of a convolution's weights.
+    """Add to a convolution's kernels the patches of its input, or to the input's the kernels, times `gradient`.
 
     Parameters
     ----------
@@ -113,49 +113,29 @@ def _weights(
         Of the pool's output. Where it is 0 nothing is done.
     places : int32 array, of that size
         Where in its picture the patch begins from which the largest value of the window was made.
-    x : float32 array, flat
-        The pictures, each `image` numbers, each row of pixels `row` numbers; at least ``out.shape[2]`` more at the end.
-    out : float32 array (channels, kernel rows, run), C-contiguous
-        Run is a multiple of LANES; what is beyond the kernel's columns is not to be read.
+    pixels : float32 array, flat
+        The pictures, each `image` numbers, each row of pixels `row` numbers, and ``kernels.shape[2]`` more at the end.
+    kernels : float32 array (channels, kernel rows, run), C-contiguous
+        Run is a multiple of LANES. Beyond the kernel's columns there are zeros, or sums that are not to be read.
+    to_pixels : bool
+        Whether `pixels` get the gradient of the input, from weights in `kernels`; else these get that of the weights.
     """
     n, windows, channels = gradient.shape
-    _, high, run = out.shape
-    pixels, target = _word(x.ctypes.data), _word(out.ctypes.data)
+    _, high, run = kernels.shape
+    first, own = _word(pixels.ctypes.data), _word(kernels.ctypes.data)
     vectors, step, line = _word(run // LANES), _word(run * 4), _word(row * 4)
     for i in range(n):
-        start = _word(i * image)
         for c in range(channels):
-            own = target + _word(c * high) * step
+            kernel = own + _word(c * high) * step
             for k in range(windows):
                 g = gradient[i, k, c]
                 if g != 0:
-                    at = start + _word(places[(i * windows + k) * channels + c])
-                    _runs(own, pixels + at * _word(4), g, _word(high), vectors, step, line)
-
-
-def _inputs(
-    gradient: NDArray[np.float32], places: NDArray[np.int32], weights: NDArray[np.float32], image: int, row: int,
-    out: NDArray[np.float32],
-) -> None:  # fmt: skip
-    """Add to `out` the gradient of a convolution's input; the parameters are those of :func:`_weights`.
-
-    `weights` (channels, kernel rows, run) has zeros beyond the kernel's columns; `out` is as `x` there.
-    """
-    n, windows, channels = gradient.shape
-    _, high, run = weights.shape
-    pixels, source = _word(out.ctypes.data), _word(weights.ctypes.data)
-    vectors, step, line = _word(run // LANES), _word(run * 4), _word(row * 4)
-    for i in range(n):
-        start = _word(i * image)
-        for c in range(channels):
-            own = source + _word(c * high) * step
-            for k in range(windows):
-                g = gradient[i, k, c]
-                if g != 0:
-                    at = start + _word(places[(i * windows + k) * channels + c])
-                    _runs(pixels + at * _word(4), own, g, _word(high), vectors, line, step)
+                    patch = first + _word(i * image + places[(i * windows + k) * channels + c]) * _word(4)
+                    if to_pixels:
+                        _runs(patch, kernel, g, _word(high), vectors, line, step)
+                    else:
+                        _runs(kernel, patch, g, _word(high), vectors, step, line)
 
 
 places = numba.njit(nogil=True)(_places)
-weights = numba.njit(nogil=True)(_weights)
-inputs = numba.njit(nogil=True)(_inputs)
+patches = numba.njit(nogil=True)(_patches)
