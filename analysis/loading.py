@@ -168,9 +168,10 @@ def load_run(folder: Path, until: int | None = None) -> Run:
 
 
 def run_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Return every run folder at or below `paths`, sorted and without duplicates."""
+    """Return every run folder at or below `paths`, sorted and without duplicates; files beside folders do not count."""
     found: set[Path] = set()
-    for path in map(Path, paths):
+    given = [Path(path) for path in paths]
+    for path in [one for one in given if not one.is_file()] or given:
         if not path.is_dir():
             raise DataError(f"{path}: no such folder. Give the output folder of a run or of a sweep.")
         for pattern in ("metrics.jsonl", "result.json", ".hydra/config.yaml"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedcross.core.randomness import stream
 from fedcross.strategies.pool.layout import Arrays
@@ -37,6 +38,12 @@ class GitFLParams(PooledParams):
     least: float = Field(2.0, gt=0)
     most: float = Field(50.0, gt=0)
     curious: float = Field(0.1, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"least={self.least:g} is above most={self.most:g}: give the smaller bound as least")
+        return self
 
 
 class GitFL(AsyncPool[GitFLParams]):

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
 
@@ -232,7 +232,14 @@ class ReplayClock(RealClock):
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
         """Return when the visit ended in the earlier run, infinity if it did not, and whether it was accepted."""
         event = self.events.get(index)
-        return (math.inf, False) if event is None else (float(event["finish"]), bool(event.get("accepted")))
+        if event is None:
+            return math.inf, False
+        if event["finish"] < start:
+            raise ConfigError(
+                f"clock.events: visit {index} of the record ended after {event['finish']:.5g} s, and begins here after "
+                f"{start:.5g} s. So this is another run: give method, seed, clients and slots of the recorded one."
+            )
+        return float(event["finish"]), bool(event.get("accepted"))
 
 
 Clock = VirtualClock | RealClock
@@ -273,6 +280,13 @@ def clock_of(
     if settings.name == "real":
         return RealClock(settings.deadline_s)
     if settings.events is not None:
-        return ReplayClock.read(Path(settings.events))
+        replay = ReplayClock.read(Path(settings.events))
+        last = max((int(event["client"]) for event in replay.events.values()), default=0)
+        if 1 < len(examples) <= last:  # one, where devices hold their own data and nobody knows how many they are
+            raise ConfigError(
+                f"clock.events={settings.events}: client {last} made a visit, but partition.clients={len(examples)}. "
+                "Give the settings of the recorded run."
+            )
+        return replay
     limit = settings.deadline_s if asynchronous else None
     return VirtualClock(devices, seed, max(len(examples), 1), examples, epochs, limit)

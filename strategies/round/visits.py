@@ -224,6 +224,8 @@ class AsyncMethod(Asking[P]):
         if visit.exchange is not None:
             report.clients += visit.exchange.counts["requests"]
             report.bytes_down += visit.exchange.counts["bytes"]
+        else:  # beyond the clock's deadline: nobody was asked, and yet a client was lost
+            report.clients += 1
         report.rejected.update(visit.rejected)
         report.dropped += upload is None
         if upload is None:

@@ -72,6 +72,14 @@ def test_several_folders_are_searched_and_each_run_is_found_once(tmp_path: Path)
     assert len(load_runs([tmp_path, tmp_path / "a" / "b"]).runs) == 2
 
 
+def test_files_beside_runs_are_passed_over(tmp_path: Path):
+    write_run(tmp_path / "0", [0.1])
+    (tmp_path / "multirun.yaml").write_text("")
+    assert len(load_runs(list(tmp_path.iterdir())).runs) == 1
+    with pytest.raises(DataError, match="no such folder"):
+        load_runs([tmp_path / "multirun.yaml"])
+
+
 def test_a_setting_that_came_later_and_is_off_does_not_tell_runs_apart():
     old = {"method.name": "scaffold", "train.lr": 0.05}
     new = old | {"train.clip": None, "defence.enabled": False, "defence.clip": 1, "attack.name": "none"}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.gitfl import GitFL
 from fedcross.strategies.masterpull import MasterPull
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -90,3 +91,8 @@ def test_resume_is_exact(tmp_path):
     two = run(tmp_path / "b", *settings, "rounds=4", f"resume={tmp_path / 'b'}").method
     assert same(one.global_model(), two.global_model())
     assert one.checkpoint().values == two.checkpoint().values
+
+
+def test_bounds_in_the_wrong_order_are_refused():
+    with pytest.raises(ConfigError, match=r"least=60 is above most=50"):
+        GitFL(clients_per_round=2, least=60.0)

@@ -94,7 +94,7 @@ def test_a_visit_over_the_deadline_is_never_trained_and_its_slot_goes_to_another
     network = grid(3)
     report = method.run_round(1, network)
     assert told(ended, "client", "finish", "accepted") == [(1, 2.0, True), (0, 3.0, False)]
-    assert report.dropped == 1
+    assert (report.dropped, report.clients) == (1, 2)
     assert 0 not in {client for _, client, _ in network.asked}
     method.run_round(2, network)  # client 0 rests, client 1 is busy
     assert told(ended, "client", "slot", "start")[-1] == (2, 0, 3.0)
