@@ -55,9 +55,10 @@ class GitFL(AsyncPool[GitFLParams]):
     with alpha = control/(control + 1).
 
     The client for slot i is drawn among idle ones with probability proportional to ``max(1e-6, weight)``. With v_u
-    visits and a mean duration T_u of client u (0 before its first), curiosity is ``1/sqrt(v_u + 1)`` and speed is
-    ``(T_u - mean T)/(10 max T) (n_i - mean n)``, which gives slow clients to branches that are ahead. The weight is the
-    curiosity at first, later ``a curiosity + (1 - a) speed`` with a = half of the elapsed share of the run.
+    accepted visits of client u and their mean duration T_u (0 before the first), curiosity is ``1/sqrt(v_u + 1)`` and
+    speed is ``(T_u - mean T)/(10 max T) (n_i - mean n)``, which gives slow clients to branches that are ahead. The
+    weight is the curiosity at first, later ``a curiosity + (1 - a) speed`` with a = half of the elapsed share of the
+    run. Theirs knows no deadline; here a client whose visits are all lost stays as curious as a new one.
 
     State: two pools of K models, visits and durations of each client seen; clients keep none. Wire: one model down, one
     up.
