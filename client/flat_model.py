@@ -236,7 +236,7 @@ class ModuleNet:
 def _bears_channels_last(module: nn.Module) -> bool:
     """Return whether `module` has convolutions, and none with which torch writes beyond its memory.
 
-    On a CPU without AVX-512, torch 2.15 does so in the way back of a 1x1 convolution with a stride and fewer than eight
+    On a CPU with AVX2 alone, torch 2.15 does so in the way back of a 1x1 convolution with a stride and fewer than eight
     channels, in channels last alone: a narrow slice of a ResNet died of it, or trained on.
     """
     layers = [part for part in module.modules() if isinstance(part, nn.Conv2d)]

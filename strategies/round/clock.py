@@ -234,12 +234,12 @@ class ReplayClock(RealClock):
         event = self.events.get(index)
         if event is None:
             return math.inf, False
-        if event["finish"] < start:
+        if (finish := float(event["finish"])) < start:
             raise ConfigError(
-                f"clock.events: visit {index} of the record ended after {event['finish']:.5g} s, and begins here after "
+                f"clock.events: visit {index} of the record ended after {finish:.5g} s, and begins here after "
                 f"{start:.5g} s. So this is another run: give method, seed, clients and slots of the recorded one."
             )
-        return float(event["finish"]), bool(event.get("accepted"))
+        return finish, bool(event.get("accepted"))
 
 
 Clock = VirtualClock | RealClock

@@ -37,6 +37,8 @@ class Made:
     weight: Tensor
     bias: Tensor
     padding: tuple[int, int]
+    version: int
+    """torch's count of the output's changes in place."""
 
 
 class Convolution(nn.Conv2d):
@@ -52,8 +54,17 @@ class Convolution(nn.Conv2d):
         """Return the convolution; it remembers what it was made of."""
         y = super().forward(x)
         if self.training and torch.is_grad_enabled() and _plain(x, y, self.weight):
-            setattr(y, _MADE, Made(x, self.weight, cast(Tensor, self.bias), cast(tuple[int, int], self.padding)))
+            padding = cast(tuple[int, int], self.padding)
+            setattr(y, _MADE, Made(x, self.weight, cast(Tensor, self.bias), padding, y._version))
         return y
+
+
+def _made(y: Tensor) -> Made | None:
+    """Return what `y` was made of, if it is still that, and nobody asks for its own gradient."""
+    made: Made | None = getattr(y, _MADE, None)
+    if made is None or y._version != made.version or y.retains_grad or y._backward_hooks or not y.numel():
+        return None
+    return made
 
 
 def _plain(*tensors: Tensor) -> bool:
@@ -77,8 +88,7 @@ class MaxPool2(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the largest of each 2x2 window; NaN wins."""
-        made: Made | None = getattr(x, _MADE, None)
-        if made is not None and x.numel():
+        if (made := _made(x)) is not None:
             return cast(Tensor, _Both.apply(made.x, made.weight, made.bias, x.detach(), made.padding))
         if _compiled(x):
             return cast(Tensor, _Pool.apply(x))

@@ -175,6 +175,25 @@ def test_functional_calls_go_our_way(ways_back):
     assert all(value.grad is not None for value in params.values())
 
 
+@pytest.mark.parametrize("how", ["changed in place", "hook", "retained"])
+def test_an_output_that_is_looked_at_or_changed_before_the_pool_has_its_own_gradient(ways_back, how):
+    (ours, *_), (theirs, *_) = pair(3, 4, 3)
+    found = []
+    for layer in (ours, theirs):
+        y, seen = layer(pictures(2, 3, 8, 8)), []
+        if how == "changed in place":
+            y.mul_(3)
+        elif how == "hook":
+            y.register_hook(seen.append)
+        else:
+            y.retain_grad()
+        MaxPool2()(y).square().sum().backward()
+        found.append([layer.weight.grad, *seen, *([y.grad] if how == "retained" else [])])
+    assert all(map(torch.equal, *found))
+    assert len(found[0]) == (1 if how == "changed in place" else 2)
+    assert ways_back == []
+
+
 def test_the_state_has_torchs_names_and_first_weights():
     torch.manual_seed(5)
     ours = Convolution(3, 4, 5, 2)
