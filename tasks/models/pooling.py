@@ -37,8 +37,8 @@ class Made:
     weight: Tensor
     bias: Tensor
     padding: tuple[int, int]
-    version: int
-    """torch's count of the output's changes in place."""
+    versions: tuple[int, ...]
+    """torch's counts of changes in place: of the output, of `x` and of `weight`."""
 
 
 class Convolution(nn.Conv2d):
@@ -52,28 +52,42 @@ class Convolution(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution; it remembers what it was made of."""
-        y = super().forward(x)
-        if self.training and torch.is_grad_enabled() and _plain(x, y, self.weight):
-            padding = cast(tuple[int, int], self.padding)
-            setattr(y, _MADE, Made(x, self.weight, cast(Tensor, self.bias), padding, y._version))
+        weight, bias = self.weight, self.bias  # once: a parametrized weight may be another one at the next look
+        y = self._conv_forward(x, weight, bias)
+        if self.training and torch.is_grad_enabled() and bias is not None and self._usual() and _plain(x, y, weight):
+            versions = y._version, x._version, weight._version
+            setattr(y, _MADE, Made(x, weight, bias, cast(tuple[int, int], self.padding), versions))
         return y
+
+    def _usual(self) -> bool:
+        return (
+            self.stride == self.dilation == (1, 1)
+            and self.groups == 1
+            and self.padding_mode == "zeros"
+            and isinstance(self.padding, tuple)
+        )
 
 
 def _made(y: Tensor) -> Made | None:
-    """Return what `y` was made of, if it is still that, and nobody asks for its own gradient."""
+    """Return what `y` was made of, if all of it is as it was, and nobody asks for the gradient of `y` itself."""
     made: Made | None = getattr(y, _MADE, None)
-    if made is None or y._version != made.version or y.retains_grad or y._backward_hooks or not y.numel():
+    if made is None or made.versions != (y._version, made.x._version, made.weight._version):
         return None
-    return made
+    return None if not y.requires_grad or y.retains_grad or y._backward_hooks or not y.numel() else made
 
 
 def _plain(*tensors: Tensor) -> bool:
-    return not torch._C._are_functorch_transforms_active() and all(
-        type(one) in (Tensor, nn.Parameter)
-        and one.device.type == "cpu"
-        and one.dtype == torch.float32
-        and one.dim() == 4
-        for one in tensors
+    traced = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+    return (
+        not traced
+        and not torch._C._are_functorch_transforms_active()
+        and all(
+            type(one) in (Tensor, nn.Parameter)
+            and one.device.type == "cpu"
+            and one.dtype == torch.float32
+            and one.dim() == 4
+            for one in tensors
+        )
     )
 
 
@@ -88,7 +102,9 @@ class MaxPool2(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the largest of each 2x2 window; NaN wins."""
-        if (made := _made(x)) is not None:
+        usual = (self.kernel_size, self.stride, self.padding, self.dilation) == (2, 2, 0, 1)
+        usual &= not (self.ceil_mode or self.return_indices)
+        if usual and (made := _made(x)) is not None:
             return cast(Tensor, _Both.apply(made.x, made.weight, made.bias, x.detach(), made.padding))
         if _compiled(x):
             return cast(Tensor, _Pool.apply(x))
@@ -233,15 +249,15 @@ def _back(
     )
     to_x = to_weight = None
     if wanted[1]:
-        pixels = torch.zeros(n * image + run)
+        pixels = torch.zeros(n * image + run, dtype=torch.float32)
         pixels[: n * image].view(shape)[inner] = x.permute(0, 2, 3, 1)
-        sums = torch.zeros(channels, rows, run)
+        sums = torch.zeros(channels, rows, run, dtype=torch.float32)
         loop.patches(*given, pixels.numpy(), sums.numpy(), image, line, False)
         to_weight = sums[..., : columns * depth].reshape(channels, rows, columns, depth).permute(0, 3, 1, 2)
     if wanted[0]:
-        factors = torch.zeros(channels, rows, run)
+        factors = torch.zeros(channels, rows, run, dtype=torch.float32)
         factors[..., : columns * depth] = weight.detach().permute(0, 2, 3, 1).reshape(channels, rows, -1)
-        pixels = torch.zeros(n * image + run)
+        pixels = torch.zeros(n * image + run, dtype=torch.float32)
         loop.patches(*given, pixels.numpy(), factors.numpy(), image, line, True)
         to_x = pixels[: n * image].view(shape)[inner].permute(0, 3, 1, 2)
     return to_x, to_weight, g.sum((0, 1))

@@ -194,6 +194,64 @@ def test_an_output_that_is_looked_at_or_changed_before_the_pool_has_its_own_grad
     assert ways_back == []
 
 
+@pytest.mark.parametrize("what", ["input", "weight"])
+def test_what_is_changed_between_convolution_and_pool_is_an_error_as_in_torch(what):
+    (ours, *_), _ = pair(3, 4, 3)
+    x = pictures(2, 3, 8, 8).detach()
+    y = ours(x)
+    with torch.no_grad():
+        (x if what == "input" else ours.weight).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        MaxPool2()(y).sum().backward()
+
+
+def test_a_weight_that_is_new_at_each_look_is_read_once(ways_back):
+    class Doubled(nn.Module):
+        looks = 0
+
+        def forward(self, weight):
+            self.looks += 1
+            return weight * 2**self.looks
+
+    ours, theirs = pair(3, 4, 3)
+    with torch.no_grad():
+        theirs[0].weight.mul_(2)
+    parametrized = Doubled()
+    nn.utils.parametrize.register_parametrization(ours[0], "weight", parametrized)
+    parametrized.looks = 0
+    x = pictures(2, 3, 8, 8)
+    found, reference = (torch.autograd.grad(layers(x).square().sum(), x)[0] for layers in (ours, theirs))
+    torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-4)
+    assert len(ways_back) == 1
+
+
+@pytest.mark.parametrize("name", ["stride", "dilation", "padding_mode", "bias", "ceil_mode", "pool stride"])
+def test_other_settings_are_torchs(ways_back, name):
+    changed = {
+        "stride": ("stride", (2, 2)), "dilation": ("dilation", (2, 2)), "padding_mode": ("padding_mode", "circular"),
+        "bias": ("bias", None), "ceil_mode": ("ceil_mode", True), "pool stride": ("stride", 1),
+    }[name]  # fmt: skip
+    found = []
+    for layers in pair(3, 4, 3, 1):
+        setattr(layers[1 if name in ("ceil_mode", "pool stride") else 0], *changed)
+        x = pictures(2, 3, 9, 9)
+        found.append(gradients(layers, x, torch.ones_like(layers(x))))
+    assert all(map(torch.equal, *found))
+    assert ways_back == []
+
+
+def test_another_default_dtype_changes_nothing():
+    ours, _ = pair(3, 4, 3)
+    x, back = pictures(2, 3, 8, 8), torch.ones(2, 4, 3, 3)
+    before = gradients(ours, x, back)
+    torch.set_default_dtype(torch.float64)
+    try:
+        after = gradients(ours, x, back)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, before, after))
+
+
 def test_the_state_has_torchs_names_and_first_weights():
     torch.manual_seed(5)
     ours = Convolution(3, 4, 5, 2)
