@@ -53,7 +53,7 @@ class Convolution(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution; it remembers what it was made of."""
         weight, bias = self.weight, self.bias  # once: a parametrized weight may be another one at the next look
-        y = self._conv_forward(x, weight, bias)
+        y = cast(Tensor, self._conv_forward(x, weight, bias))
         if self.training and torch.is_grad_enabled() and bias is not None and self._usual() and _plain(x, y, weight):
             versions = y._version, x._version, weight._version
             setattr(y, _MADE, Made(x, weight, bias, cast(tuple[int, int], self.padding), versions))
