@@ -51,13 +51,13 @@ def bfloat16(device: torch.device, *, recurrent: bool) -> Iterator[None]:
     recurrent layers compute in float32 on it.
     """
     with torch.autocast(device.type, torch.bfloat16):
-        if not recurrent or (device.type == "cpu" and _has_bfloat16()):
+        if not recurrent or (device.type == "cpu" and has_bfloat16()):
             yield
             return
         with _Recurrent(device.type, torch.float32 if device.type == "cpu" else torch.bfloat16):
             yield
 
 
-def _has_bfloat16() -> bool:
+def has_bfloat16() -> bool:
     """Return whether this CPU's recurrent layers can be in bfloat16."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

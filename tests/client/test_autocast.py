@@ -66,7 +66,7 @@ def test_a_recurrent_layer_on_a_gpu_gets_bfloat16_and_no_autocast(monkeypatch: p
 
 
 def test_on_a_cpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autocast, "_has_bfloat16", lambda: True)  # every CPU has it in a GRU
+    monkeypatch.setattr(autocast, "has_bfloat16", lambda: True)  # every CPU has it in a GRU
     net = ModuleNet(Last(nn.GRU), torch.device("cpu"), "bfloat16")
     x = torch.randn(5, 6, 3)
     with Seen() as seen:
@@ -79,7 +79,7 @@ def test_on_a_cpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=["LSTM", "GRU", "RNN"])
 def test_a_cpu_without_a_bfloat16_lstm_takes_float32_in_it(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    monkeypatch.setattr(autocast, "_has_bfloat16", lambda: False)
+    monkeypatch.setattr(autocast, "has_bfloat16", lambda: False)
     net = ModuleNet(Last(kind), torch.device("cpu"), "bfloat16")
     x = torch.randn(5, 6, 3)
     with Seen() as seen:
