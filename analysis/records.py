@@ -188,6 +188,8 @@ class Shown:
     """The last round that counts; None: all of them."""
     targets: list[float] = field(default_factory=list)
     """Target accuracies between 0 and 1; none: the report's own choice."""
+    at: list[int] = field(default_factory=list)
+    """Rounds whose accuracy is shown."""
     x: str = "rounds"
     """The axis of the curves, a key of ``AXES``."""
 
@@ -203,7 +205,7 @@ def _section(folder: Path, pictures: Path) -> str:
     shown = _shown(folder)
     loaded = load_runs([folder, *shown.also], until=shown.until)
     groups, notes = group_runs(loaded.runs)
-    report = build(groups, [*loaded.notes, *notes], shown.targets)
+    report = build(groups, [*loaded.notes, *notes], shown.targets, shown.at)
     parts = [f"## {folder.name}\n"]
     if (folder / NOTE).exists():
         parts.append((folder / NOTE).read_text(encoding="utf-8").strip() + "\n")
@@ -233,6 +235,8 @@ def _shown(folder: Path) -> Shown:
             raise ValueError(f"'until' is a round, not {shown.until!r}")
         if not all(isinstance(target, float) and 0 < target < 1 for target in shown.targets):
             raise ValueError(f"'targets' is a list of numbers between 0 and 1, not {shown.targets!r}")
+        if not all(isinstance(number, int) and number > 0 for number in shown.at):
+            raise ValueError(f"'at' is a list of rounds, not {shown.at!r}")
         if shown.x not in AXES:
             raise ValueError(f"'x' is one of {', '.join(AXES)}, not {shown.x!r}")
     except (ValueError, TypeError, AttributeError) as error:

@@ -21,6 +21,7 @@ def write_report(
     unfinished: bool = False,
     html: bool = True,
     until: int | None = None,
+    at: Sequence[int] = (),
 ) -> str:
     """Read the runs below `folders` and write the report into `out`.
 
@@ -43,6 +44,8 @@ def write_report(
         Write the interactive page, which needs plotly (the extra ``analysis``). Without plotly, the report has a note.
     until : int, optional
         Use only rounds up to this one.
+    at : sequence of int
+        Rounds whose accuracy is shown; none: no such table.
 
     Returns
     -------
@@ -65,7 +68,7 @@ def write_report(
     if html and find_spec("plotly") is None:
         html = False
         notes.append("report.html was not written: it needs plotly. Install the extra: fedcross[analysis]")
-    report = build(groups, [*loaded.notes, *notes], targets)
+    report = build(groups, [*loaded.notes, *notes], targets, at)
     try:
         out.mkdir(parents=True, exist_ok=True)
         _write(report, out, x, html)

@@ -143,6 +143,11 @@ class Run:
         hits = np.flatnonzero(np.nan_to_num(self.column("test_accuracy"), nan=-1.0) >= target)
         return float(self.axis(x)[hits[0]]) if hits.size else math.nan
 
+    def at(self, number: int) -> float:
+        """Return the test accuracy of round `number`, in [0, 1]; nan if it was not evaluated then."""
+        rows = np.flatnonzero(self.columns["round"] == number)
+        return float(self.column("test_accuracy")[rows[-1]]) if rows.size else math.nan
+
     def until(self, last: int) -> Run:
         """Return this run as if it had been planned for `last` rounds, for comparisons at equal rounds.
 

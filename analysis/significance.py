@@ -22,6 +22,8 @@ class Comparison:
     ----------
     difference : float
         Mean over the pairs, in [-1, 1].
+    interval : tuple of float
+        95 % confidence interval of the mean difference (Student's t); nan below two pairs.
     n : int
         Number of pairs: seeds that both configurations have.
     t, holm : float
@@ -35,6 +37,7 @@ class Comparison:
     first: str
     second: str
     difference: float
+    interval: tuple[float, float]
     n: int
     t: float
     holm: float
@@ -52,6 +55,17 @@ def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, floa
     if np.count_nonzero(d) >= WILCOXON_FROM:
         wilcoxon = float(stats.wilcoxon(d).pvalue)
     return t, wilcoxon
+
+
+def interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of `first` minus `second`, paired, by Student's t; nan below two pairs."""
+    from scipy import stats
+
+    d = np.subtract(first, second)
+    if d.size < 2:
+        return math.nan, math.nan
+    half = float(stats.t.ppf(0.975, d.size - 1) * d.std(ddof=1) / math.sqrt(d.size))
+    return float(d.mean()) - half, float(d.mean()) + half
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -88,4 +102,5 @@ def _pair(first: Group, second: Group) -> Comparison:
     x, y = [a[s] for s in seeds], [b[s] for s in seeds]
     t, wilcoxon = paired(x, y) if len(seeds) > 1 else (math.nan, math.nan)
     difference = float(np.mean(np.subtract(x, y))) if seeds else math.nan
-    return Comparison(first.problem, first.method, second.method, difference, len(seeds), t, math.nan, wilcoxon)
+    names = (first.problem, first.method, second.method)
+    return Comparison(*names, difference, interval(x, y), len(seeds), t, math.nan, wilcoxon)

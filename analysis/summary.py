@@ -35,8 +35,10 @@ class Report:
         return "# Report\n\n" + "\n".join(parts)
 
 
-def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float] = ()) -> Report:
-    """Return everything a report shows about `groups`; `targets` as in :func:`write_report`."""
+def build(
+    groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float] = (), at: Sequence[int] = ()
+) -> Report:
+    """Return everything a report shows about `groups`; `targets` and `at` as in :func:`write_report`."""
     from fedcross.analysis import tables
     from fedcross.analysis.ablation import grids
     from fedcross.analysis.visits import read_visits, visits_table
@@ -45,6 +47,7 @@ def build(groups: Sequence[Group], notes: Sequence[str], targets: Sequence[float
     found, visits = grids(groups), [one for one in map(read_visits, groups) if one is not None]
     parts = [
         tables.accuracy_table(groups),
+        tables.at_table(groups, at) if at else None,
         tables.width_table(groups),
         tables.published_table(groups),
         tables.target_table(groups, wanted) if wanted else None,

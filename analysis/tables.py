@@ -128,6 +128,22 @@ def default_target(groups: Sequence[Group]) -> float:
     return round(0.05 * steps, 2) if steps > 0 else math.nan
 
 
+def at_table(groups: Sequence[Group], rounds: Sequence[int]) -> Table:
+    """Return the test accuracy after each of `rounds`, one column for each; a dash where no run was evaluated then."""
+    rows = [
+        (
+            group.problem,
+            group.method,
+            *(percent(group.over_seeds(methodcaller("at", number))) for number in rounds),
+            str(len(group.runs)),
+        )
+        for group in groups
+    ]
+    note = "Test accuracy of the global model in that round; mean ± sample standard deviation over seeds."
+    header = ("problem", "method", *(f"round {number} %" for number in rounds), "seeds")
+    return Table("After a round", header, rows, note)
+
+
 def target_table(groups: Sequence[Group], targets: Sequence[float]) -> Table:
     """Return rounds, bytes and both kinds of seconds until the test accuracy first is each target (in [0, 1])."""
     rows = []
@@ -187,12 +203,20 @@ def significance_table(groups: Sequence[Group]) -> Table | None:
     """Return the paired comparisons; None if no two groups of a problem share two seeds."""
     found = compare(groups)
     rows = [
-        (c.problem, c.first, c.second, f"{100 * c.difference:+.2f}", str(c.n), _p(c.t), _p(c.holm), _p(c.wilcoxon))
+        (
+            *(c.problem, c.first, c.second, f"{100 * c.difference:+.2f}"),
+            f"{100 * c.interval[0]:+.2f} to {100 * c.interval[1]:+.2f}",
+            *(str(c.n), _p(c.t), _p(c.holm), _p(c.wilcoxon)),
+        )
         for c in found
     ]
-    header = ("problem", "first", "second", "first - second, points", "n", "p (t)", "p (t, Holm)", "p (Wilcoxon)")
+    header = (
+        *("problem", "first", "second", "first - second, points", "95 % interval", "n"),
+        *("p (t)", "p (t, Holm)", "p (Wilcoxon)"),
+    )
     note = (
-        "Smoothed accuracy, paired by seed, two-sided; n is the number of shared seeds. Holm's correction is within a "
+        "Smoothed accuracy, paired by seed, two-sided; n is the number of shared seeds. The interval is Student's, of "
+        "the mean difference, without a correction for several comparisons. Holm's correction is within a "
         f"problem. Wilcoxon's test cannot go below .05 with fewer than {WILCOXON_FROM} pairs and is left out there."
     )
     return Table("Paired over seeds", header, rows, note) if rows else None

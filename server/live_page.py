@@ -132,7 +132,7 @@ function show() {
   const rejected = Object.values(s.rejected).reduce((a, b) => a + b, 0);
   const tiles = [
     ["round", `${s.round} / ${run.rounds ?? "?"}`], ["time left", s.left_s == null ? "-" : span(s.left_s)],
-    ["waits for", waits], ["clients connected", s.online == null ? "-" : s.online],
+    ["waits for", waits], ["connected when the round began", s.online == null ? "-" : s.online],
     ["sent, received", `${size(s.totals.bytes_down ?? 0)}, ${size(s.totals.bytes_up ?? 0)}`],
     ["slots lost, replies rejected", `${s.totals.dropped ?? 0}, ${rejected}`],
     ["last checkpoint", s.checkpoint ? `${span(t - s.checkpoint)} ago` : "-"],

@@ -35,6 +35,9 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--target", nargs="+", type=_share, metavar="SHARE", default=[], help="accuracies to reach, such as 0.5"
     )
+    line.add_argument(
+        "--at", nargs="+", type=_round, metavar="ROUND", default=[], help="rounds whose accuracy is shown"
+    )
     line.add_argument("--x", choices=tuple(AXES), default="rounds", help="x-axis of curves.png (default: rounds)")
     line.add_argument("--unfinished", action="store_true", help="include runs that have not reached their last round")
     line.add_argument(
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     out = options.out or options.folders[0] / "report"
     text = write_report(
-        options.folders, out, options.target, options.x, options.unfinished, options.html, options.until
+        options.folders, out, options.target, options.x, options.unfinished, options.html, options.until, options.at
     )
     print(text)
     print(f"Written to {out}", file=sys.stderr)

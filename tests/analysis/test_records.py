@@ -130,13 +130,15 @@ def test_a_section_names_its_targets(tmp_path):
     results, page = tmp_path / "results", tmp_path / "results.md"
     run(tmp_path / "run", [0.1, 0.3, 0.6])
     record([tmp_path / "run"], "n", results)
-    (results / "n" / "section.json").write_text('{"targets": [0.25, 0.55], "x": "bytes"}')
+    (results / "n" / "section.json").write_text('{"targets": [0.25, 0.55], "x": "bytes", "at": [3]}')
     section = write_page(results, page)
     assert "| 25 %   | fedavg | 1 of 1  | 2 " in section
+    assert "| round 3 % |" in section
     assert "| 55 %   | fedavg | 1 of 1  | 3 " in section
 
 
-WRONG = ['{"until": 0}', '{"untl": 2}', '{"targets": [50]}', '{"targets": 0.5}', '{"x": "y"}', "nonsense", '["long"]']
+WRONG = ['{"until": 0}', '{"untl": 2}', '{"targets": [50]}', '{"targets": 0.5}', '{"x": "y"}', '["long"]']
+WRONG += ['{"at": [0]}', "nonsense"]
 
 
 @pytest.mark.parametrize("text", WRONG)

@@ -108,6 +108,20 @@ def test_help_imports_no_plotting_library():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_accuracy_of_single_rounds(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_run(tmp_path / "in" / "a", [0.2, 0.3], config("fedavg", 1, 2))
+    write_run(tmp_path / "in" / "b", [0.4, 0.5], config("fedavg", 2, 2))
+    assert main([str(tmp_path / "in"), "--no-html", "--at", "1", "7"]) == 0
+    rows = [row.split("|") for row in capsys.readouterr().out.splitlines() if "round 1" in row or "30.00 ±" in row]
+    # Rounds 1 and 7: .2 and .4 make 30 with a standard deviation of 14.14; there is no round 7.
+    assert [[cell.strip() for cell in row[1:-1]] for row in rows] == [
+        ["method", "round 1 %", "round 7 %", "seeds"],
+        ["fedavg", "30.00 ± 14.14", "–", "2"],
+    ]
+    assert main([str(sweep), "--no-html"]) == 0
+    assert "After a round" not in capsys.readouterr().out
+
+
 def test_runs_of_different_length_at_equal_rounds(sweep: Path, capsys: pytest.CaptureFixture[str]):
     write_run(sweep / "long", [0.25, 0.35, 0.9, 0.9], config("moon", 1, 4))
     assert main([str(sweep), "--until", "2"]) == 0

@@ -7,7 +7,7 @@ import pytest
 
 from fedcross.analysis.groups import group_runs
 from fedcross.analysis.loading import load_runs
-from fedcross.analysis.significance import compare, holm, paired
+from fedcross.analysis.significance import compare, holm, interval, paired
 from tests.support.fake import config, write_run
 
 
@@ -30,6 +30,12 @@ def test_equal_differences_have_no_test(second: list[float]):
     assert all(math.isnan(p) for p in paired([1.0, 1.0, 1.0], second))
 
 
+def test_interval_by_hand():
+    # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3). t = 4.3026527 (2 degrees of freedom).
+    assert interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3026527 / 3**0.5, 2 + 4.3026527 / 3**0.5))
+    assert all(math.isnan(end) for end in interval([0.5], [0.25]))
+
+
 def test_holm_by_hand():
     # Sorted .01 .03 .04 times 3, 2, 1: .03 .06 .04, made non-decreasing: .03 .06 .06. nan is no test.
     assert holm([0.04, 0.01, math.nan, 0.03]) == pytest.approx([0.06, 0.03, math.nan, 0.06], nan_ok=True)
@@ -48,6 +54,7 @@ def test_seeds_are_paired_and_problems_are_kept_apart(tmp_path: Path):
     # Differences .05 .08 .02: standard deviation .03, t = .05 / (.03 / sqrt 3) = 5 / sqrt 3, t^2 = 25 / 3.
     assert found.t == pytest.approx(1 - math.sqrt((25 / 3) / (25 / 3 + 2)))
     assert found.holm == found.t
+    assert found.interval == pytest.approx((0.05 - 4.3026527 * 0.03 / 3**0.5, 0.05 + 4.3026527 * 0.03 / 3**0.5))
 
 
 def test_many_configurations_are_compared_with_the_first_only(tmp_path: Path):
