@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fedcross.strategies.feddyn import FedDyn as FedDyn
     from fedcross.strategies.fedexg import FedExg as FedExg
     from fedcross.strategies.fedexp import FedExP as FedExP
+    from fedcross.strategies.fedfan import FedFan as FedFan
     from fedcross.strategies.fedfusion import FedFusion as FedFusion
     from fedcross.strategies.fedgen import FedGen as FedGen
     from fedcross.strategies.fedlc import FedLC as FedLC
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 __all__ = [
     "IMA", "PGCT", "AdaptiveFL", "Centralized", "ClassicFedCross", "CluSamp", "DaisyChain", "FedASAM", "FedAsync",
     "FedAvg", "FedBuff", "FedCT", "FedCross", "FedCrossAsync", "FedDecorr", "FedDyn", "FedExP", "FedExg",
-    "FedFusion", "FedGen", "FedLC", "FedMR", "FedMut", "FedNTD", "FedNova", "FedProc", "FedProx", "FedSAM",
+    "FedFan", "FedFusion", "FedGen", "FedLC", "FedMR", "FedMut", "FedNTD", "FedNova", "FedProc", "FedProx", "FedSAM",
     "Flwr", "GitFL", "HeteroFL", "MasterPull", "Moon", "Run", "Scaffold", "Solo", "client_app", "load", "run",
     "server_app", "sweep", "tell_partition",
 ]  # fmt: skip

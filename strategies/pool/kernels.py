@@ -193,6 +193,23 @@ def pull(
 
 
 @compiled()
+def follow(
+    rows: NDArray[Any], share: Any, rest: Any, mean: NDArray[Any], shift: NDArray[Any], start: int, stop: int
+) -> None:
+    """Move columns ``start:stop`` of all rows by `share` towards `mean`, then by `shift`; `rest` is ``1 - share``.
+
+    Both are scalars of the rows' dtype; `mean` and `shift` are rows (d,).
+    """
+    for a in range(start, stop, MIX_CHUNK):
+        b = min(a + MIX_CHUNK, stop)
+        for i in range(len(rows)):
+            row, offset = rows[i, a:b], shift[a:b]
+            _towards(row, mean[a:b], share, rest)
+            for c in range(len(row)):
+                row[c] += offset[c]
+
+
+@compiled()
 def mutate(
     rows: NDArray[Any],
     slots: NDArray[np.int64],

@@ -1,4 +1,4 @@
-"""Passes over a pool that are no mixing matrix, or cheaper than one: recombination, a pull to the mean, mutation.
+"""Passes over a pool that are no mixing matrix, or cheaper than one: recombination, pulls to a mean, mutation.
 
 Like those of :mod:`strategies.pool.blocks` they work in place, in column blocks that fit a core's cache, and read and
 write each value of the pool once; pools of KERNEL_BYTES or more use compiled loops. Blocks and threads decide nothing:
@@ -81,6 +81,41 @@ def pull(pool: Pool, members: Sequence[int], own: float) -> None:
         total, mean = np.empty(MIX_CHUNK), np.empty(MIX_CHUNK, rows.dtype)
         for block in part:
             towards(rows, slots, share, one - share, block.start, block.stop, total, mean)
+
+    _over(pool, compiled if _large(pool) else plain)
+
+
+def follow(pool: Pool, own: float, mean: Array, shift: Array) -> None:
+    """Set ``w_i = own v_i + (1 - own) mean + shift`` for all slots.
+
+    Integer entries are mixed with their own mean, as :func:`pull` does. With a `shift` of 0, a value that all slots
+    share with the mean stays the same to the bit.
+
+    Parameters
+    ----------
+    pool : Pool
+        Changed in place, all slots of it.
+    own : float
+        Share of a model's own values, 0 to 1.
+    mean, shift : float array (d,)
+        Rows of the pool's layout.
+    """
+    counters = pool.integers.astype(np.float64)
+    if counters.size:
+        pool.integers[...] = whole_numbers(own * counters + (1 - own) * counters.mean(axis=0))
+    rows = pool.rows
+    target, offset = torch.from_numpy(mean), torch.from_numpy(shift)
+
+    def plain(part: list[slice]) -> None:
+        for columns in part:
+            torch.from_numpy(rows[:, columns]).lerp_(target[columns], 1 - own).add_(offset[columns])
+
+    def compiled(part: list[slice]) -> None:
+        from fedcross.strategies.pool.kernels import follow as after
+
+        one, share = rows.dtype.type(1), rows.dtype.type(1 - own)
+        for block in part:
+            after(rows, share, one - share, mean, shift, block.start, block.stop)
 
     _over(pool, compiled if _large(pool) else plain)
 

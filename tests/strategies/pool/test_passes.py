@@ -6,7 +6,7 @@ import torch
 
 from fedcross.strategies.pool import blocks, kernels
 from fedcross.strategies.pool.layout import Layout
-from fedcross.strategies.pool.passes import mutate, pull, recombine
+from fedcross.strategies.pool.passes import follow, mutate, pull, recombine
 from fedcross.strategies.pool.pool import Pool
 
 SHAPES = {"a": (700,), "b": (), "c": (3, 211), "empty": (0,), "statistic": (300,)}
@@ -34,10 +34,21 @@ def mutated(pool):
     return mean, mutate(pool, [0, 2, 3], mean, factors)
 
 
-PASSES = [recombined, mutated, lambda pool: pull(pool, range(5), 0.9), lambda pool: pull(pool, [0, 1, 4], 0.3)]
+def followed(own):
+    return lambda pool: follow(pool, own, pool.rows[1].copy(), 0.5 * pool.rows[2])
 
 
-@pytest.mark.parametrize("make", PASSES, ids=["recombine", "mutate", "pull", "pull some"])
+PASSES = {
+    "recombine": recombined,
+    "mutate": mutated,
+    "pull": lambda pool: pull(pool, range(5), 0.9),
+    "pull some": lambda pool: pull(pool, [0, 1, 4], 0.3),
+    "follow": followed(0.9),
+    "follow far": followed(0.2),
+}
+
+
+@pytest.mark.parametrize("make", PASSES.values(), ids=PASSES)
 def test_blocks_and_threads_change_no_bit(make, monkeypatch):
     whole = filled()
     make(whole)
@@ -82,7 +93,7 @@ def test_mutation_by_formula():
             np.testing.assert_allclose(pool.model(slot)[entry.name], made, atol=2e-6)
 
 
-@pytest.mark.parametrize("make", PASSES, ids=["recombine", "mutate", "pull", "pull some"])
+@pytest.mark.parametrize("make", PASSES.values(), ids=PASSES)
 def test_the_compiled_loops_agree_with_the_plain_ones(make, monkeypatch):
     """Recombination to the bit, the others within rounding; and whatever the blocks are."""
     plain = filled()
@@ -103,12 +114,13 @@ def test_pools_of_just_that_many_bytes_use_the_compiled_loops(limit, compiled, m
     used = set()
     pool = filled()
     monkeypatch.setattr(blocks, "KERNEL_BYTES", pool.rows.nbytes + limit)
-    for name in ("move", "pull", "mutate"):
+    for name in ("move", "pull", "mutate", "follow"):
         monkeypatch.setattr(kernels, name, lambda *given, name=name: used.add(name))
     recombined(pool)
     pull(pool, [0, 1], 0.5)
     mutated(pool)
-    assert used == ({"move", "pull", "mutate"} if compiled else set())
+    followed(0.5)(pool)
+    assert used == ({"move", "pull", "mutate", "follow"} if compiled else set())
 
 
 def test_who_is_not_pulled_stays_even_beside_a_model_that_is_not_finite():
@@ -128,6 +140,16 @@ def test_two_members_are_pulled_by_hand():
     pull(pool, [0, 2], 0.25)
     assert pool.rows[:, 0].tolist() == [5.5, 100, 6.5]
     assert pool.integers.tolist() == [[11, 23], [1, 1], [12, 26]]
+
+
+@pytest.mark.parametrize("own", [0.9, 0.2])
+def test_following_by_formula(own):
+    pool, before = filled(), filled()
+    followed(own)(pool)
+    expected = own * before.rows + (1 - own) * before.rows[1] + 0.5 * before.rows[2]
+    np.testing.assert_allclose(pool.rows, expected, rtol=0, atol=2e-6)
+    pull(before, range(5), own)
+    assert (pool.integers == before.integers).all()
 
 
 def test_an_entry_after_many_counters_moves():

@@ -1,0 +1,125 @@
+"""FedFan (this project's): a pool that starts folded, is pushed along its mean's steps, and opens round by round."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from pydantic import Field
+
+from fedcross.strategies.pool import blocks
+from fedcross.strategies.pool.layout import Array, Arrays
+from fedcross.strategies.pool.passes import follow
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.round.pooled import Pooled, PooledParams
+from fedcross.strategies.wire.protocol import Round, Upload
+
+
+class FedFanParams(PooledParams):
+    """Settings of FedFan, beside those of every pool.
+
+    Parameters
+    ----------
+    half : float
+        h: in round h a model keeps half of its own upload, in round t ``t / (t + h)``; 0 is independent training.
+    push : float
+        p: share of the mean's last step that all models are moved on by, before it is multiplied by the steps'
+        coherence; 0 never pushes.
+    tail : float
+        e: the global model is an average over the pool's means, the last ``t / (e + 1)`` of round t weigh most;
+        infinite would be the last mean alone, 0 the plain average of all.
+    """
+
+    half: float = Field(5.0, ge=0)
+    push: float = Field(1.0, ge=0, le=1)
+    tail: float = Field(8.0, ge=0)
+
+    def own(self, number: int) -> float:
+        """Return a, the weight of a model's own upload in round `number`, counted from 1."""
+        return number / (number + self.half)
+
+    def newest(self, number: int) -> float:
+        """Return the weight of the newest mean in the global model of round `number`, counted from 1."""
+        return (self.tail + 1) / (self.tail + number)
+
+
+class FedFan(Pooled[FedFanParams]):
+    """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
+
+    With the pool's mean M_t after the uploads of round t and its step ``D_t = M_t - M_(t-1)``::
+
+        w_i  = a_t v_i + (1 - a_t) M_t + b_t D_t        a_t = t / (t + h)
+        b_t  = p max(0, cos(D_t, D_(t-1)))              b_1 = 0
+        W_t  = W_(t-1) + g_t (M_t - W_(t-1))            g_t = (e + 1) / (e + t)
+
+    The models are close together at first, as in FedAvg, and remember a constant share of all rounds later, as
+    FedCross's do with a fixed alpha. As long as the mean goes one way, all models go on along it; where its steps turn,
+    the push ends by itself. W is the global model. The averaging of W is Shamir and Zhang's polynomial-decay average
+    (ICML 2013); a push by the last step is Polyak's heavy ball, and to drop it when steps turn is the idea of
+    O'Donoghue and Candes's adaptive restart (2015).
+
+    State: the pool, K models, and three more: M, D and W; clients keep none. Wire: one model down, one up.
+
+    Cost on the server: one pass that reads the pool for the mean, one that reads and writes it in place.
+
+    Choices:
+
+    - Only trained parameters are pushed, and the cosine is theirs: a variance of batch normalisation that is moved on
+      could fall below 0. Statistics are pulled and averaged like weights, integer entries pulled.
+    - A lost slot keeps its model, counts in M and follows the pool as all do.
+    - A round without uploads changes nothing, and counts in t.
+    """
+
+    def setup(self, arrays: Arrays) -> None:
+        """Fill the pool with copies of the initial model, from which the first step is counted."""
+        super().setup(arrays)
+        self.mean, self.counters = self.pool.mean_row([0])
+        self.step, self.average = np.zeros_like(self.mean), self.mean.copy()
+
+    def recombine(self, current: Round, members: list[int]) -> None:
+        """Pull all models to their mean, push them along its step, and average the means."""
+        params, number = self.params, current.number
+        mean, self.counters = self.pool.mean_row()
+        step = mean - self.mean
+        step[self._trained().stop :] = 0
+        self.pushed = params.push * max(0.0, coherence(step, self.step)) if params.push else 0.0
+        follow(self.pool, params.own(number), mean, step * step.dtype.type(self.pushed))
+        self.average += (mean - self.average) * mean.dtype.type(params.newest(number))
+        self.mean, self.step = mean, step
+
+    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Make the next pool; the metrics have b and a of this round as ``push`` and ``own_share``."""
+        metrics = super().aggregate(current, uploads)
+        return metrics | {"push": self.pushed, "own_share": self.params.own(current.number)} if uploads else metrics
+
+    def _trained(self) -> slice:
+        return self.pool.layout.columns("parameters")
+
+    def global_model(self) -> Arrays:
+        """Return the average of the pool's means, newly allocated."""
+        return self.pool.layout.views(self.average.copy(), self.counters)
+
+    def state(self) -> State:
+        """Return the pool, the queue, the last mean and step, and the average."""
+        state = super().state()
+        state.arrays |= {
+            "mean.row": self.mean,
+            "mean.integers": self.counters,
+            "step.row": self.step,
+            "average.row": self.average,
+        }
+        return state
+
+    def restore(self, state: State) -> None:
+        """Load what :meth:`state` returned."""
+        super().restore(state)
+        rows = (state.arrays[f"{name}.row"].copy() for name in ("mean", "step", "average"))
+        self.mean, self.step, self.average = rows
+        self.counters = state.arrays["mean.integers"].copy()
+
+
+def coherence(step: Array, last: Array) -> float:
+    """Return the cosine of two steps (d,), in [-1, 1]; 0 if one of them has no length."""
+    products = blocks.gram(np.stack([step, last]), np.arange(2), slice(None))
+    length = math.sqrt(products[0, 0] * products[1, 1])
+    return max(-1.0, min(1.0, float(products[0, 1]) / length)) if length > 0 else 0.0

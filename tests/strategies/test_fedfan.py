@@ -1,0 +1,164 @@
+"""FedFan: pulled less each round, pushed along coherent steps, and averaged over its means."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcross.strategies.fedfan import FedFan, FedFanParams, coherence
+from tests.support.federation import run
+from tests.support.pools import begun, check_empty, check_state, draws, feed, model
+
+
+def one(*values):
+    """Models with a single parameter, or with several if tuples are given."""
+    return {slot: {"w": np.atleast_1d(np.float32(value))} for slot, value in enumerate(values)}
+
+
+def test_three_rounds_by_hand():
+    """K = 2, h = 1, e = 1, start 0, one weight, so a cosine is 1, 0 or -1.
+
+    Round 1: uploads 1 and 3, M = 2, D = 2, no step before. a = 1/2: 1.5 and 2.5; g = 2/2: W = 2.
+    Round 2: uploads 4 and 8, M = 6, D = 4, cosine 1. a = 2/3: 14/3 + 4 and 22/3 + 4; g = 2/3: W = 2 + 8/3.
+    Round 3: uploads 3 and 5, M = 4, D = -2, cosine -1: no push. a = 3/4: 3.25 and 4.75; g = 2/4: W = 13/3.
+    """
+    method = begun(FedFan, 2, {"w": np.float32([0.0])}, half=1.0, tail=1.0)
+    rounds = [
+        ((1, 3), [1.5, 2.5], 2, 0, 1 / 2),
+        ((4, 8), [26 / 3, 34 / 3], 14 / 3, 1, 2 / 3),
+        ((3, 5), [3.25, 4.75], 13 / 3, 0, 3 / 4),
+    ]
+    for number, (sent, slots, average, push, own) in enumerate(rounds, start=1):
+        metrics = feed(method, number, one(*sent))
+        assert method.pool.rows.ravel().tolist() == pytest.approx(slots)
+        assert method.global_model()["w"] == pytest.approx(average)
+        assert (metrics["push"], metrics["own_share"]) == pytest.approx((push, own))
+
+
+def test_the_push_is_the_cosine_of_the_last_two_steps():
+    """Steps (1, 0) and (1, 1): cosine 1/sqrt(2), of which p = .5 is taken. All slots agree: no pull."""
+    method = begun(FedFan, 2, {"w": np.zeros(2, np.float32)}, push=0.5)
+    feed(method, 1, one((1, 0), (1, 0)))
+    metrics = feed(method, 2, one((2, 1), (2, 1)))
+    assert metrics["push"] == pytest.approx(0.5 / math.sqrt(2))
+    np.testing.assert_allclose(method.pool.rows, [np.array([2, 1]) + metrics["push"]] * 2, rtol=1e-6)
+
+
+def test_statistics_are_averaged_and_pulled_but_never_pushed():
+    """Entry `mean` of the test model is a statistic: 1 in all slots, then 2. Its counters are truncated means."""
+    method = begun(FedFan, 3, tail=0.0)
+    feed(method, 1, {slot: model(1.0, count=slot) for slot in range(3)})
+    feed(method, 2, {slot: model(2.0, count=slot + 1) for slot in range(3)})
+    sent = method.pool.model(0)
+    assert sent["mean"] == 2
+    assert sent["w0"].tolist() == pytest.approx([3, 3])  # 2 and a step of 1, pushed whole
+    assert method.global_model()["mean"] == 1.5
+    assert method.global_model()["n"] == 2
+    # Counters 1, 2, 3 with a = 2/7 on their mean 2: 1.71, 2, 2.29, truncated.
+    assert [int(method.pool.model(slot)["n"]) for slot in range(3)] == [1, 2, 2]
+
+
+def test_statistics_do_not_decide_how_coherent_the_steps_are():
+    """The weights turn round while the statistic goes on far: no push."""
+    method = begun(FedFan, 2)
+    for number, (weight, statistic) in enumerate([(1.0, 100.0), (0.0, 200.0)], start=1):
+        sent = model(weight)
+        sent["mean"][...] = statistic
+        metrics = feed(method, number, dict.fromkeys(range(2), sent))
+    assert metrics["push"] == 0
+
+
+def test_a_lost_slot_counts_in_the_mean_and_follows_the_pool():
+    """h = 1. Round 1: 0, 3, 6: M = 3, slots 1.5, 3, 4.5. Round 2 without slot 1: 1.5, 3, 10.5 with M = 5, D = 2.
+
+    a = 2/3: 1 + 5/3, 2 + 5/3, 7 + 5/3, and all go on by 2.
+    """
+    method = begun(FedFan, 3, {"w": np.float32([0.0])}, half=1.0)
+    feed(method, 1, one(0, 3, 6))
+    uploads = one(1.5, 0, 10.5)
+    del uploads[1]
+    feed(method, 2, uploads)
+    assert method.pool.rows.ravel().tolist() == pytest.approx([1 + 11 / 3, 2 + 11 / 3, 7 + 11 / 3])
+    assert method.queue == [1, 0, 2]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 7), st.floats(0, 20), st.integers(1, 400), st.integers(0, 99))
+def test_the_pools_mean_goes_on_and_its_variance_falls_to_the_square(k, half, number, seed):
+    method, sent = begun(FedFan, k, half=half, diagnostics_every=0), draws(k, seed)
+    feed(method, 1, draws(k, seed + 100))
+    before = np.stack([np.concatenate([u[e].ravel() for e in ("w0", "w1", "w2")]) for u in sent.values()])
+    mean, last = before.astype(np.float64).mean(0), method.mean.copy()[:6]
+    metrics = feed(method, number, sent)
+    after = method.pool.rows[:, :6].astype(np.float64)
+    np.testing.assert_allclose(after.mean(0), mean + metrics["push"] * (mean - last), rtol=0, atol=5e-6)
+    own = metrics["own_share"]
+    np.testing.assert_allclose(after.var(0), own**2 * before.astype(np.float64).var(0), rtol=1e-4, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0, 30), st.integers(1, 60))
+def test_the_global_models_weights_are_positive_and_add_up_to_1(tail, last):
+    params = FedFanParams(tail=tail)
+    weights = np.zeros(last + 1)
+    weights[0] = 1  # the initial model
+    for number in range(1, last + 1):
+        weights *= 1 - params.newest(number)
+        weights[number] = params.newest(number)
+    assert weights.min() >= 0
+    assert weights[0] == 0
+    assert weights.sum() == pytest.approx(1)
+    assert (np.diff(weights[1:]) >= -1e-12).all()  # newer means weigh no less
+
+
+def test_a_tail_of_0_is_the_plain_average_of_all_means():
+    method = begun(FedFan, 2, {"w": np.float32([0.0])}, tail=0.0)
+    means = [4.0, 1.0, 7.0, 0.0]
+    for number, mean in enumerate(means, start=1):
+        feed(method, number, one(mean - 1, mean + 1))
+        assert method.global_model()["w"] == pytest.approx(np.mean(means[:number]), rel=1e-6)
+
+
+def test_a_pool_that_never_opens_and_is_not_pushed_is_fedavg_with_equal_weights(tmp_path):
+    closed = ["method=fedfan", "method.half=1e12", "method.push=0", "method.tail=1e12"]
+    a = run(tmp_path / "a", *closed).method.global_model()
+    b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").method.global_model()
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=0, atol=2e-6)
+
+
+def test_half_0_is_independent_training():
+    method, sent = begun(FedFan, 3, half=0.0, push=0.0), draws(3, 1)
+    feed(method, 1, sent)
+    assert all((method.pool.model(slot)["w1"] == upload["w1"]).all() for slot, upload in sent.items())
+
+
+def test_one_slot_is_trained_and_pushed():
+    method = begun(FedFan, 1, {"w": np.float32([0.0])})
+    for number, value in ((1, 1.0), (2, 3.0)):
+        feed(method, number, one(value))
+    assert method.pool.rows.tolist() == [[5.0]]
+
+
+def test_a_value_that_all_share_and_that_does_not_move_stays_to_the_bit():
+    value = float(np.float32(0.1))
+    method = begun(FedFan, 7, start=model(value, count=3))
+    for number in (1, 2, 3):
+        feed(method, number, {slot: model(value, count=3) for slot in range(7)})
+    assert (method.pool.rows[:, :2] == np.float32(value)).all()
+    assert (method.pool.integers == 3).all()
+    assert (method.global_model()["w0"] == np.float32(value)).all()
+
+
+def test_coherence_by_hand():
+    zero, right = np.zeros(2, np.float32), np.float32([2, 0])
+    assert coherence(right, np.float32([3, 3])) == pytest.approx(math.sqrt(0.5))
+    assert coherence(right, -right) == -1
+    assert coherence(zero, right) == coherence(right, zero) == 0
+
+
+def test_resume_and_empty_rounds():
+    check_state(FedFan)
+    check_empty(FedFan)
