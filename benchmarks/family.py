@@ -25,7 +25,7 @@ from benchmarks.aggregation import ALPHA, MODELS, Times, measured, memory_now, s
 from benchmarks.common import machine, write_section
 from benchmarks.shapes import Shapes, shapes
 
-METHODS = ("fedcross in order", "fedcross by similarity", "fedmr", "fedmut", "masterpull", "daisychain")
+METHODS = ("fedcross in order", "fedcross by similarity", "fedmr", "fedmut", "masterpull", "daisychain", "fedfan")
 
 
 def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
@@ -49,6 +49,8 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     similar.pool, similar._selection = cross.pool, find_selection("lowest_similarity")
     similar._columns = cross.pool.layout.columns("parameters")
     others["fedmut"].mean, others["fedmut"].counters = cross.pool.mean_row([0])
+    others["fedfan"].mean, others["fedfan"].counters = cross.pool.mean_row([0])
+    others["fedfan"].step, others["fedfan"].average = (cross.pool.mean_row([1])[0] for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     for row in torch.from_numpy(cross.pool.rows):
         row.uniform_(-1, 1, generator=generator)

@@ -9,7 +9,7 @@ from fedcross.server.sweep import plan
 #: Composes a configuration for every job.
 pytestmark = pytest.mark.slow
 
-METHODS = {"pools": 8, "rivals": 11}
+METHODS = {"pools": 9, "rivals": 11}
 
 
 @pytest.mark.parametrize("name", METHODS)
