@@ -30,13 +30,14 @@ class FedFanParams(PooledParams):
         infinite would be the last mean alone, 0 the plain average of all.
     """
 
-    half: float = Field(5.0, ge=0)
+    alpha: float = Field(0.99, ge=0, lt=1)
+    half: float = Field(0.3, ge=0)
     push: float = Field(1.0, ge=0, le=1)
     tail: float = Field(8.0, ge=0)
 
-    def own(self, number: int) -> float:
-        """Return a, the weight of a model's own upload in round `number`, counted from 1."""
-        return number / (number + self.half)
+    def own(self, turns: float) -> float:
+        """Return a, the weight of a model's own upload after so many turns."""
+        return min(self.alpha, turns / (turns + self.half)) if turns else 0.0
 
     def newest(self, number: int) -> float:
         """Return the weight of the newest mean in the global model of round `number`, counted from 1."""
@@ -75,6 +76,7 @@ class FedFan(Pooled[FedFanParams]):
         super().setup(arrays)
         self.mean, self.counters = self.pool.mean_row([0])
         self.step, self.average = np.zeros_like(self.mean), self.mean.copy()
+        self.turns = 0.0
 
     def recombine(self, current: Round, members: list[int]) -> None:
         """Pull all models to their mean, push them along its step, and average the means."""
@@ -82,15 +84,17 @@ class FedFan(Pooled[FedFanParams]):
         mean, self.counters = self.pool.mean_row()
         step = mean - self.mean
         step[self._trained().stop :] = 0
-        self.pushed = params.push * max(0.0, coherence(step, self.step)) if params.push else 0.0
-        follow(self.pool, params.own(number), mean, step * step.dtype.type(self.pushed))
+        along = max(0.0, coherence(step, self.step))
+        self.turns += 1 - along
+        self.pushed = params.push * along
+        follow(self.pool, params.own(self.turns), mean, step * step.dtype.type(self.pushed))
         self.average += (mean - self.average) * mean.dtype.type(params.newest(number))
         self.mean, self.step = mean, step
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Make the next pool; the metrics have b and a of this round as ``push`` and ``own_share``."""
         metrics = super().aggregate(current, uploads)
-        return metrics | {"push": self.pushed, "own_share": self.params.own(current.number)} if uploads else metrics
+        return metrics | {"push": self.pushed, "own_share": self.params.own(self.turns)} if uploads else metrics
 
     def _trained(self) -> slice:
         return self.pool.layout.columns("parameters")
@@ -108,6 +112,7 @@ class FedFan(Pooled[FedFanParams]):
             "step.row": self.step,
             "average.row": self.average,
         }
+        state.values["turns"] = self.turns
         return state
 
     def restore(self, state: State) -> None:
@@ -116,6 +121,7 @@ class FedFan(Pooled[FedFanParams]):
         rows = (state.arrays[f"{name}.row"].copy() for name in ("mean", "step", "average"))
         self.mean, self.step, self.average = rows
         self.counters = state.arrays["mean.integers"].copy()
+        self.turns = float(state.values["turns"])
 
 
 def coherence(step: Array, last: Array) -> float:
