@@ -1,4 +1,4 @@
-"""FedFan (this project's): a pool that starts folded, is pushed along its mean's steps, and opens round by round."""
+"""FedFan (this project's): a pool that is pushed along its mean's steps, opens as they turn, and averages its means."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ class FedFanParams(PooledParams):
 
     Parameters
     ----------
+    alpha : float
+        The most that a model keeps of its own upload, below 1; 0 is one model for all.
     half : float
-        h: in round h a model keeps half of its own upload, in round t ``t / (t + h)``; 0 is independent training.
+        h: after h turns of the mean a model keeps half of its own upload, after s turns ``s / (s + h)``, up to `alpha`;
+        0 is `alpha` from the second turn on.
     push : float
         p: share of the mean's last step that all models are moved on by, before it is multiplied by the steps'
         coherence; 0 never pushes.
@@ -37,7 +40,7 @@ class FedFanParams(PooledParams):
 
     def own(self, turns: float) -> float:
         """Return a, the weight of a model's own upload after so many turns."""
-        return min(self.alpha, turns / (turns + self.half)) if turns else 0.0
+        return min(self.alpha, turns / (turns + self.half)) if turns > 0 else 0.0
 
     def newest(self, number: int) -> float:
         """Return the weight of the newest mean in the global model of round `number`, counted from 1."""
@@ -47,19 +50,21 @@ class FedFanParams(PooledParams):
 class FedFan(Pooled[FedFanParams]):
     """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
 
-    With the pool's mean M_t after the uploads of round t and its step ``D_t = M_t - M_(t-1)``::
+    With the pool's mean M_t after the uploads of round t, its step ``D_t = M_t - M_(t-1)`` and their coherence
+    ``c_t = max(0, cos(D_t, D_(t-1)))``::
 
-        w_i  = a_t v_i + (1 - a_t) M_t + b_t D_t        a_t = t / (t + h)
-        b_t  = p max(0, cos(D_t, D_(t-1)))              b_1 = 0
+        s_t  = s_(t-1) + 1 - c_t                        s_1 = 0, c_1 = 0
+        a_t  = min(alpha, s_t / (s_t + h))
+        w_i  = a_t v_i + (1 - a_t) M_t + p c_t D_t
         W_t  = W_(t-1) + g_t (M_t - W_(t-1))            g_t = (e + 1) / (e + t)
 
-    The models are close together at first, as in FedAvg, and remember a constant share of all rounds later, as
-    FedCross's do with a fixed alpha. As long as the mean goes one way, all models go on along it; where its steps turn,
-    the push ends by itself. W is the global model. The averaging of W is Shamir and Zhang's polynomial-decay average
-    (ICML 2013); a push by the last step is Polyak's heavy ball, and to drop it when steps turn is the idea of
-    O'Donoghue and Candes's adaptive restart (2015).
+    As long as the mean goes one way, the models are close together, as in FedAvg, and all go on along its step. Each
+    turn of the mean opens the pool, up to FedCross's share of alpha; where steps turn, the push ends by itself. W is
+    the global model. The averaging of W is Shamir and Zhang's polynomial-decay average (ICML 2013); a push by the last
+    step is Polyak's heavy ball (1964), and to drop it when steps turn is the idea of O'Donoghue and Candes's adaptive
+    restart (2015).
 
-    State: the pool, K models, and three more: M, D and W; clients keep none. Wire: one model down, one up.
+    State: the pool, K models, three more, M, D and W, and s; clients keep none. Wire: one model down, one up.
 
     Cost on the server: one pass that reads the pool for the mean, one that reads and writes it in place.
 
@@ -75,24 +80,23 @@ class FedFan(Pooled[FedFanParams]):
         """Fill the pool with copies of the initial model, from which the first step is counted."""
         super().setup(arrays)
         self.mean, self.counters = self.pool.mean_row([0])
-        self.step, self.average = np.zeros_like(self.mean), self.mean.copy()
-        self.turns = 0.0
+        self.step, self.average, self.turns = np.zeros_like(self.mean), self.mean.copy(), 0.0
 
     def recombine(self, current: Round, members: list[int]) -> None:
         """Pull all models to their mean, push them along its step, and average the means."""
-        params, number = self.params, current.number
         mean, self.counters = self.pool.mean_row()
         step = mean - self.mean
         step[self._trained().stop :] = 0
         along = max(0.0, coherence(step, self.step))
-        self.turns += 1 - along
-        self.pushed = params.push * along
-        follow(self.pool, params.own(self.turns), mean, step * step.dtype.type(self.pushed))
-        self.average += (mean - self.average) * mean.dtype.type(params.newest(number))
+        if self.step.any():
+            self.turns += 1 - along
+        self.pushed = self.params.push * along
+        follow(self.pool, self.params.own(self.turns), mean, step * step.dtype.type(self.pushed))
+        self.average += (mean - self.average) * mean.dtype.type(self.params.newest(current.number))
         self.mean, self.step = mean, step
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Make the next pool; the metrics have b and a of this round as ``push`` and ``own_share``."""
+        """Make the next pool; the metrics have p c and a of this round as ``push`` and ``own_share``."""
         metrics = super().aggregate(current, uploads)
         return metrics | {"push": self.pushed, "own_share": self.params.own(self.turns)} if uploads else metrics
 
@@ -104,7 +108,7 @@ class FedFan(Pooled[FedFanParams]):
         return self.pool.layout.views(self.average.copy(), self.counters)
 
     def state(self) -> State:
-        """Return the pool, the queue, the last mean and step, and the average."""
+        """Return the pool, the queue, the last mean and step, the average, and the turns."""
         state = super().state()
         state.arrays |= {
             "mean.row": self.mean,

@@ -1,4 +1,4 @@
-"""FedFan: pulled less each round, pushed along coherent steps, and averaged over its means."""
+"""FedFan: pushed along coherent steps, opened by turns, and averaged over its means."""
 
 import math
 
@@ -17,18 +17,20 @@ def one(*values):
     return {slot: {"w": np.atleast_1d(np.float32(value))} for slot, value in enumerate(values)}
 
 
-def test_three_rounds_by_hand():
+def test_four_rounds_by_hand():
     """K = 2, h = 1, e = 1, start 0, one weight, so a cosine is 1, 0 or -1.
 
-    Round 1: uploads 1 and 3, M = 2, D = 2, no step before. a = 1/2: 1.5 and 2.5; g = 2/2: W = 2.
-    Round 2: uploads 4 and 8, M = 6, D = 4, cosine 1. a = 2/3: 14/3 + 4 and 22/3 + 4; g = 2/3: W = 2 + 8/3.
-    Round 3: uploads 3 and 5, M = 4, D = -2, cosine -1: no push. a = 3/4: 3.25 and 4.75; g = 2/4: W = 13/3.
+    Round 1: uploads 1 and 3, M = 2, D = 2, no step before: s = 0, a = 0, both 2; g = 2/2: W = 2.
+    Round 2: uploads 4 and 8, M = 6, D = 4, cosine 1: s = 0, both 6 + 4; g = 2/3: W = 2 + 8/3.
+    Round 3: uploads 3 and 5, M = 4, D = -2, cosine -1: s = 1, a = 1/2, no push: 3.5 and 4.5; g = 2/4: W = 13/3.
+    Round 4: uploads 1 and 3, M = 2, D = -2, cosine 1: a = 1/2: 1.5 - 2 and 2.5 - 2; g = 2/5: W = 17/5.
     """
     method = begun(FedFan, 2, {"w": np.float32([0.0])}, half=1.0, tail=1.0)
     rounds = [
-        ((1, 3), [1.5, 2.5], 2, 0, 1 / 2),
-        ((4, 8), [26 / 3, 34 / 3], 14 / 3, 1, 2 / 3),
-        ((3, 5), [3.25, 4.75], 13 / 3, 0, 3 / 4),
+        ((1, 3), [2, 2], 2, 0, 0),
+        ((4, 8), [10, 10], 14 / 3, 1, 0),
+        ((3, 5), [3.5, 4.5], 13 / 3, 0, 1 / 2),
+        ((1, 3), [-0.5, 0.5], 17 / 5, 1, 1 / 2),
     ]
     for number, (sent, slots, average, push, own) in enumerate(rounds, start=1):
         metrics = feed(method, number, one(*sent))
@@ -48,15 +50,16 @@ def test_the_push_is_the_cosine_of_the_last_two_steps():
 
 def test_statistics_are_averaged_and_pulled_but_never_pushed():
     """Entry `mean` of the test model is a statistic: 1 in all slots, then 2. Its counters are truncated means."""
-    method = begun(FedFan, 3, tail=0.0)
+    method = begun(FedFan, 3, tail=0.0, half=2.0)
     feed(method, 1, {slot: model(1.0, count=slot) for slot in range(3)})
+    method.turns = 5.0
     feed(method, 2, {slot: model(2.0, count=slot + 1) for slot in range(3)})
     sent = method.pool.model(0)
     assert sent["mean"] == 2
     assert sent["w0"].tolist() == pytest.approx([3, 3])  # 2 and a step of 1, pushed whole
     assert method.global_model()["mean"] == 1.5
     assert method.global_model()["n"] == 2
-    # Counters 1, 2, 3 with a = 2/7 on their mean 2: 1.71, 2, 2.29, truncated.
+    # Counters 1, 2, 3 with a = 5/7 on their mean 2: 1.29, 2, 2.71, truncated.
     assert [int(method.pool.model(slot)["n"]) for slot in range(3)] == [1, 2, 2]
 
 
@@ -71,12 +74,13 @@ def test_statistics_do_not_decide_how_coherent_the_steps_are():
 
 
 def test_a_lost_slot_counts_in_the_mean_and_follows_the_pool():
-    """h = 1. Round 1: 0, 3, 6: M = 3, slots 1.5, 3, 4.5. Round 2 without slot 1: 1.5, 3, 10.5 with M = 5, D = 2.
+    """h = 1. Round 1: 0, 3, 6: all slots M = 3. Round 2 without slot 1: 1.5, 3, 10.5 with M = 5, D = 2.
 
-    a = 2/3: 1 + 5/3, 2 + 5/3, 7 + 5/3, and all go on by 2.
+    After two turns a = 2/3: 1 + 5/3, 2 + 5/3, 7 + 5/3, and all go on by 2.
     """
     method = begun(FedFan, 3, {"w": np.float32([0.0])}, half=1.0)
     feed(method, 1, one(0, 3, 6))
+    method.turns = 2.0
     uploads = one(1.5, 0, 10.5)
     del uploads[1]
     feed(method, 2, uploads)
@@ -85,13 +89,14 @@ def test_a_lost_slot_counts_in_the_mean_and_follows_the_pool():
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(2, 7), st.floats(0, 20), st.integers(1, 400), st.integers(0, 99))
-def test_the_pools_mean_goes_on_and_its_variance_falls_to_the_square(k, half, number, seed):
+@given(st.integers(2, 7), st.floats(0, 20), st.floats(0, 400), st.integers(0, 99))
+def test_the_pools_mean_goes_on_and_its_variance_falls_to_the_square(k, half, turns, seed):
     method, sent = begun(FedFan, k, half=half, diagnostics_every=0), draws(k, seed)
     feed(method, 1, draws(k, seed + 100))
     before = np.stack([np.concatenate([u[e].ravel() for e in ("w0", "w1", "w2")]) for u in sent.values()])
     mean, last = before.astype(np.float64).mean(0), method.mean.copy()[:6]
-    metrics = feed(method, number, sent)
+    method.turns = turns
+    metrics = feed(method, 2, sent)
     after = method.pool.rows[:, :6].astype(np.float64)
     np.testing.assert_allclose(after.mean(0), mean + metrics["push"] * (mean - last), rtol=0, atol=5e-6)
     own = metrics["own_share"]
@@ -122,17 +127,33 @@ def test_a_tail_of_0_is_the_plain_average_of_all_means():
 
 
 def test_a_pool_that_never_opens_and_is_not_pushed_is_fedavg_with_equal_weights(tmp_path):
-    closed = ["method=fedfan", "method.half=1e12", "method.push=0", "method.tail=1e12"]
+    closed = ["method=fedfan", "method.alpha=0", "method.push=0", "method.tail=1e12"]
     a = run(tmp_path / "a", *closed).method.global_model()
     b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").method.global_model()
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=2e-6)
 
 
-def test_half_0_is_independent_training():
-    method, sent = begun(FedFan, 3, half=0.0, push=0.0), draws(3, 1)
-    feed(method, 1, sent)
-    assert all((method.pool.model(slot)["w1"] == upload["w1"]).all() for slot, upload in sent.items())
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0, 0.999), st.floats(0, 5), st.floats(0, 500), st.floats(0, 5))
+def test_more_turns_open_the_pool_up_to_alpha(alpha, half, turns, more):
+    params = FedFanParams(alpha=alpha, half=half)
+    assert params.own(0) == 0
+    assert 0 <= params.own(turns) <= params.own(turns + more) + 1e-12 <= alpha + 1e-12
+
+
+def test_half_of_an_upload_is_kept_after_half_turns():
+    assert FedFanParams(half=3.0).own(3.0) == 0.5
+    assert FedFanParams(half=0.0).own(0.1) == 0.99
+
+
+def test_a_turn_is_what_the_cosine_lacks_of_1():
+    """Steps (1, 0), (1, 1), (-1, -1): no turn yet, then 1 - 1/sqrt(2), then 1."""
+    method, at = begun(FedFan, 2, {"w": np.zeros(2, np.float32)}, half=1.0), np.zeros(2)
+    for number, step in enumerate(((1, 0), (1, 1), (-1, -1)), start=1):
+        at += step
+        feed(method, number, one(tuple(at), tuple(at)))
+    assert method.turns == pytest.approx(2 - math.sqrt(0.5))
 
 
 def test_one_slot_is_trained_and_pushed():
