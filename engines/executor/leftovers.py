@@ -15,13 +15,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib import import_module
-from logging import WARNING
+from logging import INFO, WARNING, LogRecord
 from typing import Any
 
 from flwr.common.constant import SubStatus
-from flwr.common.logger import log
+from flwr.common.logger import FLOWER_LOGGER, log
 
 LOOP, RECEIVE = "flwr.supernode.start_client_internal", "_pull_and_store_message"
+#: In Flower's line on a call with a token that opens no task (any more).
+TAKEN = "Runtime task-token authentication failed"
 
 
 class _Noting:
@@ -68,6 +70,13 @@ def forgotten(receive: Callable[..., int | None]) -> Callable[..., int | None]:
     return call
 
 
+def no_error(record: LogRecord) -> bool:
+    """Lower the level of Flower's line on a worker that asks once more after its task was ended."""
+    if TAKEN in str(record.msg):
+        record.levelno, record.levelname = INFO, "INFO"
+    return True
+
+
 def attach() -> None:
     """Have this process's SuperNode forget messages that it gives up; another loop stays, and the log says so."""
     loop = import_module(LOOP)
@@ -75,3 +84,4 @@ def attach() -> None:
         log(WARNING, "fedcross: %s has no way to receive that is known; a stopped run may confuse this device", LOOP)
         return
     setattr(loop, RECEIVE, forgotten(getattr(loop, RECEIVE)))
+    FLOWER_LOGGER.addFilter(no_error)

@@ -5,6 +5,7 @@ With Flower's own state and its own functions that receive a message and send a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.constant import Status
+from flwr.common.logger import FLOWER_LOGGER
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run, RunNotRunningException
@@ -163,12 +165,22 @@ def test_without_it_flowers_device_stays_one_message_behind() -> None:
     assert device.sent() == [first.metadata.message_id]
 
 
+def test_a_worker_that_asks_for_a_message_that_was_given_up_is_no_error() -> None:
+    said = f"[/v1/runtime/pull-object][ApiError:1008] {leftovers.TAKEN}."
+    for line, level in ((said, "INFO"), ("[/v1/runtime/acquire-task][ApiError:1008] another", "ERROR")):
+        record = logging.LogRecord("flwr", logging.ERROR, "", 0, line, (), None)
+        assert leftovers.no_error(record)
+        assert (record.levelname, record.levelno) == (level, getattr(logging, level))
+
+
 def test_it_is_put_into_flowers_loop_and_another_loop_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = loop._pull_and_store_message
     monkeypatch.setattr(loop, leftovers.RECEIVE, plain)
+    monkeypatch.setattr(FLOWER_LOGGER, "filters", [])
     leftovers.attach()
+    assert FLOWER_LOGGER.filters == [leftovers.no_error]
     assert loop._pull_and_store_message.__wrapped__ is plain  # type: ignore[attr-defined]
     monkeypatch.setattr(leftovers, "import_module", lambda name: SimpleNamespace())
     leftovers.attach()
