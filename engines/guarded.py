@@ -173,7 +173,7 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         fleet.pull_object = replies.plain(fleet.pull_object, refused, "object_id")
         fleet.get_fab = replies.plain(fleet.get_fab, refused, "hash_str")
         fleet.get_run = told.without_the_servers(fleet.get_run)
-        confirm = fleet.confirm_message_received
+        confirm = part("over").received(fleet.confirm_message_received)
         fleet.confirm_message_received = replies.plain(confirm, refused, "message_object_id")
         fleet.activate_node = replies.steady(fleet.activate_node, refused)
         fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)

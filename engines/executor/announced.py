@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
-from . import claims, instead
+from . import claims, instead, over
 from . import ledger as ledgers
 from .replies import Later, Refusals, Refused, places, tell, wrong
 from .rows import DEPTH
@@ -101,6 +101,7 @@ def limited(
             if not answer.objects_to_push:  # nothing is uploaded; Flower keeps a row until the run is over
                 state._cleanup_push_session(answer.session_id, cleanup_messages=False)
             if not answer.objects_to_push and instead.waits_for(state, name, node, time.time()):
+                over.check(state, told.run_id, node)
                 raise Refused(400, "Flower does not store it; its times do not fit its request")
             return answer
 

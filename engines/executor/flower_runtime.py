@@ -31,7 +31,7 @@ CHECKED = ("1.41", "1.42")
 #: First pause before an object is asked for again; a task shows before its message's objects have arrived.
 PAUSE_S = 0.05
 #: Seconds without any new object after which a message is given up. When a run ends while its SuperNode receives a
-#: message, Flower leaves the task there without the objects; it would wait for them for hours.
+#: message, Flower leaves the task there without the objects; it would wait for hours. :mod:`leftovers` ends it.
 STALLED_S = 60.0
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 UNAUTHORIZED, FORBIDDEN = 401, 403

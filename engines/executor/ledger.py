@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import claims, instead
+from . import claims, instead, over
 from .replies import Later, Refusals, Refused, tell
 from .rows import rows_of
 
@@ -286,6 +286,8 @@ def stored_within(push_object: Callable[..., Any], ledger: Ledger, refused: Refu
         answer = push_object(request=request, state=state)
         if answer.stored:
             ledger.stored(node, name, size)
+        else:
+            over.check(state, request.run_id, node)
         return answer
 
     return handler

@@ -2,6 +2,8 @@
 
 uvicorn logs the whole path of a request with its query, and Flower the words of a refusal, such as a content type of
 16 kB. The gateway lets neither through; a SuperLink may also stand without one.
+
+That a run is over when a device's call comes is no error, and Flower's lines on it are none here.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from .fair import AWAY, current
 PATH, REFUSAL = 128, 400
 #: How Flower's line on a refused request begins.
 REFUSED = re.compile(r"\[/[^]]*\]\[(ApiError|UnexpectedError):")
+
+#: How Flower's lines begin on what a device sends for a run that is over (``over.CODE``).
+OVER = re.compile(r"\[/v1/fleet/[^]]*\]\[ApiError:2007\]|Invalid run ID for Message")
 
 
 def short(text: str, most: int) -> str:
@@ -34,7 +39,9 @@ def access(record: logging.LogRecord) -> bool:
 
 
 def refusal(record: logging.LogRecord) -> bool:
-    """Shorten Flower's line on a request that it refused."""
+    """Shorten Flower's line on a request that it refused; it is no error if the run is over."""
+    if OVER.match(str(record.msg)[:PATH]):
+        record.levelno, record.levelname = logging.INFO, "INFO"
     if REFUSED.match(str(record.msg)[:PATH]):
         record.msg, record.args = short(record.getMessage(), REFUSAL), ()
     return True

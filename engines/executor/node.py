@@ -10,7 +10,8 @@ of them the first pause alone costs 2.3 s in the mean. Here a pause is a tenth o
 message, within bounds: it costs a round a tenth of its length at most, and an idle device asks no more often than
 Flower's does.
 
-Its calls outlast passing errors of the SuperLink (:mod:`fleet`). When its loop ends, whatever the reason, the process
+Its calls outlast passing errors of the SuperLink (:mod:`fleet`), and it forgets messages that it gives up
+(:mod:`leftovers`). When its loop ends, whatever the reason, the process
 ends: Flower's stays, because the thread of its own interface goes on, and nobody would start the device again.
 """
 
@@ -29,7 +30,7 @@ from typing import Any, NoReturn
 
 from flwr.common.logger import log
 
-from . import link
+from . import leftovers, link
 from .fleet import endure
 
 PROGRAM, LOOP = "flower-supernode", "flwr.supernode.start_client_internal"
@@ -115,6 +116,7 @@ def main(arguments: list[str]) -> int:
     [entry] = entry_points(group="console_scripts", name=PROGRAM)
     start: Callable[[], object] = entry.load()
     shorten()
+    leftovers.attach()
     port = arguments[arguments.index("--port") + 1] if "--port" in arguments else ""
     endure(link.Answers(link.place(int(port)) if port.isdigit() else None).note)
     run(start)

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 from typing import Any, Protocol
 
 from flwr.app import Context, Message
@@ -84,9 +84,10 @@ class Worker:
         Raises
         ------
         KeyboardInterrupt
-            If the SuperNode has taken the task away.
+            If the SuperNode has taken the task away while this process works on it.
         """
         visit = self._visit(token)
+        given: Any = None
         context: Context | None = None
         try:
             given, head = visit.pull()
@@ -95,6 +96,12 @@ class Worker:
             reply, fault = self._reply(visit, given)
             visit.push(reply)
             self._tell({"pushed": True})
+        except KeyboardInterrupt:
+            if given is not None:
+                raise
+            log(INFO, "fedcross: the SuperNode has given up a message before all of it had come (its run is over)")
+            self._tell({"done": True, "stays": True})
+            return True
         except Exception as error:
             # Nearly always because the run is over: Flower's SuperNode then forgets what belongs to it.
             why = f"{type(error).__name__}: {error}"

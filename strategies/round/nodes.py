@@ -181,8 +181,9 @@ class Nodes:
                 return partitions
             if over:
                 raise FederationError(
-                    f"{len(partitions)} clients are connected after {wait_s:.0f} s, {count} are needed. Start more "
-                    "clients, raise federation.wait_s or lower federation.min_clients."
+                    f"{len(partitions)} clients are connected after {wait_s:.0f} s, {count} are needed."
+                    f"{self._missing(grid)} Start more clients, raise federation.wait_s or lower "
+                    "federation.min_clients."
                 )
             time.sleep(0.5)
 
@@ -248,12 +249,29 @@ class Nodes:
         """Log, once for each node, that it has not told its partition and that nobody waits for it any longer."""
         if new := sorted(set(nodes) - self._silent):
             self._silent.update(new)
-            known = [f"{node} (key {self.keys[node]})" if node in self.keys else str(node) for node in new[:MOST_NAMED]]
-            more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
             log(
-                WARNING, "fedcross: no word from node %s%s on its partition after %.0f s; left out until it answers",
-                ", ".join(known), more, QUERY_WAIT_S,
+                WARNING, "fedcross: no word from node %s on its partition after %.0f s; left out until it answers",
+                self._named(new), QUERY_WAIT_S,
             )  # fmt: skip
+
+    def _missing(self, grid: Grid) -> str:
+        """Return a sentence on the nodes that do not answer, and one on those that are gone, where there are any."""
+        online, known = set(grid.get_node_ids()), self._partition_of.keys()
+        silent, gone = sorted(online - known), sorted(known - online)
+        told = f" Connected, but without an answer: node {self._named(silent)}." if silent else ""
+        return told + (f" Not connected any more: node {self._named(gone)}." if gone else "")
+
+    def _named(self, nodes: list[int]) -> str:
+        """Return the ids of `nodes` as a list for a person, with key and partition where they are known."""
+
+        def one(node: int) -> str:
+            key, bound = self.keys.get(node), self._bound.get(node)
+            partition = self._partition_of.get(node) if bound is None else bound
+            facts = [f"{what} {it}" for what, it in (("key", key), ("partition", partition)) if it is not None]
+            return f"{node} ({', '.join(facts)})" if facts else str(node)
+
+        more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+        return ", ".join(map(one, nodes[:MOST_NAMED])) + more
 
     def _note_width(self, node: int, width: object) -> None:
         """Note the width of a device; a node that says nothing, or nonsense, has none."""

@@ -220,6 +220,11 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         found = getattr(module, one)
         while found is not original:  # until it has no further one
             found = found.__wrapped__
+    confirm, layers = fleet_handlers.confirm_message_received, set()
+    while hasattr(confirm, "__wrapped__"):
+        layers.add(confirm.__code__.co_filename.rpartition("/")[2])
+        confirm = confirm.__wrapped__
+    assert "over.py" in layers
     assert [one.cls.__name__ for one in extensions.get_middleware()] == ["Door"]
     for text in ("\n\x1b[2J", "Q" * 240_000, "\u202e", "\x9b31m"):  # Flower writes these fields to its log
         for call, field, request in (

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fedcross.engines.executor.lines import access, refusal
+import pytest
+
+from fedcross.engines.executor import over
+from fedcross.engines.executor.lines import OVER, access, refusal
 
 
 def record(text: str, *arguments: Any) -> logging.LogRecord:
@@ -42,3 +45,24 @@ def test_other_lines_of_flower_stay_whole() -> None:
     line = record("Traceback\n" + "x" * 1000)
     assert refusal(line)
     assert line.getMessage() == "Traceback\n" + "x" * 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("[/v1/fleet/push-messages][ApiError:2007] SuperNode 1, exception: Run is finished. Stopped by user.", "INFO"),
+        ("Invalid run ID for Message: 7", "INFO"),
+        ("[/v1/fleet/get-fab][ApiError:2009] SuperNode 1, exception: Requested FAB hash a", "ERROR"),
+        ("[/v1/runtime/pull-messages][ApiError:1008] Runtime task-token authentication failed.", "ERROR"),
+    ],
+)
+def test_that_a_run_is_over_is_no_error(text: str, level: str) -> None:
+    line = record(text)
+    line.levelno, line.levelname = logging.ERROR, "ERROR"
+    assert refusal(line)
+    assert (line.levelname, line.levelno) == (level, getattr(logging, level))
+    assert line.getMessage() == text
+
+
+def test_flowers_code_for_a_run_that_is_over() -> None:
+    assert OVER.match(f"[/v1/fleet/push-messages][ApiError:{over.CODE}]")

@@ -74,6 +74,7 @@ def test_it_becomes_flowers_program_and_ends_with_its_loop(
     monkeypatch.setattr(start_client_internal, "time", time)
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(node.leftovers, "attach", lambda: said.append("leftovers"))
     monkeypatch.setattr(node, "endure", notes.append)
     monkeypatch.setattr(node.os, "_exit", sys.exit)
     monkeypatch.setattr(cli, "flower_supernode", lambda: said.append((list(sys.argv), start_client_internal.time)))
@@ -81,7 +82,8 @@ def test_it_becomes_flowers_program_and_ends_with_its_loop(
         node.main(["--superlink", "h:1", "--port", "77"])
     assert ended.value.code == node.ENDED
     assert "the SuperNode's loop has ended" in capsys.readouterr().err
-    [(words, used)] = said
+    [first, (words, used)] = said
+    assert first == "leftovers"
     assert words == ["flower-supernode", "--superlink", "h:1", "--port", "77"]
     assert isinstance(used, Pauses)
     [note] = notes

@@ -11,6 +11,9 @@ import pytest
 from fedcross.engines.executor import program
 from fedcross.engines.executor.worker import Worker
 
+#: A task that the SuperNode takes away before all of its message has come.
+GIVEN_UP = ("", "")
+
 
 class App:
     """A ClientApp that notes what it was asked."""
@@ -52,6 +55,8 @@ class Visit:
     def pull(self) -> tuple[Any, str]:
         if self.token not in self.all.tasks:
             raise OSError("the object is not there")
+        if self.all.tasks[self.token] == GIVEN_UP:
+            raise KeyboardInterrupt
         text, bundle = self.all.tasks[self.token]
         message = SimpleNamespace(text=text, metadata=SimpleNamespace(ttl=7.0))
         return SimpleNamespace(message=message, context="c", fab=SimpleNamespace(hash_str=bundle)), f"head of {text}"
@@ -119,6 +124,27 @@ def test_a_message_that_cannot_be_had_ends_the_task_and_the_worker(caplog: pytes
     assert line.exc_info is None  # no traceback: the run has ended
     assert visits.done == [("end", None, "OSError: the object is not there"), ("closed",)]
     assert visits.said == []
+
+
+def test_a_message_that_is_given_up_before_it_has_come_ends_no_worker() -> None:
+    visits = Visits(App(stays_loaded=True), t1=GIVEN_UP, t2=("a", "b1"), t3=GIVEN_UP)
+    worker = visits.worker()
+    assert worker.answer("t1")
+    assert (visits.said, visits.done) == ([{"done": True, "stays": True}], [("closed",)])
+    assert worker.answer("t2")
+    assert worker.answer("t3")
+    assert visits.loaded == 1
+
+
+def test_a_task_that_is_taken_away_while_it_is_worked_on_ends_the_worker() -> None:
+    class Stopped(App):
+        def __call__(self, *, message: Any, context: Any) -> str:
+            raise KeyboardInterrupt
+
+    visits = Visits(Stopped(stays_loaded=True), t1=("a", "b1"))
+    with pytest.raises(KeyboardInterrupt):
+        visits.worker().answer("t1")
+    assert visits.done == [("closed",)]
 
 
 def test_an_app_that_cannot_prepare_still_answers_the_next_message() -> None:

@@ -208,7 +208,7 @@ def test_nodes_that_come_later_are_waited_for_unless_their_keys_are_bound(monkey
     nodes.refresh(grid)
     assert clock.now == module.QUERY_WAIT_S + 1
     [line] = told
-    assert "node 9 on its partition" in line
+    assert "node 9 (partition 1) on its partition" in line
     grid.ids.append(8)  # its key is bound to none
     nodes.refresh(grid)
     assert clock.now == pytest.approx(2 * module.QUERY_WAIT_S + 1)
@@ -228,6 +228,23 @@ def test_many_silent_nodes_are_one_line(slow, told):
         "fedcross: no word from node 3 (key 0123456789abcdef), 4, 5, 6, 7 and 3 more on its partition after 0 s; "
         "left out until it answers"
     ]
+
+
+def test_when_too_few_are_there_the_missing_ones_are_named_as_far_as_they_are_known(monkeypatch, told):
+    """One answers, two are silent, and one that had answered is gone; of a node without key and partition its id."""
+    Clock(monkeypatch)
+    known = {node: (f"partition-{node - 5}", "2026-01") for node in (5, 6, 7)}
+    grid, nodes = Deployed({5: 0, 6: 1}, known), Nodes()
+    assert nodes.wait_for(grid, 2, 100) == [0, 1]
+    nodes.keys[7] = "0123456789abcdef"
+    grid.silent = {7, 8}
+    grid.ids = [5, 7, 8]
+    with pytest.raises(FederationError) as failure:
+        nodes.wait_for(grid, 3, 100)
+    assert (
+        "3 are needed. Connected, but without an answer: node 7 (key 0123456789abcdef, partition 2), 8. "
+        "Not connected any more: node 6 (partition 1). Start more clients"
+    ) in str(failure.value)
 
 
 def test_a_federation_that_stays_is_not_sorted_again_and_one_that_changes_is():
