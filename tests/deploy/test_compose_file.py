@@ -153,8 +153,8 @@ def test_the_gateway_leaves_slots_for_others() -> None:
     slots = {
         name: int(found[1]) for name, part in parts.items() if (found := re.search(r"server .* maxconn (\d+)", part))
     }
-    (each,) = map(int, re.findall(r"sc1_conn_cur gt (\d+)", config))
-    known, unknown = map(int, re.findall(r"sc0_conn_cur gt (\d+)", config))
+    (each,) = map(int, re.findall(r"sc1_conn_cur\(transferring\) gt (\d+)", config))
+    unknown, known = map(int, re.findall(r"sc0_conn_cur gt (\d+)", config))
     (most,) = map(int, re.findall(r"^    maxconn (\d+)", config, re.MULTILINE))
     (strangers,) = map(int, re.findall(r"fe_conn gt (\d+)", config))
     assert 2 * each < slots["transfers"]
