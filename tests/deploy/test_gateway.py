@@ -205,6 +205,7 @@ def test_a_device_is_known_by_its_key_and_its_own_calls_alone_change_that():
     lines = section("frontend fleet")
     assert [line for line in lines if "-sc2" in line or "0(0)" in line or "0(2)" in line] == [
         "http-request track-sc2 var(txn.device) table devices if known",
+        "http-request track-sc2 var(txn.address) table unsigned if !signed",
         "http-response track-sc2 var(txn.device) table devices if { status 200 }",
         "http-response sc-inc-gpc0(2) if { status 200 }",
         "http-response sc-inc-gpc0(0) if { status 200 }",
@@ -214,7 +215,11 @@ def test_a_device_is_known_by_its_key_and_its_own_calls_alone_change_that():
         "http-response sc-set-gpt0(0) 1 if known { status 401 }",
     ]
     assert "http-request set-var(txn.known) bool(true) if signed accepted !refused" in lines
-    names = {"one_key": FLEET_HTTP_PUBLIC_KEY_HEADER, "signature": FLEET_HTTP_SIGNATURE_HEADER, "time": TIMESTAMP_HEADER}
+    names = {
+        "one_key": FLEET_HTTP_PUBLIC_KEY_HEADER,
+        "signature": FLEET_HTTP_SIGNATURE_HEADER,
+        "time": TIMESTAMP_HEADER,
+    }
     assert {f"acl {acl} req.fhdr_cnt({name}) eq 1" for acl, name in names.items()} <= set(lines)
     (device,) = [line for line in lines if line.startswith("http-request set-var(txn.device)")]
     assert f"req.fhdr({FLEET_HTTP_PUBLIC_KEY_HEADER},1),b64dec,digest(sha-256),hex,concat(@,txn.address)" in device

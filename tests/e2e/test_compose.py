@@ -216,7 +216,7 @@ def test_a_body_of_600_mib_is_refused_and_costs_the_superlink_nothing(federation
 
 @pytest.mark.parametrize("rate", [40, 1000])
 def test_a_flood_from_a_devices_own_address_costs_it_no_slot(federation: Federation, rate: int) -> None:
-    """Of a user of its machine who has no key. When addresses were known, and not keys, 40 calls a second cut it off."""
+    """Of another user of its machine, without a key. When addresses were known and not keys, 40 a second cut it off."""
     authority = federation.python("superlink", "print(open('/keys/server/ca.crt').read())")
     overrides = [*TASK, *METHOD, "partition=local", "rounds=8", "seed=9", "federation.deadline_s=60"]
     run = federation.submit(" ".join(overrides), f"flood-{rate}")
