@@ -156,7 +156,8 @@ def test_the_gateway_leaves_slots_for_others() -> None:
     (each,) = map(int, re.findall(r"sc1_conn_cur\(transferring\) gt (\d+)", config))
     unknown, known = map(int, re.findall(r"sc0_conn_cur gt (\d+)", config))
     (most,) = map(int, re.findall(r"^    maxconn (\d+)", config, re.MULTILINE))
-    (strangers,) = map(int, re.findall(r"fe_conn gt (\d+)", config))
+    many, strangers = map(int, re.findall(r"fe_conn gt (\d+)", config))
+    assert many + 8 * unknown < strangers
     assert 2 * each < slots["transfers"]
     assert slots["newcomers"] < slots["calls"]
     assert unknown < known < most
