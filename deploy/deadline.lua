@@ -39,11 +39,13 @@ end)
 core.register_task(function()
   while true do
     core.sleep(TELL_S)
-    for line in ask("show table calling data.gpc0 gt 0"):gmatch("[^\n]+") do
-      local address, refused = line:match("key=(%S+).- gpc0=(%d+)")
-      if address then
-        ask("set table calling key " .. address .. " data.gpc0 0")
-        core.Warning("share: " .. refused .. " requests of " .. address .. " refused, beyond its share")
+    for name, whose in pairs({ calling = "", strangers = "strangers at " }) do
+      for line in ask("show table " .. name .. " data.gpc0 gt 0"):gmatch("[^\n]+") do
+        local address, refused = line:match("key=(%S+).- gpc0=(%d+)")
+        if address then
+          ask("set table " .. name .. " key " .. address .. " data.gpc0 0")
+          core.Warning("share: " .. refused .. " requests of " .. whose .. address .. " refused, beyond its share")
+        end
       end
     end
     for line in ask("show table fleet data.http_req_rate gt " .. OFTEN):gmatch("[^\n]+") do

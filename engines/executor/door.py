@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
@@ -88,6 +89,14 @@ def key_in(headers: dict[bytes, bytes]) -> bytes:
         return b64decode(text, validate=True) if len(text) <= LONGEST else b""
     except binascii.Error:
         return b""
+
+
+def usable(key: bytes) -> bool:
+    """Return whether a signature can be checked with this public key; at one of another kind Flower fails."""
+    try:
+        return isinstance(bytes_to_public_key(key), EllipticCurvePublicKey)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
 
 
 def signed(headers: dict[bytes, bytes]) -> bool:
@@ -164,12 +173,11 @@ class Door:
                 headers.setdefault(name, value)  # of several, Flower reads the first
         key, address = key_in(headers), network((scope.get("client") or ("",))[0])
         pair = self.pairs.find(key, address)
-        sure = False
-        if pair is not None and pair.doubt > self._fair.clock():
-            sure = signed(headers)
-            if not sure:
-                await answer(send, UNAUTHORIZED, WRONG)
-                return
+        doubt = pair is not None and pair.doubt > self._fair.clock()
+        sure = doubt and signed(headers)
+        if (doubt and not sure) or (pair is None and not usable(key)):
+            await answer(send, UNAUTHORIZED, WRONG)
+            return
         caller = self._fair.strangers(address) if pair is None else self._fair.node(pair.node)
         try:
             call = self._fair.come(caller, scope["path"])

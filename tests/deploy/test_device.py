@@ -72,6 +72,8 @@ def test_its_service_starts_the_same_command(bundle: Path) -> None:
     command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     assert "supernode --name=porch --superlink=fl.example.org:8443 --partition=3 --partitions=4" in command
     assert {"NoNewPrivileges=yes", "CPUQuota=100%", "MemoryMax=4G"} <= set(text.splitlines())
+    # Another user's idle sockets on the SuperNode's port take one each, and nobody closes them.
+    assert "LimitNOFILE=65536" in text.splitlines()
     assert "$" not in text
 
 

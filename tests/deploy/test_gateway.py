@@ -9,6 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedcross.core.causes import cause_of
@@ -136,11 +138,23 @@ def test_connections_of_one_address_are_refused_before_the_tls_handshake():
     lines = section("frontend fleet")
     track = lines.index("tcp-request connection track-sc0 src,ipmask(32,64)")
     rejects = [line for line in lines[track:] if line.startswith("tcp-request connection reject if ")]
-    assert [line.split(" if ")[1].rsplit(" ", 2)[0] for line in rejects] == [
-        "{ sc0_conn_cur gt", "!known { sc0_conn_cur gt", "!known { sc0_conn_rate gt", "!known { fe_conn gt",
-    ]  # fmt: skip
+    assert [line.split(" if ")[1] for line in rejects] == [
+        "{ sc0_conn_cur gt 256 }",
+        "!accepted_here above_32 or refused_here above_32",
+        "!accepted_here hasty unlucky or refused_here hasty unlucky",
+        # One key can make many addresses known, with 256 connections each: they leave 500 to those who are not known.
+        "{ fe_conn gt 1000 } above_32",
+        "last_500 !accepted_here or last_500 refused_here",
+    ]
+    assert {
+        "acl last_500 fe_conn gt 1500",
+        "acl above_32 sc0_conn_cur gt 32",
+        "acl hasty sc0_conn_rate gt 200",
+        "acl unlucky rand(10) gt 0",
+    } <= set(lines)
+    assert number(r"^maxconn (\d+)$", "\n".join(section("global"))) == 2000
     (table,) = [line for line in lines if line.startswith("stick-table")]
-    assert {"conn_cur", "conn_rate(10s)"} <= set(table.split("store ")[1].split(","))
+    assert {"conn_cur", "conn_rate(10s)", "gpc0_rate(5m)", "gpt0"} <= set(table.split("store ")[1].split(","))
 
 
 def test_only_who_has_authenticated_is_known_and_strangers_have_a_few_slots_of_their_own():
@@ -148,8 +162,12 @@ def test_only_who_has_authenticated_is_known_and_strangers_have_a_few_slots_of_t
     assert "http-request deny deny_status 503 if !known !small" in lines
     choices = [line for line in lines if "_backend " in line]
     assert choices[0] == "use_backend newcomers if !known"
-    assert "http-request deny deny_status 503 if { sc1_conn_cur gt 12 }" in lines
-    assert "http-request track-sc1 src,ipmask(32,64) table transferring if known !small or known transfer" in lines
+    assert "http-request deny deny_status 503 if { sc1_conn_cur(transferring) gt 12 }" in lines
+    assert "http-request track-sc1 var(txn.address) table transferring if known !small or known transfer" in lines
+    # What nobody signed takes none of them.
+    refused = lines.index('http-request return status 401 hdr Date "%[date,http_date]" if !signed')
+    assert lines[refused - 1] == "http-request deny deny_status 503 if !signed { nbsrv(calls) eq 0 }"
+    assert refused < min(i for i, line in enumerate(lines) if "wait-for-body" in line)
 
 
 def test_nobody_can_send_many_requests_over_one_connection_at_once():
@@ -161,38 +179,59 @@ def test_nobody_can_send_many_requests_over_one_connection_at_once():
 
 def test_small_calls_of_one_address_have_a_share_and_wait_for_nobody_elses():
     lines = section("frontend fleet")
-    track = lines.index("http-request track-sc1 src,ipmask(32,64) table calling if call")
-    # Whatever is no transfer is a call, and only what is whole takes a place.
-    assert lines[track - 2 : track] == [
-        "http-request set-var(txn.call) bool(true) if !known or small !transfer", "acl call var(txn.call) -m bool",
+    track = lines.index("http-request track-sc1 var(txn.address) table calling if call")
+    # Whatever is no transfer is a call, and only what is whole takes a place; strangers have places of their own.
+    assert lines[track - 2 : track + 2] == [
+        "http-request set-var(txn.call) bool(true) if known small !transfer", "acl call var(txn.call) -m bool",
+        lines[track], "http-request track-sc1 var(txn.address) table strangers if !known",
     ]  # fmt: skip
     assert track > max(i for i, line in enumerate(lines) if "wait-for-body" in line)
-    beyond = "if call beyond or call !known beyond_four"
+    beyond = "if call beyond or !known beyond_four"
     assert f"http-request return status 503 hdr Retry-After 5 {beyond}" in lines[track:]
-    limits = {name: rf"^acl {name} sc1_conn_cur\(calling\) gt (\d+)$" for name in ("beyond", "beyond_four")}
-    share, strangers = (number(pattern, "\n".join(lines)) for pattern in limits.values())
+    limits = {"beyond": "calling", "beyond_four": "strangers"}
+    patterns = (rf"^acl {name} sc1_conn_cur\({table}\) gt (\d+)$" for name, table in limits.items())
+    share, strangers = (number(pattern, "\n".join(lines)) for pattern in patterns)
     slots = number(r"server superlink .* maxconn (\d+)", "\n".join(section("backend calls")))
     newcomers = number(r"server superlink .* maxconn (\d+)", "\n".join(section("backend newcomers")))
     assert share <= slots / 3
     assert strangers <= newcomers / 2
     # The log says once a minute which address it was.
     assert f"http-request sc-inc-gpc0(1) {beyond}" in lines[track:]
-    assert section("backend calling") == ["stick-table type ipv6 size 100k expire 10m store conn_cur,gpc0"]
     script = (files("fedcross.deploy") / gateway.DEADLINE).read_text()
-    assert 'ask("show table calling data.gpc0 gt 0")' in script
+    for table in limits.values():
+        assert section(f"backend {table}") == ["stick-table type ipv6 size 100k expire 10m store conn_cur,gpc0"]
+        assert re.search(rf"in pairs\(\{{.*\b{table} = ", script)
+    assert 'ask("show table " .. name .. " data.gpc0 gt 0")' in script
     assert number(r"^local TELL_S = (\d+)$", script) == 60
 
 
-def test_an_answer_401_makes_an_address_unknown_and_no_connection_renews_it():
-    """The frontend's own table is touched by every connection; the table of accepted ones by answers only."""
+def test_a_device_is_known_by_its_key_and_its_own_calls_alone_change_that():
+    """Neither connections nor refused calls renew an entry: what counts are the accepted ones of the last minutes."""
     lines = section("frontend fleet")
-    assert [line for line in lines if "accepted" in line or "gpt0" in line] == [
-        "acl known src,ipmask(32,64),table_gpt0(accepted) gt 0",
-        "http-response track-sc2 src,ipmask(32,64) table accepted if { status 200 } or known { status 401 }",
-        "http-response sc-set-gpt0(2) 1 if { status 200 }",
-        "http-response sc-set-gpt0(2) 0 if { status 401 }",
+    assert [line for line in lines if "-sc2" in line or "0(0)" in line or "0(2)" in line] == [
+        "http-request track-sc2 var(txn.device) table devices if known",
+        "http-request track-sc2 var(txn.address) table unsigned if !signed",
+        "http-response track-sc2 var(txn.device) table devices if { status 200 }",
+        "http-response sc-inc-gpc0(2) if { status 200 }",
+        "http-response sc-inc-gpc0(0) if { status 200 }",
+        "http-response sc-set-gpt0(2) 0 if { status 200 }",
+        "http-response sc-set-gpt0(0) 0 if { status 200 }",
+        "http-response sc-set-gpt0(2) 1 if known { status 401 }",
+        "http-response sc-set-gpt0(0) 1 if known { status 401 }",
     ]
-    assert section("backend accepted") == ["stick-table type ipv6 size 100k expire 10m store gpt0"]
+    assert "http-request set-var(txn.known) bool(true) if signed accepted !refused" in lines
+    names = {
+        "one_key": FLEET_HTTP_PUBLIC_KEY_HEADER,
+        "signature": FLEET_HTTP_SIGNATURE_HEADER,
+        "time": TIMESTAMP_HEADER,
+    }
+    assert {f"acl {acl} req.fhdr_cnt({name}) eq 1" for acl, name in names.items()} <= set(lines)
+    (device,) = [line for line in lines if line.startswith("http-request set-var(txn.device)")]
+    assert f"req.fhdr({FLEET_HTTP_PUBLIC_KEY_HEADER},1),b64dec,digest(sha-256),hex,concat(@,txn.address)" in device
+    (table,) = section("backend devices")
+    assert number(r" len (\d+) ", table) >= len("0" * 64 + "@" + "ffff:" * 8)
+    assert "expire 10m" in table
+    assert "gpc0_rate(5m)" in table
 
 
 def test_a_query_another_type_and_large_headers_do_not_reach_the_superlinks_log():

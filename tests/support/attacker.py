@@ -42,6 +42,7 @@ def slow(address: str, authority: str, seconds: float, count: int, seed: int) ->
     """Keep `count` POSTs open whose bodies trickle, one byte a second, and open each again that is cut off."""
     told: Counter[str] = Counter()
     head = f"POST {FLEET}push-messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/protobuf\r\n"
+    head += "flwr-public-key: AAAA\r\nflwr-signature: AAAA\r\nflwr-timestamp: x\r\n"  # else the gateway answers at once
     head += f"content-length: {2**20 if seed % 2 else 9000}\r\n\r\n"
     links: list[ssl.SSLSocket] = []
     end = time.monotonic() + seconds
@@ -117,7 +118,7 @@ def garbage(address: str, authority: str, seconds: float, count: int, seed: int)
                     secure.sendall(noise)
             else:
                 connection = http.client.HTTPSConnection(address, context=context, timeout=10)
-                signed = {"flwr-public-key": draw.randbytes(60).hex(), "flwr-signature": draw.randbytes(60).hex()}
+                signed = {f"flwr-{name}": draw.randbytes(60).hex() for name in ("public-key", "signature", "timestamp")}
                 headers = {"content-type": "application/protobuf", **(signed if kind == "signed" else {})}
                 connection.request("POST", FLEET + draw.choice(PATHS), noise, headers)
                 told[str(connection.getresponse().status)] += 1

@@ -33,7 +33,7 @@ context = ssl.create_default_context(cafile={authority!r})
 def status(method, path):
     try:
         return once(method, path)
-    except ConnectionResetError:  # the answer 401 made this address unknown, which may connect 200 times in 10 s
+    except ConnectionResetError:  # a stranger who asks 300 times in 10 s loses its connections
         time.sleep(11)
         return once(method, path)
 def once(method, path):
@@ -165,40 +165,55 @@ print(answer.split(b" ")[1].decode() if answer.startswith(b"HTTP") else "cut")
 """
 
 
-def flood(address: str, authority: str, count: int, refused: int) -> str:
-    """Code that sends requests over one connection until `refused` of them got 503, but at most `count`.
+def flood(address: str, authority: str, per_second: int, seconds: int) -> str:
+    """Code that makes unsigned calls over four connections, and prints how many got which answer.
 
-    It prints how many got which status, and how many had been answered before the first 503.
+    `authority` is the certificate that it trusts, PEM: another user of a device cannot read the device's own.
     """
     host, port = address.split(":")
     return f"""
-import collections, json, socket, ssl
-context = ssl.create_default_context(cafile={authority!r})
-link = context.wrap_socket(socket.create_connection(({host!r}, {port}), timeout=30), server_hostname={host!r})
-answers, sent = b"", 0
-while sent < {count} and answers.count(b"HTTP/1.1 503") < {refused}:
-    more = min(50, {count} - sent)
-    link.sendall(b"GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n" * more)
-    sent += more
-    while answers.count(b"HTTP/1.1 ") < sent:
-        piece = link.recv(2**16)
-        assert piece, "the connection was closed"
-        answers += piece
-found = [answer[:3].decode() for answer in answers.split(b"HTTP/1.1 ")[1:]]
-print(json.dumps({{**collections.Counter(found), "before": (found + ["503"]).index("503")}}))
+import collections, json, socket, ssl, threading, time
+context = ssl.create_default_context(cadata={authority!r})
+head = b"POST /v1/fleet/pull-messages HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/protobuf\\r\\n"
+head += b"content-length: 0\\r\\n\\r\\n"
+told, end = collections.Counter(), time.monotonic() + {seconds}
+def work():
+    link = None
+    while time.monotonic() < end:
+        began = time.monotonic()
+        try:
+            if link is None:
+                link = context.wrap_socket(socket.create_connection(({host!r}, {port}), 30), server_hostname={host!r})
+            link.sendall(head)
+            told[link.recv(2**16)[9:12].decode() or "closed"] += 1
+        except OSError:
+            told["closed"] += 1
+            link = None
+        time.sleep(max(0, 4 / {per_second} - (time.monotonic() - began)))
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(json.dumps(told))
 """
 
 
 def calls(address: str, authority: str, count: int) -> str:
-    """Code that makes `count` small calls, each with a TLS handshake of its own, and prints the seconds of each."""
+    """Code that makes `count` small calls, each with a TLS handshake of its own, and prints the seconds of each.
+
+    A key that nobody registered signs them, wrongly: the SuperLink itself refuses them.
+    """
     return f"""
-import http.client, json, ssl, time
+import base64, http.client, json, ssl, time
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 context = ssl.create_default_context(cafile={authority!r})
+key = base64.b64encode(public_key_to_bytes(generate_key_pairs()[1])).decode()
+headers = {{"flwr-public-key": key, "flwr-signature": "AAAA", "flwr-timestamp": "2026-01-01T00:00:00+00:00"}}
 took = []
 for _ in range({count}):
     began = time.monotonic()
     connection = http.client.HTTPSConnection({address!r}, context=context, timeout=60)
-    connection.request("POST", "/v1/fleet/pull-messages", b"x" * 100, {{"content-type": "application/protobuf"}})
+    own = {{"content-type": "application/protobuf", **headers}}
+    connection.request("POST", "/v1/fleet/pull-messages", b"x" * 100, own)
     assert connection.getresponse().status == 401
     connection.close()
     took.append(round(time.monotonic() - began, 2))

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa, x25519
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
@@ -30,6 +32,7 @@ HOME, OTHER = "10.0.0.1", "10.0.0.2"
 NODE, NEIGHBOUR = 7, 8
 PRIVATE, PUBLIC = generate_key_pairs()
 NAME = public_key_to_bytes(PUBLIC)
+PEM = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 STRANGER, _ = generate_key_pairs()
 WHEN = b"2026-11-23T00:00:00+00:00"
 
@@ -172,6 +175,26 @@ def test_who_has_used_its_time_is_sent_away_from_the_headers_alone(caplog: pytes
         gate.flower.gate.set()
         assert [await one for one in waiting] == [200] * FEW
         assert gate.flower.most == 1  # one at a time
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x25519.X25519PrivateKey.generate().public_key().public_bytes(*PEM), id="x25519"),
+        pytest.param(rsa.generate_private_key(65537, 2048).public_key().public_bytes(*PEM), id="rsa"),
+        pytest.param(NAME.replace(b"M", b"N", 1), id="damaged"),
+        pytest.param(b"", id="none"),
+    ],
+)
+def test_a_key_that_checks_no_signature_ends_at_the_door(name: bytes) -> None:
+    """Flower answers the first with 500, and a traceback in the log."""
+
+    async def main() -> None:
+        gate = Gate()
+        assert await gate.ask(name=name) == 401
+        assert gate.flower.calls == 0
 
     run(main())
 
@@ -345,7 +368,8 @@ def test_a_body_that_does_not_come_and_a_place_that_is_not_free(monkeypatch: pyt
         async def gone() -> Any:
             return {"type": "http.disconnect"}
 
-        scope = {"type": "http", "path": FLEET + "get-run", "headers": [], "client": None}
+        key = (KEY, b64encode(NAME))
+        scope = {"type": "http", "path": FLEET + "get-run", "headers": [key], "client": None}
         for receive in (never, gone):
             await asyncio.create_task(gate.door(scope, receive, send))
         assert [one["status"] for one in sent if "status" in one] == [503, 503]
@@ -436,13 +460,13 @@ def test_pairs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs.remove(b"nobody", "h")
 
 
-def test_a_long_key_is_not_remembered() -> None:
+def test_a_long_key_ends_at_the_door() -> None:
     async def main() -> None:
         gate = Gate()
         name = NAME + b"\n" * module.LONGEST
         gate.flower.nodes[name] = NODE
-        assert await gate.ask(name=name) == 200
-        assert not len(gate.door.pairs)
+        assert await gate.ask(name=name) == 401
+        assert (gate.flower.calls, len(gate.door.pairs)) == (0, 0)
 
     run(main())
 
