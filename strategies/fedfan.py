@@ -24,7 +24,7 @@ class FedFanParams(PooledParams):
         The most that a model keeps of its own upload, below 1; 0 is one model for all.
     half : float
         h: after h turns of the mean a model keeps half of its own upload, after s turns ``s / (s + h)``, up to `alpha`;
-        0 is `alpha` from the second turn on.
+        0 is `alpha` as soon as the mean has turned at all.
     push : float
         p: share of the mean's last step that all models are moved on by, before it is multiplied by the steps'
         coherence; 0 never pushes.
