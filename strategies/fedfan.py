@@ -66,7 +66,8 @@ class FedFan(Pooled[FedFanParams]):
 
     State: the pool, K models, three more, M, D and W, and s; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: one pass that reads the pool for the mean, one that reads and writes it in place.
+    Cost on the server: one pass that reads the pool for the mean, one that reads and writes it in place, and some ten
+    over single models (step, cosine, average), which cost more than both.
 
     Choices:
 
