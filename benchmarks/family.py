@@ -50,8 +50,9 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     similar._columns = cross.pool.layout.columns("parameters")
     others["fedmut"].mean, others["fedmut"].counters = cross.pool.mean_row([0])
     others["fedfan"].mean, others["fedfan"].counters = cross.pool.mean_row([0])
-    others["fedfan"].step, others["fedfan"].average = (cross.pool.mean_row([1])[0] for _ in range(2))
-    others["fedfan"].turns = 9.0
+    fan = others["fedfan"]
+    fan.steps, fan.average = np.stack([cross.pool.mean_row([1])[0]] * 2), cross.pool.mean_row([1])[0]
+    fan.turns, fan._spare, fan._newest = 9.0, np.empty_like(fan.mean), 0
     generator = torch.Generator().manual_seed(0)
     for row in torch.from_numpy(cross.pool.rows):
         row.uniform_(-1, 1, generator=generator)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedcross.strategies.pool import blocks
-from fedcross.strategies.pool.layout import Array, Arrays
-from fedcross.strategies.pool.passes import follow
+from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.pool.passes import approach, follow
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.pooled import Pooled, PooledParams
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -66,8 +68,8 @@ class FedFan(Pooled[FedFanParams]):
 
     State: the pool, K models, three more, M, D and W, and s; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: one pass that reads the pool for the mean, one that reads and writes it in place, and some ten
-    over single models (step, cosine, average), which cost more than both.
+    Cost on the server: one pass that reads the pool for the mean, one that reads and writes it in place, and three
+    over single models (step, cosine, average). Memory: the pool and five models.
 
     Choices:
 
@@ -81,20 +83,23 @@ class FedFan(Pooled[FedFanParams]):
         """Fill the pool with copies of the initial model, from which the first step is counted."""
         super().setup(arrays)
         self.mean, self.counters = self.pool.mean_row([0])
-        self.step, self.average, self.turns = np.zeros_like(self.mean), self.mean.copy(), 0.0
+        self.steps, self.average, self.turns = np.zeros((2, len(self.mean)), self.mean.dtype), self.mean.copy(), 0.0
+        self._spare, self._newest = np.empty_like(self.mean), 0
 
     def recombine(self, current: Round, members: list[int]) -> None:
         """Pull all models to their mean, push them along its step, and average the means."""
-        mean, self.counters = self.pool.mean_row()
-        step = mean - self.mean
-        step[self._trained().stop :] = 0
-        along = max(0.0, coherence(step, self.step))
-        if self.step.any():
+        last, new = self._newest, 1 - self._newest
+        mean, self.counters = self.pool.mean_row(out=self._spare)
+        torch.sub(torch.from_numpy(mean), torch.from_numpy(self.mean), out=torch.from_numpy(self.steps[new]))
+        self.steps[new, self._trained().stop :] = 0
+        products = blocks.gram(self.steps, np.arange(2), slice(None))
+        along = max(0.0, cosine(products))
+        if products[last, last] > 0:
             self.turns += 1 - along
         self.pushed = self.params.push * along
-        follow(self.pool, self.params.own(self.turns), mean, step * step.dtype.type(self.pushed))
-        self.average += (mean - self.average) * mean.dtype.type(self.params.newest(current.number))
-        self.mean, self.step = mean, step
+        follow(self.pool, self.params.own(self.turns), mean, self.steps[new], self.pushed)
+        approach(self.average, mean, self.params.newest(current.number))
+        self.mean, self._spare, self._newest = mean, self.mean, new
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Make the next pool; the metrics have p c and a of this round as ``push`` and ``own_share``."""
@@ -114,7 +119,7 @@ class FedFan(Pooled[FedFanParams]):
         state.arrays |= {
             "mean.row": self.mean,
             "mean.integers": self.counters,
-            "step.row": self.step,
+            "step.row": self.steps[self._newest],
             "average.row": self.average,
         }
         state.values["turns"] = self.turns
@@ -123,14 +128,14 @@ class FedFan(Pooled[FedFanParams]):
     def restore(self, state: State) -> None:
         """Load what :meth:`state` returned."""
         super().restore(state)
-        rows = (state.arrays[f"{name}.row"].copy() for name in ("mean", "step", "average"))
-        self.mean, self.step, self.average = rows
+        self.mean, self.average = (state.arrays[f"{name}.row"].copy() for name in ("mean", "average"))
+        self.steps = np.stack([state.arrays["step.row"], np.zeros_like(self.mean)])
+        self._spare, self._newest = np.empty_like(self.mean), 0
         self.counters = state.arrays["mean.integers"].copy()
         self.turns = float(state.values["turns"])
 
 
-def coherence(step: Array, last: Array) -> float:
-    """Return the cosine of two steps (d,), in [-1, 1]; 0 if one of them has no length."""
-    products = blocks.gram(np.stack([step, last]), np.arange(2), slice(None))
+def cosine(products: NDArray[np.float64]) -> float:
+    """Return the cosine of two vectors, in [-1, 1], from their inner products (2, 2); 0 if one has no length."""
     length = math.sqrt(products[0, 0] * products[1, 1])
     return max(-1.0, min(1.0, float(products[0, 1]) / length)) if length > 0 else 0.0

@@ -291,4 +291,13 @@ def mean(rows: NDArray[Any], members: NDArray[np.int64], out: NDArray[Any]) -> N
             block = pool[:, columns] if scratch is None else _gather(pool[:, columns], chosen, scratch)
             result[columns] = torch.mean(block, 0, dtype=torch.float64)
 
-    over_groups(task, column_groups(2 * len(members), rows.itemsize, 0, rows.shape[1]))
+    def compiled(_number: int, blocks: list[slice]) -> None:
+        from fedcross.strategies.pool.kernels import MIX_CHUNK
+        from fedcross.strategies.pool.kernels import mean as mean_of
+
+        total = np.empty(MIX_CHUNK)
+        for columns in blocks:
+            mean_of(rows, members, columns.start, columns.stop, total, out)
+
+    groups = column_groups(2 * len(members), rows.itemsize, 0, rows.shape[1])
+    over_groups(compiled if rows.nbytes >= KERNEL_BYTES else task, groups)

@@ -171,6 +171,19 @@ def _mean(
 
 
 @compiled()
+def mean(
+    rows: NDArray[Any], slots: NDArray[np.int64], start: int, stop: int, total: NDArray[np.float64], out: NDArray[Any]
+) -> None:
+    """Write the mean of columns ``start:stop`` of the `slots` rows, summed in float64, to the same columns of `out`.
+
+    `total` is scratch (MIX_CHUNK,) of float64.
+    """
+    for a in range(start, stop, MIX_CHUNK):
+        b = min(a + MIX_CHUNK, stop)
+        _mean(rows, slots, a, b, total, out[a:b])
+
+
+@compiled()
 def pull(
     rows: NDArray[Any],
     slots: NDArray[np.int64],
@@ -194,19 +207,19 @@ def pull(
 
 @compiled()
 def follow(
-    rows: NDArray[Any], share: Any, rest: Any, mean: NDArray[Any], shift: NDArray[Any], start: int, stop: int
+    rows: NDArray[Any], share: Any, rest: Any, mean: NDArray[Any], step: NDArray[Any], push: Any, start: int, stop: int
 ) -> None:
-    """Move columns ``start:stop`` of all rows by `share` towards `mean`, then by `shift`; `rest` is ``1 - share``.
+    """Move columns ``start:stop`` of all rows by `share` towards `mean`, then by `push` times `step`.
 
-    Both are scalars of the rows' dtype; `mean` and `shift` are rows (d,).
+    `share`, `rest` (``1 - share``) and `push` are scalars of the rows' dtype; `mean` and `step` are rows (d,).
     """
     for a in range(start, stop, MIX_CHUNK):
         b = min(a + MIX_CHUNK, stop)
         for i in range(len(rows)):
-            row, offset = rows[i, a:b], shift[a:b]
+            row, way = rows[i, a:b], step[a:b]
             _towards(row, mean[a:b], share, rest)
             for c in range(len(row)):
-                row[c] += offset[c]
+                row[c] += push * way[c]
 
 
 @compiled()

@@ -85,10 +85,10 @@ def pull(pool: Pool, members: Sequence[int], own: float) -> None:
     _over(pool, compiled if _large(pool) else plain)
 
 
-def follow(pool: Pool, own: float, mean: Array, shift: Array) -> None:
-    """Set ``w_i = own v_i + (1 - own) mean + shift`` for all slots.
+def follow(pool: Pool, own: float, mean: Array, step: Array, push: float) -> None:
+    """Set ``w_i = own v_i + (1 - own) mean + push step`` for all slots.
 
-    Integer entries are mixed with their own mean, as :func:`pull` does. With a `shift` of 0, a value that all slots
+    Integer entries are mixed with their own mean, as :func:`pull` does. With a `push` of 0, a value that all slots
     share with the mean stays the same to the bit.
 
     Parameters
@@ -97,27 +97,42 @@ def follow(pool: Pool, own: float, mean: Array, shift: Array) -> None:
         Changed in place, all slots of it.
     own : float
         Share of a model's own values, 0 to 1.
-    mean, shift : float array (d,)
+    mean, step : float array (d,)
         Rows of the pool's layout.
+    push : float
+        Share of `step`, rounded to the rows' dtype.
     """
     counters = pool.integers.astype(np.float64)
     if counters.size:
         pool.integers[...] = whole_numbers(own * counters + (1 - own) * counters.mean(axis=0))
-    rows = pool.rows
-    target, offset = torch.from_numpy(mean), torch.from_numpy(shift)
+    rows, factor = pool.rows, pool.rows.dtype.type(push)
+    target = torch.from_numpy(mean)
 
     def plain(part: list[slice]) -> None:
         for columns in part:
-            torch.from_numpy(rows[:, columns]).lerp_(target[columns], 1 - own).add_(offset[columns])
+            shift = torch.from_numpy(step[columns] * factor)
+            torch.from_numpy(rows[:, columns]).lerp_(target[columns], 1 - own).add_(shift)
 
     def compiled(part: list[slice]) -> None:
         from fedcross.strategies.pool.kernels import follow as after
 
         one, share = rows.dtype.type(1), rows.dtype.type(1 - own)
         for block in part:
-            after(rows, share, one - share, mean, shift, block.start, block.stop)
+            after(rows, share, one - share, mean, step, factor, block.start, block.stop)
 
     _over(pool, compiled if _large(pool) else plain)
+
+
+def approach(average: Array, mean: Array, share: float) -> None:
+    """Move `average` (d,) by `share` of its way towards `mean` (d,), in place, in pieces that fit a core's cache."""
+    here, there, part = torch.from_numpy(average), torch.from_numpy(mean), float(average.dtype.type(share))
+
+    def task(_: int, pieces: list[slice]) -> None:
+        for columns in pieces:
+            way = there[columns] - here[columns]
+            here[columns] += way.mul_(part)
+
+    blocks.over_groups(task, blocks.column_groups(4, average.itemsize, 0, len(average)))
 
 
 def mutate(pool: Pool, members: Sequence[int], mean: Array, factors: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -133,12 +133,14 @@ class Pool:
             out[name][...] = array
         return out
 
-    def mean_row(self, members: Sequence[int] | None = None) -> tuple[Array, NDArray[np.int64]]:
-        """Return :meth:`mean` as one row of float values (d,) and one of integers (i,), newly allocated."""
-        return self._mean_rows(self._slots(members))
+    def mean_row(
+        self, members: Sequence[int] | None = None, out: Array | None = None
+    ) -> tuple[Array, NDArray[np.int64]]:
+        """Return :meth:`mean` as one row of float values (d,), `out` if given, and a new one of integers (i,)."""
+        return self._mean_rows(self._slots(members), out)
 
-    def _mean_rows(self, slots: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
-        row = np.empty(self.layout.size, self.layout.dtype)
+    def _mean_rows(self, slots: NDArray[np.int64], out: Array | None = None) -> tuple[Array, NDArray[np.int64]]:
+        row = np.empty(self.layout.size, self.layout.dtype) if out is None else out
         blocks.mean(self.rows, slots, row)
         return row, self.mean_integers(slots)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcross.strategies.fedfan import FedFan, FedFanParams, coherence
+from fedcross.strategies.fedfan import FedFan, FedFanParams, cosine
 from tests.support.federation import run
 from tests.support.pools import begun, check_empty, check_state, draws, feed, model
 
@@ -173,11 +173,11 @@ def test_a_value_that_all_share_and_that_does_not_move_stays_to_the_bit():
     assert (method.global_model()["w0"] == np.float32(value)).all()
 
 
-def test_coherence_by_hand():
-    zero, right = np.zeros(2, np.float32), np.float32([2, 0])
-    assert coherence(right, np.float32([3, 3])) == pytest.approx(math.sqrt(0.5))
-    assert coherence(right, -right) == -1
-    assert coherence(zero, right) == coherence(right, zero) == 0
+def test_the_cosine_by_hand():
+    """(2, 0) and (3, 3); (2, 0) and (-2, 0); two vectors of which one has no length."""
+    assert cosine(np.array([[4.0, 6], [6, 18]])) == pytest.approx(math.sqrt(0.5))
+    assert cosine(np.array([[4.0, -4], [-4, 4]])) == -1
+    assert cosine(np.diag([0.0, 4])) == cosine(np.diag([4.0, 0])) == 0
 
 
 def test_resume_and_empty_rounds():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcross.strategies.pool import blocks
+from fedcross.strategies.pool import blocks, kernels
 
 
 def test_a_small_pool_is_one_block():
@@ -63,4 +63,19 @@ def test_pools_of_just_that_many_bytes_use_the_compiled_loops(limit, compiled, m
     monkeypatch.setattr(blocks, "_compiled_mix", lambda *given: used.append("mix"))
     blocks.gram(rows, np.arange(2), slice(None))
     blocks.mix(rows, np.arange(2), np.array([[0, 1], [1, 0]]), np.array([[0.5, 0.5]] * 2))
-    assert used == (["gram", "mix"] if compiled else [])
+    monkeypatch.setattr(kernels, "mean", lambda *given: used.append("mean"))
+    blocks.mean(rows, np.arange(2), rows[0].copy())
+    assert used == (["gram", "mix", "mean"] if compiled else [])
+
+
+@pytest.mark.parametrize("members", [range(5), [3, 0, 4]])
+@pytest.mark.parametrize("block_bytes", [1, blocks.BLOCK_BYTES])
+def test_both_ways_to_a_mean_are_one_to_the_bit(members, block_bytes, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+    rows, chosen = np.random.default_rng(3).normal(size=(5, 3000)).astype(np.float32), np.array(members)
+    plain, compiled = np.empty((2, 3000), np.float32)
+    blocks.mean(rows, chosen, plain)
+    monkeypatch.setattr(blocks, "KERNEL_BYTES", 0)
+    blocks.mean(rows, chosen, compiled)
+    assert (plain == compiled).all()
+    np.testing.assert_allclose(plain, rows[chosen].mean(axis=0, dtype=np.float64), rtol=1e-7)

@@ -6,7 +6,7 @@ import torch
 
 from fedcross.strategies.pool import blocks, kernels
 from fedcross.strategies.pool.layout import Layout
-from fedcross.strategies.pool.passes import follow, mutate, pull, recombine
+from fedcross.strategies.pool.passes import approach, follow, mutate, pull, recombine
 from fedcross.strategies.pool.pool import Pool
 
 SHAPES = {"a": (700,), "b": (), "c": (3, 211), "empty": (0,), "statistic": (300,)}
@@ -35,7 +35,7 @@ def mutated(pool):
 
 
 def followed(own):
-    return lambda pool: follow(pool, own, pool.rows[1].copy(), 0.5 * pool.rows[2])
+    return lambda pool: follow(pool, own, pool.rows[1].copy(), pool.rows[2].copy(), 0.5)
 
 
 PASSES = {
@@ -150,6 +150,17 @@ def test_following_by_formula(own):
     np.testing.assert_allclose(pool.rows, expected, rtol=0, atol=2e-6)
     pull(before, range(5), own)
     assert (pool.integers == before.integers).all()
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+def test_an_average_approaches_a_mean_to_the_bit(size, monkeypatch):
+    """Each operation rounds to float32, in whatever pieces."""
+    draw = np.random.default_rng(4)
+    average, mean = draw.normal(size=(2, size)).astype(np.float32)
+    expected = average + (mean - average) * np.float32(0.3)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    approach(average, mean, 0.3)
+    assert (average == expected).all()
 
 
 def test_an_entry_after_many_counters_moves():
