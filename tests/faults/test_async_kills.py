@@ -17,10 +17,11 @@ from fedcross.strategies.round.async_pool import AsyncPool
 from fedcross.strategies.round.async_single import AsyncSingle
 from tests.support import killer
 from tests.support.federation import run, session
+from tests.support.scale import size
 
 pytestmark = pytest.mark.slow
 
-KILLS = 40
+KILLS = size(20, 40)
 OVERRIDES = ["devices=extremes", "rounds=4", "checkpoint.log=true", "checkpoint.every=2", "evaluate_every=4"]
 METHODS = ("fedcross_async", "gitfl", "fedasync", "fedbuff")
 
