@@ -10,8 +10,7 @@ ends its process.
 from __future__ import annotations
 
 import base64
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,11 +27,9 @@ if TYPE_CHECKING:
 
 #: The versions of Flower whose ``run_clientapp`` this file was compared with.
 CHECKED = ("1.41", "1.42")
-#: First pause before an object is asked for again; a task shows before its message's objects have arrived.
+#: First pause before an object is asked for again. A task shows before its message's objects have arrived, over a slow
+#: line minutes before; if they never come, the SuperNode ends the task (:mod:`leftovers`).
 PAUSE_S = 0.05
-#: Seconds without any new object after which a message is given up. When a run ends while its SuperNode receives a
-#: message, Flower leaves the task there without the objects; it would wait for hours. :mod:`leftovers` ends it.
-STALLED_S = 60.0
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 UNAUTHORIZED, FORBIDDEN = 401, 403
 #: Exit code of a worker whose task the SuperNode has taken away.
@@ -160,7 +157,7 @@ class Visit:
         node, run = Node(node_id=context.node_id), context.run_id
         message = pull_and_inflate_object_from_tree(
             tree,
-            unless_stalled(calls.make_pull_object_fn_protobuf(self._client.PullObject, node, run)),
+            calls.make_pull_object_fn_protobuf(self._client.PullObject, node, run),
             calls.make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, node, run),
             return_type=Message,
             initial_backoff=PAUSE_S,
@@ -190,26 +187,6 @@ class Visit:
     def finish(self, context: Context | None, fault: str = "") -> None:
         """End the task: completed, or failed with `fault`."""
         _finish(self._client, context, fault)
-
-
-def unless_stalled(pull: Callable[[str], bytes], clock: Callable[[], float] = time.monotonic) -> Callable[[str], bytes]:
-    """Return `pull`, which says that an object will never come after :data:`STALLED_S` seconds in which none came."""
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
-
-    last = clock()
-
-    def pulled(name: str) -> bytes:
-        nonlocal last
-        try:
-            content = pull(name)
-        except ObjectUnavailableError as error:
-            if clock() - last < STALLED_S:
-                raise
-            raise ObjectPullError(name, f"the SuperNode has received nothing for {STALLED_S:.0f} s") from error
-        last = clock()
-        return content
-
-    return pulled
 
 
 def error_reply(message: Message, error: Exception) -> Message:
