@@ -144,10 +144,12 @@ def test_connections_of_one_address_are_refused_before_the_tls_handshake():
         "!accepted_here hasty unlucky or refused_here hasty unlucky",
         # One key can make many addresses known, with 256 connections each: they leave 500 to those who are not known.
         "{ fe_conn gt 1000 } above_32",
+        "{ fe_conn gt 1000 } !accepted_here above_4 or { fe_conn gt 1000 } refused_here above_4",
         "last_500 !accepted_here or last_500 refused_here",
     ]
     assert {
         "acl last_500 fe_conn gt 1500",
+        "acl above_4 sc0_conn_cur gt 4",
         "acl above_32 sc0_conn_cur gt 32",
         "acl hasty sc0_conn_rate gt 200",
         "acl unlucky rand(10) gt 0",
@@ -163,7 +165,7 @@ def test_only_who_has_authenticated_is_known_and_strangers_have_a_few_slots_of_t
     choices = [line for line in lines if "_backend " in line]
     assert choices[0] == "use_backend newcomers if !known"
     assert "http-request deny deny_status 503 if { sc1_conn_cur(transferring) gt 12 }" in lines
-    assert "http-request track-sc1 var(txn.address) table transferring if known !small or known transfer" in lines
+    assert "http-request track-sc1 var(txn.key) table transferring if known !small or known transfer" in lines
     # What nobody signed takes none of them.
     refused = lines.index('http-request return status 401 hdr Date "%[date,http_date]" if !signed')
     assert lines[refused - 1] == "http-request deny deny_status 503 if !signed { nbsrv(calls) eq 0 }"
@@ -226,8 +228,9 @@ def test_a_device_is_known_by_its_key_and_its_own_calls_alone_change_that():
         "time": TIMESTAMP_HEADER,
     }
     assert {f"acl {acl} req.fhdr_cnt({name}) eq 1" for acl, name in names.items()} <= set(lines)
-    (device,) = [line for line in lines if line.startswith("http-request set-var(txn.device)")]
-    assert f"req.fhdr({FLEET_HTTP_PUBLIC_KEY_HEADER},1),b64dec,digest(sha-256),hex,concat(@,txn.address)" in device
+    digest = f"req.fhdr({FLEET_HTTP_PUBLIC_KEY_HEADER},1),b64dec,digest(sha-256),hex"
+    key = lines.index(f"http-request set-var(txn.key) {digest} if signed")
+    assert lines[key + 1] == "http-request set-var(txn.device) var(txn.key),concat(@,txn.address) if signed"
     (table,) = section("backend devices")
     assert number(r" len (\d+) ", table) >= len("0" * 64 + "@" + "ffff:" * 8)
     assert "expire 10m" in table

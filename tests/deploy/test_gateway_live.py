@@ -9,6 +9,7 @@ import base64
 import contextlib
 import http.client
 import os
+import resource
 import shutil
 import socket
 import ssl
@@ -35,7 +36,7 @@ PULL, OBJECT = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 LARGE = b"x" * 20_000
 DEVICE, NEIGHBOUR = b"device", b"neighbour"
 Ask = Callable[..., int]
-Raw = Callable[[str], ssl.SSLSocket]
+Raw = Callable[..., ssl.SSLSocket]
 
 
 def free_port() -> int:
@@ -126,9 +127,9 @@ def gate() -> Iterator[tuple[Behind, Ask, Raw]]:
                 except OSError:  # refused before the body was read
                     return 503
 
-        def raw(address: str) -> ssl.SSLSocket:
+        def raw(address: str, bare: bool = False) -> socket.socket:
             link = socket.create_connection(("127.0.0.1", port), 60, (address, 0))
-            return context.wrap_socket(link)
+            return link if bare else context.wrap_socket(link)
 
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
@@ -189,6 +190,56 @@ def test_one_address_has_its_share_of_small_calls_and_others_pass(door: tuple[Be
         thread.join(60)
     assert (answers, objects) == ({200: 8, 503: 22}, {200: 12})
     assert (told, heard, passed) == ({200: 4, 503: 6}, {200: 4, 503: 6}, {200: 3})
+
+
+def test_one_key_has_twelve_transfers_from_however_many_addresses(door: tuple[Behind, Ask]) -> None:
+    """Slow bodies from three addresses would fill the slots for all transfers."""
+    behind, ask = door
+    addresses, other = [f"127.0.0.{i}" for i in (21, 22, 23)], "127.0.0.24"
+    assert [ask(address=address) for address in (*addresses, other)] == [200] * 4
+    assert ask(address=other, key=NEIGHBOUR) == 200
+    before = Counter(behind.held)
+    behind.go.clear()
+    found = [at_once(ask, 12, address, "/v1/fleet/pull-object") for address in addresses]
+    wait_until(lambda: sum(answers[503] for _, answers in found) == 24, 60)
+    near, passed = at_once(ask, 12, other, "/v1/fleet/pull-object", NEIGHBOUR)
+    wait_until(lambda: behind.held[other] - before[other] == 12, 60)
+    behind.go.set()
+    for thread in [*near, *(thread for threads, _ in found for thread in threads)]:
+        thread.join(60)
+    assert sum((answers for _, answers in found), Counter()) == {200: 12, 503: 24}
+    assert passed == {200: 12}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a refused socket is not closed by ssl
+def test_bare_connections_of_many_addresses_leave_places_for_those_with_few(gate: tuple[Behind, Ask, Raw]) -> None:
+    """As after a restart of the gateway, when no device is known."""
+    _, ask, raw = gate
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    try:
+        with contextlib.ExitStack() as stack:
+            for number in range(61):
+                for _ in range(32):
+                    with contextlib.suppress(OSError):
+                        stack.enter_context(closing(raw(f"127.0.1.{number + 1}", bare=True)))
+            opened = 0
+            for _ in range(6):
+                with contextlib.suppress(OSError):
+                    stack.enter_context(closing(raw("127.0.2.1"))).do_handshake()
+                    opened += 1
+            assert opened == 4
+            assert ask(address="127.0.2.2") == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_call_for_a_websocket_ends_here(door: tuple[Behind, Ask]) -> None:
+    behind, ask = door
+    assert ask(address="127.0.0.25") == 200
+    before = len(behind.seen)
+    assert ask(body=b"", address="127.0.0.25", upgrade="websocket", connection="upgrade") == 400
+    assert len(behind.seen) == before
 
 
 def test_a_device_is_known_at_its_address_until_a_call_of_its_own_is_refused(door: tuple[Behind, Ask]) -> None:
