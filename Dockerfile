@@ -77,7 +77,7 @@ FROM ${BASE_IMAGE} AS fedcross
 RUN set -eu; \
     useradd --uid 10001 --user-group --home-dir /state --no-create-home --shell /usr/sbin/nologin fedcross; \
     install -d -m 0711 -o 10001 -g 10001 /keys; \
-    keys="/keys/authority /keys/server /keys/superexec /keys/public /keys/page /keys/client-1 /keys/client-2 /keys/client-3"; \
+    keys="/keys/authority /keys/server /keys/superexec /keys/public /keys/page /keys/operator /keys/client-1 /keys/client-2 /keys/client-3"; \
     install -d -m 0700 -o 10001 -g 10001 $keys /state; \
     install -d -m 0755 -o 10001 -g 10001 /data /data/server /data/client-1 /data/client-2 /data/client-3 /outputs
 # Nothing can be installed in a container.

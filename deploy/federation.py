@@ -7,6 +7,7 @@
     ROOT/superexec    ca.crt superexec.key      the secret with which the SuperExec signs its requests
     ROOT/public       ca.crt *-node.pub         keys that may be registered
     ROOT/page         ca.crt token              what opens the live page and /metrics at the gateway
+    ROOT/operator     ca.crt token              what the SuperLink's control interface asks for
     ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    a folder for each device, mounted only into its container
 
 Running it again changes no valid file.
@@ -31,7 +32,9 @@ INNER_NAMES = ("superlink", "gateway")
 SECRET = "superexec.key"  # noqa: S105 - a file name
 #: Folder and file of the live page's token, as text.
 PAGE, TOKEN = "page", "token"
-OWN = ("authority", "server", "superexec", "public", PAGE)
+#: Folder of the token for the control interface, in a file of the same name.
+OPERATOR = "operator"
+OWN = ("authority", "server", "superexec", "public", PAGE, OPERATOR)
 
 
 def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> list[str]:
@@ -64,6 +67,7 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     _server(authority, folders["server"], names, made)
     _secret(folders["superexec"] / SECRET, made)
     _token(folders[PAGE] / TOKEN, made)
+    _token(folders[OPERATOR] / TOKEN, made)
     for device in devices:
         _device(folders[device], folders["public"], device, made)
     for name, folder in folders.items():

@@ -27,7 +27,7 @@ import yaml
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.private_files import private_folder, write_private, write_public
 from fedcross.deploy import pods
-from fedcross.deploy.federation import PAGE, SECRET, TOKEN
+from fedcross.deploy.federation import OPERATOR, PAGE, SECRET, TOKEN
 from fedcross.deploy.pods import Object
 
 #: The compose file's variables with its defaults.
@@ -47,6 +47,8 @@ DEFAULTS = {
 }
 SUPERLINK, GATEWAY, PAGE_PORT, HEALTH, OWN_PAGE = 8000, 8443, 8444, 9100, 8080
 SERVER_DATA = "server-data"
+CACHE = "/tmp/cache"  # noqa: S108 - the pod's own
+OPERATOR_FILE = f"{pods.KEYS}/{OPERATOR}/{TOKEN}"
 GATEWAY_FILES = ("gateway.cfg", "page.cfg", "deadline.lua")
 #: HAProxy's own resolver knows nothing of the cluster's search list, and a service keeps its address.
 _RESOLVED, _ONCE = " resolvers docker init-addr last,libc,none", " init-addr libc"
@@ -245,11 +247,12 @@ def _secret(name: str, paths: Sequence[Path]) -> Object:
 
 
 def _secrets(plan: Plan) -> list[Object]:
-    server, superexec, page = (plan.keys / name for name in ("server", "superexec", PAGE))
+    server, superexec, page, operator = (plan.keys / name for name in ("server", "superexec", PAGE, OPERATOR))
     found = [
         _secret("server-keys", [server / name for name in ("ca.crt", "server.crt", "server.key")]),
         _secret("superexec-keys", [superexec / name for name in ("ca.crt", SECRET)]),
         _secret("page-keys", [page / name for name in ("ca.crt", TOKEN)]),
+        _secret("operator-keys", [operator / TOKEN]),
     ]
     for device in plan.devices:
         own = [device.keys / name for name in ("ca.crt", f"{device.name}-node.key", SECRET)]
@@ -293,12 +296,13 @@ def _superlink(plan: Plan) -> list[Object]:
         {"cpu": "1", "memory": "2Gi"},
         env=_env(
             FORWARDED_ALLOW_IPS="*",  # the policies let only the gateway name other addresses
+            FEDCROSS_OPERATOR_FILE=OPERATOR_FILE,
             **{name: plan.settings[name] for name in ("FEDCROSS_REPLY_OBJECTS", "FEDCROSS_REPLY_MIB")},
         ),
         ports=[{"containerPort": SUPERLINK}],
         **pods.probes(health, period=5, timeout=10, start=300),
     )
-    secrets = {"server": "server-keys", "superexec": "superexec-keys"}
+    secrets = {"server": "server-keys", "superexec": "superexec-keys", OPERATOR: "operator-keys"}
     template = pods.pod("superlink", [box], {"state": pods.claimed("superlink-state")}, secrets=secrets)
     return [
         pods.claim("superlink-state", "superlink", "5Gi"),
@@ -315,6 +319,7 @@ def _superexec(plan: Plan) -> list[Object]:
         FEDCROSS_RUNS_AT_ONCE=plan.settings["FEDCROSS_RUNS_AT_ONCE"],
         FEDCROSS_PAGE=f"0.0.0.0:{OWN_PAGE}",
         FEDCROSS_PAGE_TOKEN_FILE=f"{pods.KEYS}/{PAGE}/{TOKEN}",
+        FEDCROSS_OPERATOR_FILE=OPERATOR_FILE,
         FEDCROSS_PAGE_URL=f"https://localhost:{plan.settings['FEDCROSS_PAGE_PORT']}/",
     )
     box = pods.container(
@@ -332,7 +337,7 @@ def _superexec(plan: Plan) -> list[Object]:
         "outputs": pods.claimed("outputs"),
         **_data_volume(plan, SERVER_DATA),
     }
-    secrets = {"superexec": "superexec-keys", PAGE: "page-keys"}
+    secrets = {"superexec": "superexec-keys", PAGE: "page-keys", OPERATOR: "operator-keys"}
     template = pods.pod("superexec", [box], volumes, secrets=secrets, first=_sample(plan))
     return [
         pods.claim("superexec-state", "superexec", "5Gi"),
@@ -367,11 +372,16 @@ def _admission(plan: Plan) -> Object:
     command = ["fedcross", "deploy", "register"]
     command += [word for device in plan.devices for word in ("--partition", str(device.partition))]
     command += [f"/keys/public/{device.name}-node.pub" for device in plan.devices]
-    environment = _env(FEDCROSS_SUPERLINK=f"superlink:{SUPERLINK}", FEDCROSS_AUTHORITY="/keys/public/ca.crt")
-    mounts = {"public": "/keys/public:ro"}
+    environment = _env(
+        FEDCROSS_SUPERLINK=f"superlink:{SUPERLINK}",
+        FEDCROSS_AUTHORITY="/keys/public/ca.crt",
+        FEDCROSS_OPERATOR_FILE=OPERATOR_FILE,
+    )
+    mounts = {"public": "/keys/public:ro", "keys": pods.KEYS}
     box = pods.container("admission", plan.image, command, mounts, {"cpu": "1", "memory": "1Gi"}, env=environment)
     volumes = {"public": {"configMap": {"name": "public-keys"}}}
-    return pods.job("admission", pods.pod("admission", [box], volumes, restart="OnFailure"), again=20)
+    template = pods.pod("admission", [box], volumes, secrets={OPERATOR: "operator-keys"}, restart="OnFailure")
+    return pods.job("admission", template, again=20)
 
 
 def _run(plan: Plan) -> Object:
@@ -387,9 +397,9 @@ def _run(plan: Plan) -> Object:
             *engine.split(),
             *shlex.split(plan.settings["FEDCROSS_RUN"]),
         ],
-        {"public": "/keys/public:ro", "outputs": "/outputs", **_data_mount(plan, "server")},
+        {"public": "/keys/public:ro", "keys": pods.KEYS, "outputs": "/outputs", **_data_mount(plan, "server")},
         {"cpu": "1", "memory": "2Gi"},
-        env=_env(FEDCROSS_CACHE="/tmp/cache", FEDCROSS_SHARE="group"),  # noqa: S108 - the pod's own
+        env=_env(FEDCROSS_CACHE=CACHE, FEDCROSS_SHARE="group", FEDCROSS_OPERATOR_FILE=OPERATOR_FILE),
         workingDir="/",
     )
     volumes = {
@@ -398,7 +408,9 @@ def _run(plan: Plan) -> Object:
         **_data_volume(plan, SERVER_DATA),
     }
     first = _sample(plan)
-    return pods.job("run", pods.pod("run", [box], volumes, first=first, restart="Never", beside="superexec"), again=0)
+    secrets = {OPERATOR: "operator-keys"}
+    template = pods.pod("run", [box], volumes, secrets=secrets, first=first, restart="Never", beside="superexec")
+    return pods.job("run", template, again=0)
 
 
 def _device(plan: Plan, device: Member) -> list[Object]:

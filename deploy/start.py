@@ -22,7 +22,7 @@ from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_folder, check_private
 from fedcross.deploy.federation import SECRET
 from fedcross.engines import guarded
-from fedcross.engines.executor import program
+from fedcross.engines.executor import operators, program
 
 SWITCHES = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -31,6 +31,7 @@ SWITCHES = {
     "PYTHONUNBUFFERED": "1",
 }
 SUPERLINK_PORT = 8000
+DOCS = "docs/deploy.md, The operator's token"
 #: With a week left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
 
@@ -53,6 +54,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     check_folder(server)
     check_private(pair.private)
     _dates(pair.public, server / "ca.crt")
+    _operator(os.environ.get(operators.VARIABLE))
     if not database.resolve().parent.is_dir():
         raise StorageError(
             f"--database {database}: {database.resolve().parent} is no folder. Make it, or name another."
@@ -114,6 +116,15 @@ def supernode(
         *("--superexec-auth-secret-file", secret),
         *("--node-config", f"partition-id={partition} num-partitions={partitions}" + _told(width)),
     ]
+
+
+def _operator(name: str | None) -> None:
+    """Check the file of the operator's token; say what is open without one."""
+    if name:
+        check_private(Path(name))
+        return
+    variable = operators.VARIABLE
+    print(f"{variable} is not set: who reaches this port can start and stop runs ({DOCS})", file=sys.stderr)
 
 
 def _told(width: float | None) -> str:

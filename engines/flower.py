@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.private_files import open_own, own_folder
-from fedcross.engines import memory, runs
+from fedcross.engines import guarded, memory, runs
+from fedcross.engines.executor import operators
 from fedcross.engines.processes import ANSI, Family
 from fedcross.engines.runs import LogSink as LogSink
 
@@ -33,8 +34,8 @@ LOOPBACK = "127.0.0.1"
 SUPERLINK, SUPEREXEC = "superlink", "superexec"
 #: What a federation on this machine starts.
 PROGRAMS = ("flower-superlink", "flower-superexec", "flower-supernode", "flwr-serverapp", "flwr")
-#: Environment variables that hold folders; Flower's processes get them as absolute paths.
-FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA")
+#: Environment variables that hold folders, or a file; Flower's processes get them as absolute paths.
+FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA", operators.VARIABLE)
 
 # A time limit that only a hanging program should reach: on a loaded machine, a start took up to two minutes. A process
 # that ends is noticed at once.
@@ -146,16 +147,33 @@ def write_connection(home: Path, port: int, root_certificate: Path | None = None
     )
 
 
-def control_client(port: int, root_certificate: Path | None = None, host: str = LOOPBACK) -> ControlHttpClient:
-    """Return a client of the Control API of the SuperLink at `host` (default: this machine) and `port`."""
+def control_client(
+    port: int,
+    root_certificate: Path | None = None,
+    host: str = LOOPBACK,
+    variables: Mapping[str, str] | None = None,
+) -> ControlHttpClient:
+    """Return a client of the Control API of the SuperLink at `host` (default: this machine) and `port`.
+
+    `variables` (default: this process's environment) may name the operator's token (:mod:`executor.operators`).
+
+    Raises
+    ------
+    StorageError
+        If they name a file without one.
+    """
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+    try:
+        token = operators.bringing(variables)
+    except ValueError as error:
+        raise StorageError(str(error)) from error
     return ControlHttpClient.from_server_address(
         server_address=f"{host}:{port}",
         insecure=root_certificate is None,
         root_certificates=root_certificate.read_bytes() if root_certificate else None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="fedcross")],
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="fedcross"), *token],
     )
 
 
@@ -214,7 +232,8 @@ def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClien
 
 def start(family: Family, app: Path, run_config: Path, *more: str) -> int:
     """Submit the Flower app in folder `app` with ``flwr run`` and return Flower's id of the run."""
-    command = [executable("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more]
+    executable("flwr")
+    command = [*guarded.command("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more]
     run = family.start("run", command)
     while run.poll() is None:
         _server_lives(family)

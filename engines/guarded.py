@@ -11,7 +11,7 @@ in small transactions, and large objects are stored one after the other (``execu
 about a run gets no settings that are the server's alone (``executor/told.py``). How often one asks is limited
 (``executor/share.py``), who waits is answered by turns (``executor/fair.py``), who calls without end is sent away
 before Flower sees the call (``executor/door.py``), and what a device writes into the log is short
-(``executor/lines.py``).
+(``executor/lines.py``). Whoever starts and stops runs must have the operator's token (``executor/operators.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -60,10 +60,14 @@ PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 #: Variable: whether a process is ready for the next run (``executor/ready.py``).
 READY = "FEDCROSS_READY"
 SUPEREXEC = "flower-superexec"
+#: Flower's own command line, whose calls to the SuperLink bring the operator's token (``executor/operators.py``).
+FLWR = "flwr"
 #: What is open in each program with a version of Flower that this file does not know.
 OPEN = {
-    "flower-superlink": "a registered device may take all memory of the SuperLink, and give orders to other devices",
+    "flower-superlink": "a registered device may take all memory of the SuperLink, and give orders to other devices; "
+    "whoever reaches its port may start runs",
     SUPEREXEC: "an error of the SuperLink may end the SuperExec and its ServerApps",
+    FLWR: "a SuperLink that asks for the operator's token refuses it",
 }
 
 
@@ -160,6 +164,7 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
     if version("flwr") not in CHECKED:
         return False
     if program == "flower-superlink":
+        import uvicorn
         from flwr.superlink import extensions
         from flwr.superlink.servicer.fleet import fleet_handlers as fleet
         from flwr.superlink.servicer.runtime import runtime_handlers as runtime
@@ -189,9 +194,15 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
             within = shares.within(asked, counted[name], strangers) if name in counted else asked
             setattr(fleet, name, door.proved(within))
         extensions.get_middleware = door.before(extensions.get_middleware, part("fair").Fair())
+        if own := part("operators").token(os.environ):
+            extensions.get_middleware = part("operators").before(extensions.get_middleware, own)
+        # Flower has no WebSockets; uvicorn would answer a request for one itself, before the door.
+        uvicorn.run = functools.partial(uvicorn.run, ws="none")
         part("lines").attach()
         sweep.attach(sweep.Sweeper(turns=in_turn))
         turns.attach(in_turn)
+    elif program == FLWR:
+        part("operators").attach()
     else:
         from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -221,6 +232,7 @@ def become(program: str) -> NoReturn:
     try:
         most, runs = most_objects(os.environ.get(VARIABLE)), most_runs(os.environ.get(RUNS))
         mib = most_mib(os.environ.get(MIB_VARIABLE))
+        part("operators").token(os.environ)
         if program == SUPEREXEC and (way := part("ready").switch(os.environ.get(READY))) != "off":
             ready = part("superexec").keeper(way, lambda: not runs or running() < runs)
     except ValueError as error:

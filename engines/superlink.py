@@ -16,7 +16,7 @@ from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_serv
 from fedcross.core.private_files import write_private
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, guarded
-from fedcross.engines.executor import program
+from fedcross.engines.executor import operators, program
 from fedcross.engines.job import Capabilities
 from fedcross.engines.processes import Family, terminated_by_signal
 
@@ -88,18 +88,22 @@ def launch(
         server = make_server(authority, state / "server", [flower.LOOPBACK])
         secret = state / "superexec.key"
         write_private(secret, secrets.token_bytes(32))
+        operator = {operators.VARIABLE: str(state / "operator.token")}
+        write_private(state / "operator.token", secrets.token_urlsafe(32).encode())
         nodes = [make_node_key(state / "nodes", f"client-{i}") for i in range(clients)]
         port, *node_ports = flower.free_ports(1 + clients)
         flower.write_connection(home, port, authority.public)
         app = app or bundle.make(state / "app", root)
         config = flower.write_run_config(state / "run.toml", overrides)
 
-        family = stack.enter_context(Family(work, flower.environment(home, extra_environment), [state]))
+        family = stack.enter_context(
+            Family(work, flower.environment(home, {**(extra_environment or {}), **operator}), [state])
+        )
         family.start("superlink", superlink_command(port, server, authority.public, secret))
         flower.wait_for_superlink(family, port)
         family.start(flower.SUPEREXEC, superexec_command(port, authority.public, secret))
         fleet_port = port if relay is None else relay(port)
-        with contextlib.closing(flower.control_client(port, authority.public)) as client:
+        with contextlib.closing(flower.control_client(port, authority.public, variables=operator)) as client:
             for i, node in enumerate(nodes):
                 register(client, node)
                 command = supernode_command(fleet_port, node_ports[i], authority.public, node, i, clients, secret)

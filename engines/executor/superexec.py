@@ -18,6 +18,7 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.supercore.constant import TaskType
 
+from . import operators
 from .crew import IDLE_S
 from .partner import Partner
 from .ready import Ready
@@ -116,7 +117,7 @@ def app_of(spec: Any, run: int | None) -> str:
                 server_address=spec.runtime_api_address,
                 insecure=spec.insecure,
                 root_certificates=authority,
-                interceptors=[RuntimeVersionHttpInterceptor(component_name="fedcross")],
+                interceptors=[RuntimeVersionHttpInterceptor(component_name="fedcross"), *operators.bringing()],
             )
         ) as client:
             return str(client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].fab_id)

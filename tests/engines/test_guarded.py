@@ -292,7 +292,7 @@ def test_the_script_needs_no_fedcross_and_names_a_wrong_limit() -> None:
     )
     assert done.returncode == 1
     assert "FEDCROSS_REPLY_OBJECTS=few" in done.stderr
-    wrong = [*guarded.command("flower-superlink")[:-1], "flwr"]
+    wrong = [*guarded.command("flower-superlink")[:-1], "flower-supernode"]
     done = subprocess.run(wrong, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "start one of" in done.stderr
