@@ -210,7 +210,13 @@ def _serve(
         module, _, attribute = app.partition(":")
         app = getattr(importlib.import_module(module), attribute)
     call: Callable[[Message, Context], Message] = app  # type: ignore[assignment]
-    download, upload = Arena(down), Arena(up)
+    try:
+        download, upload = Arena(down), Arena(up)
+    except OSError:
+        parent = multiprocessing.parent_process()
+        if parent is not None and wait([parent.sentinel], 10):
+            return  # the arenas ended with the parent
+        raise
     while True:
         try:
             message, context = unpack(pipe.recv_bytes(), download)

@@ -212,6 +212,27 @@ def test_workers_end_with_their_parent(number: signal.Signals, code: int) -> Non
         time.sleep(0.05)
 
 
+LATE = """
+import multiprocessing
+from multiprocessing.connection import wait
+from fedcross.engines import workers
+workers.identify = lambda: wait([multiprocessing.parent_process().sentinel])
+workers._end_with_parent = lambda: None
+""" + SCRIPT.replace("sys.exit(130)", "pass")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_parent_ends_before_it_is_ready_ends_silently() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", LATE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    assert len(parent.stdout.readline().split()) == 2
+    parent.kill()
+    _, errors = parent.communicate(timeout=600)  # returns when the workers, too, have ended
+    assert "Traceback" not in errors
+
+
 def alive(pid: int) -> bool:
     """Whether `pid` runs; one that ended and is not yet collected does not."""
     try:
