@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from fedcross.core.admission import bound_partition, fingerprint, node_name
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines import flower
-from fedcross.engines.remote import host_and_port, wait_for
+from fedcross.engines.remote import host_and_port, refusals, wait_for
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -70,17 +70,10 @@ def read_public_key(content: bytes, where: str) -> bytes:
 @contextlib.contextmanager
 def connect(address: str, authority: Path) -> Iterator[ControlHttpClient]:
     """Yield a client of the SuperLink at `address`; raise its refusals as FederationError with its message."""
-    import httpx
-
     host, port = host_and_port(address)
     wait_for(address, authority, ANSWER_S)
-    with contextlib.closing(flower.control_client(port, authority, host)) as client:
-        try:
-            yield client
-        except httpx.HTTPStatusError as error:
-            raise FederationError(f"SuperLink {address} refuses: {error.response.text[:300]}") from error
-        except httpx.TransportError as error:
-            raise FederationError(f"SuperLink {address}: the connection failed ({error}).") from error
+    with contextlib.closing(flower.control_client(port, authority, host)) as client, refusals(address):
+        yield client
 
 
 def listing(client: ControlHttpClient) -> list[Node]:

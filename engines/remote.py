@@ -1,8 +1,9 @@
 """Runs a job on an existing federation: submits it to the SuperLink, passes on its log and waits until it ends.
 
-The SuperLink's Control API does not authenticate callers, so a deployment exposes it only on the SuperLink's inner
-network, and this engine works only from there. Every machine reads its data from its own ``FEDCROSS_DATA`` folder. The
-run's folder must have the same path on this machine and where the ServerApp runs (a shared mount).
+A deployment offers the SuperLink's Control API only on its inner network, and this engine works only from there. The
+variable ``FEDCROSS_OPERATOR_FILE`` names the file of the token that the SuperLink asks for (:mod:`executor.operators`).
+Every machine reads its data from its own ``FEDCROSS_DATA`` folder. The run's folder must have the same path on this
+machine and where the ServerApp runs (a shared mount).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from fedcross.engines.job import Capabilities
 from fedcross.engines.processes import Family, terminated_by_signal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from flwr.supercore.control import ControlHttpClient
 
     from fedcross.engines.job import Job
@@ -94,6 +97,8 @@ def submit(params: Params, overrides: str, work: Path, *, app_folder: Path | Non
     FederationError
         If the SuperLink does not answer, or the run does not complete.
     """
+    from flwr.proto.control_pb2 import ListNodesRequest
+
     host, port = host_and_port(params.address)
     authority = params.authority.resolve()
     with contextlib.ExitStack() as stack:
@@ -106,6 +111,8 @@ def submit(params: Params, overrides: str, work: Path, *, app_folder: Path | Non
         config = flower.write_run_config(state / "run.toml", overrides)
         family = stack.enter_context(Family(work, flower.environment(home), [state]))
         client = stack.enter_context(contextlib.closing(flower.control_client(port, authority, host)))
+        with refusals(params.address):
+            client.ListNodes(ListNodesRequest())  # Flower's own program would tell a refusal as a traceback
         run_id = flower.start(family, app, config)
         if watch:
             try:
@@ -114,6 +121,19 @@ def submit(params: Params, overrides: str, work: Path, *, app_folder: Path | Non
                 _stop(client, run_id)
                 raise
         return run_id
+
+
+@contextlib.contextmanager
+def refusals(address: str) -> Iterator[None]:
+    """Raise what the SuperLink at `address` refuses in this block as FederationError with its message."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        raise FederationError(f"SuperLink {address} refuses: {error.response.text[:300]}") from error
+    except httpx.TransportError as error:
+        raise FederationError(f"SuperLink {address}: the connection failed ({error}).") from error
 
 
 def _stop(client: ControlHttpClient, run_id: int) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 import fedcross
 from fedcross.engines import guarded
+from fedcross.engines.executor import operators
 
 ROOT = Path(fedcross.__file__).resolve().parent.parent
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -38,6 +39,15 @@ def test_every_service_is_confined(name: str) -> None:
     else:
         assert service["user"] == "10001:10001"
         assert "cap_add" not in service
+
+
+def test_the_operators_token_is_with_those_who_ask_for_it_or_bring_it() -> None:
+    users = {n for n, s in SERVICES.items() if any(v.startswith("operator-keys:") for v in s.get("volumes", []))}
+    assert {"certificates", "superlink", "superexec", "run", "admission"} <= users
+    assert not users & {*CLIENTS, "gateway", "tensorboard", "prometheus", "grafana"}
+    for name in users - {"certificates"}:
+        assert SERVICES[name]["environment"][operators.VARIABLE] == "/keys/operator/token"
+        assert "operator-keys:/keys/operator:ro" in SERVICES[name]["volumes"]
 
 
 def test_only_the_gateway_and_the_monitors_can_be_reached() -> None:

@@ -12,7 +12,7 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation, start
 from fedcross.engines import guarded
-from fedcross.engines.executor import program
+from fedcross.engines.executor import operators, program
 from tests.support.command import subcommand
 
 deploy = subcommand("deploy")
@@ -73,6 +73,35 @@ def test_server_certificate_is_renewed_when_it_runs_out_or_lacks_a_name(tmp_path
     second = serial()
     assert federation.prepare(tmp_path, [], ["fl.example.org"]) == [str(path)]
     assert len({first, second, serial()}) == 3
+
+
+def test_the_operators_token_is_one_that_the_superlink_takes(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, DEVICES)
+    file = tmp_path / "operator" / "token"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert operators.token({operators.VARIABLE: str(file)}) == file.read_text().strip()
+    assert file.read_bytes() != (tmp_path / "page" / "token").read_bytes()
+    assert not [path for device in DEVICES for path in (tmp_path / device).iterdir() if "token" in path.name]
+
+
+def test_the_superlink_refuses_an_open_token_and_says_what_is_open_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.prepare(tmp_path, [])
+    file = tmp_path / "operator" / "token"
+
+    def begin() -> None:
+        start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "state.db", "0.0.0.0")
+
+    monkeypatch.delenv(operators.VARIABLE, raising=False)
+    begin()
+    assert f"{operators.VARIABLE} is not set: who reaches this port can start and stop runs" in capsys.readouterr().err
+    monkeypatch.setenv(operators.VARIABLE, str(file))
+    begin()
+    assert operators.VARIABLE not in capsys.readouterr().err
+    file.chmod(0o644)
+    with pytest.raises(StorageError, match="token"):
+        begin()
 
 
 def test_without_the_authoritys_key_a_good_certificate_is_kept_and_a_bad_one_is_an_error(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import flwr
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 from fastapi import HTTPException
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import FLOWER_LOGGER
@@ -30,6 +31,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fedcross.engines import guarded
+from fedcross.engines.executor import operators
 from fedcross.engines.executor.announced import fault, limited
 from fedcross.engines.executor.ledger import Ledger
 from fedcross.engines.executor.replies import Refusals
@@ -209,6 +211,8 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
     for kind, one in changed:
         monkeypatch.setattr(kind, one, getattr(kind, one))
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
+    monkeypatch.setattr(uvicorn, "run", uvicorn.run)
+    monkeypatch.delenv(operators.VARIABLE, raising=False)
     monkeypatch.setattr(guarded, "version", lambda package: "1.43.0")
     assert not guarded.guard("flower-superlink", MOST)
     assert all(getattr(module, one) is original for module, one, original in originals)
@@ -226,6 +230,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         confirm = confirm.__wrapped__
     assert "over.py" in layers
     assert [one.cls.__name__ for one in extensions.get_middleware()] == ["Door"]
+    assert uvicorn.run.keywords == {"ws": "none"}  # type: ignore[attr-defined]
     for text in ("\n\x1b[2J", "Q" * 240_000, "\u202e", "\x9b31m"):  # Flower writes these fields to its log
         for call, field, request in (
             (fleet_handlers.get_fab, "hash_str", GetFabRequest(hash_str=text)),

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.error import URLError
 
+import httpx
 import pytest
+from flwr.proto.control_pb2 import ListNodesRequest
 
 from fedcross.conf.schema import load
 from fedcross.core import keys as certificates
 from fedcross.core.causes import cause_of
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.engines import flower, remote, runs
+from fedcross.engines.executor import operators
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,31 @@ def test_nobody_there(tmp_path: Path) -> None:
         remote.wait_for("127.0.0.1:1", tmp_path / "none", seconds=0.1)
 
 
+class Client:
+    """Stands for a client of a SuperLink that gives `answer` to each call."""
+
+    def __init__(self, status: int = 200, text: str = "") -> None:
+        self._answer = httpx.Response(status, text=text, request=httpx.Request("POST", "https://h"))
+
+    def ListNodes(self, request: ListNodesRequest) -> None:
+        self._answer.raise_for_status()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_refusal_is_told_with_the_superlinks_words_before_anything_is_started(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(remote, "wait_for", lambda *_: None)
+    monkeypatch.setattr(remote.bundle, "make", lambda folder, _: folder)
+    monkeypatch.setattr(flower, "control_client", lambda *_: Client(operators.UNAUTHORIZED, operators.WHY))
+    monkeypatch.setattr(flower, "start", lambda *_: started.append(1))
+    params = remote.Params(address="h:1", authority=tmp_path / "ca.crt")
+    with pytest.raises(FederationError, match=rf"^SuperLink h:1 refuses: .*{operators.VARIABLE}"):
+        remote.submit(params, "rounds=1", tmp_path / "work")
+    assert not started
+
+
 @pytest.mark.parametrize("cut", [KeyboardInterrupt(), SystemExit(143)])
 def test_who_ends_the_watching_stops_the_run(tmp_path, monkeypatch, capsys, cut):
     stopped = []
@@ -122,7 +149,7 @@ def test_who_ends_the_watching_stops_the_run(tmp_path, monkeypatch, capsys, cut)
     monkeypatch.setattr(remote, "wait_for", lambda *_: None)
     monkeypatch.setattr(remote.bundle, "make", lambda folder, _: folder)
     monkeypatch.setattr(remote, "Family", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(flower, "control_client", lambda *_: contextlib.closing(io.StringIO()).thing)
+    monkeypatch.setattr(flower, "control_client", lambda *_: Client())
     monkeypatch.setattr(flower, "start", lambda *_: 7)
     monkeypatch.setattr(flower, "finish", broken)
     monkeypatch.setattr(runs, "stop", lambda _, number: stopped.append(number))

@@ -223,9 +223,7 @@ workers._end_with_parent = lambda: None
 
 @pytest.mark.slow
 def test_a_worker_whose_parent_ends_before_it_is_ready_ends_silently() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", LATE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    parent = subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert len(parent.stdout.readline().split()) == 2
     parent.kill()
