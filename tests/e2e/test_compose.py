@@ -18,11 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 
+import httpx
 import numpy as np
 import pytest
 
 from fedcross.core import keys as certificates
 from fedcross.deploy.device import Device, new_client
+from fedcross.engines.executor import operators
 from fedcross.server.launch import launch
 from tests.support import containers, intruder
 from tests.support.containers import CLIENTS, Federation
@@ -170,12 +172,39 @@ def test_every_control_and_runtime_path_is_refused_from_a_clients_network(federa
     print(f"{len(refused)} of {len(answers)} paths refused by the gateway, {len(allowed)} by authentication")
 
 
-def test_the_superlink_itself_cannot_be_reached_from_a_clients_network(federation: Federation) -> None:
-    address = next(
-        network["IPAddress"]
-        for name, network in federation.inspect("superlink")["NetworkSettings"]["Networks"].items()
-        if name.endswith("_inner")
+def inner_address(federation: Federation) -> str:
+    networks: dict[str, dict[str, str]] = federation.inspect("superlink")["NetworkSettings"]["Networks"]
+    return next(network["IPAddress"] for name, network in networks.items() if name.endswith("_inner"))
+
+
+def test_another_user_of_this_machine_reaches_the_superlink_and_cannot_drive_it(federation: Federation) -> None:
+    paths = [path for path in intruder.superlink_paths() if path.startswith(operators.CONTROL)]
+    assert len(paths) > 20
+    token = federation.python("superexec", "print(open('/keys/operator/token').read(), end='')").strip()
+    assert (
+        federation.python("superlink", "import os; print(oct(os.stat('/keys/operator/token').st_mode))") == "0o100600\n"
     )
+    for device in CLIENTS:
+        assert not any("operator" in mount["Destination"] for mount in federation.inspect(device)["Mounts"])
+    # A stranger does not mind whose certificate it is.
+    with httpx.Client(base_url=f"https://{inner_address(federation)}:8000", verify=False) as client:  # noqa: S501
+
+        def asked(path: str, **headers: str) -> httpx.Response:
+            return client.post(path, headers={"content-type": "application/protobuf", **headers})
+
+        assert {asked(path).status_code for path in paths} == {401}
+        assert {asked(path, **{operators.HEADER: token[:-1]}).status_code for path in paths} == {401}
+        assert asked(f"{operators.CONTROL}list-runs", **{operators.HEADER: token}).status_code == 200
+    lost = federation.compose(
+        "run", "--rm", "-T", "--no-deps", "-e", f"{operators.VARIABLE}=", "admin", "runs", check=False
+    )
+    assert lost.returncode == 1
+    assert operators.WHY in lost.stdout + lost.stderr
+    assert "Traceback" not in lost.stdout + lost.stderr
+
+
+def test_the_superlink_itself_cannot_be_reached_from_a_clients_network(federation: Federation) -> None:
+    address = inner_address(federation)
     assert federation.python("client-1", intruder.connects(["superlink", address], 8000)) == "refused refused\n"
     assert federation.python("client-1", intruder.connects(["192.0.2.1", "1.1.1.1"], 443)) == "refused refused\n"
 
