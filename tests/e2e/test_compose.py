@@ -187,7 +187,7 @@ def test_another_user_of_this_machine_reaches_the_superlink_and_cannot_drive_it(
     for device in CLIENTS:
         assert not any("operator" in mount["Destination"] for mount in federation.inspect(device)["Mounts"])
     # A stranger does not mind whose certificate it is.
-    with httpx.Client(base_url=f"https://{inner_address(federation)}:8000", verify=False) as client:  # noqa: S501
+    with httpx.Client(base_url=f"https://{inner_address(federation)}:8000", verify=False) as client:
 
         def asked(path: str, **headers: str) -> httpx.Response:
             return client.post(path, headers={"content-type": "application/protobuf", **headers})
@@ -199,8 +199,8 @@ def test_another_user_of_this_machine_reaches_the_superlink_and_cannot_drive_it(
         "run", "--rm", "-T", "--no-deps", "-e", f"{operators.VARIABLE}=", "admin", "runs", check=False
     )
     assert lost.returncode == 1
-    assert operators.WHY in lost.stdout + lost.stderr
-    assert "Traceback" not in lost.stdout + lost.stderr
+    assert operators.WHY in lost.stdout
+    assert "Traceback" not in lost.stdout
 
 
 def test_the_superlink_itself_cannot_be_reached_from_a_clients_network(federation: Federation) -> None:
