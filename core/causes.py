@@ -282,7 +282,7 @@ CAUSES = (
         "control_port_closed",
         "The SuperLink's control port does not answer.",
         ": the connection failed ",
-        "deploy/nodes.py",
+        "engines/remote.py",
         1,
         DEPLOY,
     ),
