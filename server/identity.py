@@ -82,6 +82,7 @@ LATER: dict[str, dict[str, Any]] = {
         "mixing": "batch",
         "widths": [],
         "shares": [],
+        "whole": 0,
     },
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
     "devices": {"widths": None},

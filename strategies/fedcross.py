@@ -15,7 +15,7 @@ from fedcross.strategies.parts.schedule import Choice, Constant, Schedule, withi
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool.layout import Arrays, Layout
 from fedcross.strategies.pool.mixing import Mixing, cross, identity, offsets, propeller_share, propellers, uniform
-from fedcross.strategies.pool.pool import Pool, Storage, diagnostics
+from fedcross.strategies.pool.pool import Storage, diagnostics
 from fedcross.strategies.pool.selection import Question, find_selection
 from fedcross.strategies.pool.similarity import FROM_GRAM, Part, find_similarity
 from fedcross.strategies.pool.sliced import SlicedPool
@@ -189,10 +189,7 @@ class FedCross(SizedSlots[FedCrossParams]):
         if faults := self.params.faults(self.federation.clients_per_round):
             raise ConfigError(faults)
         layout, k = Layout.of(arrays, self.parameter_names), self._k(1)
-        if self.params.widths:
-            self.pool: Pool = SlicedPool(layout, self.params.slots(k), self.sliced, self.params.storage)
-        else:
-            self.pool = Pool(layout, k, self.params.storage)
+        self.pool = self.pool_of_widths(layout, k, self.params.storage)
         self.pool.fill(arrays)
         self._selection = find_selection(self.params.selection)
         self._columns = self.pool.layout.columns(self.params.part)  # the columns that the similarity compares

@@ -1,4 +1,4 @@
-"""FedFan (this project's): a pool that is pushed along its mean's steps, opens as they turn, and averages its means."""
+"""FedFan (this project's): a pool that is pushed along its mean's steps, opens on its way, and averages its means."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import blocks
-from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.pool.passes import approach, follow
+from fedcross.strategies.pool.layout import Array, Arrays, Layout
+from fedcross.strategies.pool.passes import approach, follow, squared_distance
+from fedcross.strategies.pool.pool import Pool
+from fedcross.strategies.pool.sliced import SlicedPool
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.pooled import Pooled, PooledParams
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.round.sized_slots import SizedSlots
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.tasks.models.slicing.plan import Size
+
+SHARPNESS = 4
+"""How fast the pool opens once its mean is beyond `reach`: the power of reach / n in a = 1 - (reach / n)^4."""
 
 
-class FedFanParams(PooledParams):
+class FedFanParams(PooledParams, Widths):
     """Settings of FedFan, beside those of every pool.
 
     Parameters
     ----------
     alpha : float
         The most that a model keeps of its own upload, below 1; 0 is one model for all.
-    half : float
-        h: after h turns of the mean a model keeps half of its own upload, after s turns ``s / (s + h)``, up to `alpha`;
-        0 is `alpha` as soon as the mean has turned at all.
+    reach : float
+        The pool opens when its mean has come this many visits far from the initial model; 0 is `alpha` at once. A
+        visit is as long as the root mean square of what the round's clients changed.
     push : float
         p: share of the mean's last step that all models are moved on by, before it is multiplied by the steps'
         coherence; 0 never pushes.
@@ -36,103 +44,161 @@ class FedFanParams(PooledParams):
     """
 
     alpha: float = Field(0.99, ge=0, lt=1)
-    half: float = Field(0.3, ge=0)
+    reach: float = Field(4.0, ge=0)
     push: float = Field(1.0, ge=0, le=1)
     tail: float = Field(8.0, ge=0)
 
-    def own(self, turns: float) -> float:
-        """Return a, the weight of a model's own upload after so many turns."""
-        return min(self.alpha, turns / (turns + self.half)) if turns > 0 else 0.0
+    def own(self, visits: float) -> float:
+        """Return a, the weight of a model's own upload when the mean has come so many visits far."""
+        return min(self.alpha, 1 - (self.reach / visits) ** SHARPNESS) if visits > self.reach else 0.0
 
     def newest(self, number: int) -> float:
-        """Return the weight of the newest mean in the global model of round `number`, counted from 1."""
+        """Return the weight of the newest value in an average over rounds 1 to `number`."""
         return (self.tail + 1) / (self.tail + number)
 
 
-class FedFan(Pooled[FedFanParams]):
+class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
     """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
 
-    With the pool's mean M_t after the uploads of round t, its step ``D_t = M_t - M_(t-1)`` and their coherence
-    ``c_t = max(0, cos(D_t, D_(t-1)))``::
+    With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
+    ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0::
 
-        s_t  = s_(t-1) + 1 - c_t                        s_1 = 0, c_1 = 0
-        a_t  = min(alpha, s_t / (s_t + h))
+        u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit
+        n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits
+        a_t  = min(alpha, max(0, 1 - (reach / n_t)^4))
         w_i  = a_t v_i + (1 - a_t) M_t + p c_t D_t
-        W_t  = W_(t-1) + g_t (M_t - W_(t-1))            g_t = (e + 1) / (e + t)
+        W_t  = W_(t-1) + g_t (M_t - W_(t-1))                      g_t = (e + 1) / (e + t)
 
-    As long as the mean goes one way, the models are close together, as in FedAvg, and all go on along its step. Each
-    turn of the mean opens the pool, up to FedCross's share of alpha; where steps turn, the push ends by itself. W is
-    the global model. The averaging of W is Shamir and Zhang's polynomial-decay average (ICML 2013); a push by the last
-    step is Polyak's heavy ball (1964), and to drop it when steps turn is the idea of O'Donoghue and Candes's adaptive
-    restart (2015).
+    As long as the mean has not come far, compared with what one client changes, all models start from it, as in FedAvg,
+    and go on along its step while its steps agree. Then the pool opens, up to FedCross's share of alpha. Where clients
+    differ much, their visits are long and the mean's way is short, so the pool stays closed for longer. W is the global
+    model. The averaging of W is Shamir and Zhang's polynomial-decay average (ICML 2013); a push by the last step is
+    Polyak's heavy ball (1964), and to drop it when steps turn is the idea of O'Donoghue and Candes's adaptive restart
+    (2015).
 
-    State: the pool, K models, three more, M, D and W, and s; clients keep none. Wire: one model down, one up.
+    State: the pool, K models, four more, M, D, W and M_0, and u; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: one pass that reads the pool for the mean, one that reads and writes it in place, and three
-    over single models (step, cosine, average). Memory: the pool and five models.
+    Cost on the server: one pass that compares the uploads with what was sent, one that reads the pool for the mean, one
+    that reads and writes it in place, and four over single models (step, cosine, way, average). Memory: the pool and
+    six models.
 
     Choices:
 
-    - Only trained parameters are pushed, and the cosine is theirs: a variance of batch normalisation that is moved on
-      could fall below 0. Statistics are pulled and averaged like weights, integer entries pulled.
-    - A lost slot keeps its model, counts in M and follows the pool as all do.
+    - Only trained parameters are pushed and measured: a variance of batch normalisation that is moved on could fall
+      below 0. Statistics are pulled and averaged like weights, integer entries pulled.
+    - A lost slot keeps its model, counts in M and follows the pool as all do; it does not count in u.
     - A round without uploads changes nothing, and counts in t.
+    - With models of several widths (docs/heterogeneous.md) M has each value as the mean of the slots that have it, and
+      every slot follows the part of M, and of D, that it has. Statistics are those of the slots of one width. c and
+      the way are those of the full model.
     """
 
+    def make_pool(self, layout: Layout) -> Pool:
+        """Return a pool of full models, or of slices if `widths` are set."""
+        return self.pool_of_widths(layout, self.federation.clients_per_round, self.params.storage)
+
     def setup(self, arrays: Arrays) -> None:
-        """Fill the pool with copies of the initial model, from which the first step is counted."""
+        """Fill the pool with copies of the initial model, from which the first step and the way are counted."""
         super().setup(arrays)
-        self.mean, self.counters = self.pool.mean_row([0])
-        self.steps, self.average, self.turns = np.zeros((2, len(self.mean)), self.mean.dtype), self.mean.copy(), 0.0
-        self._spare, self._newest = np.empty_like(self.mean), 0
+        self.mean, self.counters = self.pool.mean_row()
+        self.origin, self.average = self.mean.copy(), self.mean.copy()
+        self.steps = np.zeros((2, len(self.mean)), self.mean.dtype)
+        self._spare, self._newest, self.visit, self._way = np.empty_like(self.mean), 0, 0.0, 0.0
+        self.statistics = self._statistics()
+
+    def dispatch(self, current: Round) -> list[Payload]:
+        """Send every slot to a client; with `widths`, to one whose device can hold its model."""
+        return self.dispatch_sized(current) if self.params.widths else super().dispatch(current)
 
     def recombine(self, current: Round, members: list[int]) -> None:
         """Pull all models to their mean, push them along its step, and average the means."""
-        last, new = self._newest, 1 - self._newest
+        new, trained = 1 - self._newest, self._trained()
         mean, self.counters = self.pool.mean_row(out=self._spare)
         torch.sub(torch.from_numpy(mean), torch.from_numpy(self.mean), out=torch.from_numpy(self.steps[new]))
-        self.steps[new, self._trained().stop :] = 0
-        products = blocks.gram(self.steps, np.arange(2), slice(None))
-        along = max(0.0, cosine(products))
-        if products[last, last] > 0:
-            self.turns += 1 - along
+        self.steps[new, trained.stop :] = 0
+        along = max(0.0, cosine(blocks.gram(self.steps, np.arange(2), slice(None))))
+        self._way = math.sqrt(squared_distance(mean[trained], self.origin[trained]))
         self.pushed = self.params.push * along
-        follow(self.pool, self.params.own(self.turns), mean, self.steps[new], self.pushed)
-        approach(self.average, mean, self.params.newest(current.number))
+        own, newest, statistics = self.params.own(self.visits), self.params.newest(current.number), self._statistics()
+        if isinstance(self.pool, SlicedPool):
+            self.pool.follow(own, mean, self.steps[new], self.pushed)
+            for average, found in zip(self.statistics, statistics):
+                approach(average, found, newest)
+        else:
+            follow(self.pool, own, mean, self.steps[new], self.pushed)
+        approach(self.average, mean, newest)
         self.mean, self._spare, self._newest = mean, self.mean, new
 
+    @property
+    def visits(self) -> float:
+        """n, how many visits' lengths the mean is away from the initial model."""
+        return self._way / math.sqrt(self.visit) if self.visit > 0 else 0.0
+
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Make the next pool; the metrics have p c and a of this round as ``push`` and ``own_share``."""
+        """Make the next pool; the metrics have p c, a and n of this round: ``push``, ``own_share``, ``way``."""
+        if not uploads:
+            return {}
+        length = sum(self._changed(upload) for upload in uploads) / len(uploads)
+        self.visit += self.params.newest(current.number) * (length - self.visit)
         metrics = super().aggregate(current, uploads)
-        return metrics | {"push": self.pushed, "own_share": self.params.own(self.turns)} if uploads else metrics
+        return metrics | {"push": self.pushed, "own_share": self.params.own(self.visits), "way": self.visits}
+
+    def _changed(self, upload: Upload) -> float:
+        """Return the squared length of what a client changed; call it before the upload is written."""
+        sent = self.pool.model(upload.slot)
+        return sum(squared_distance(upload.arrays[name], sent[name]) for name in self.parameter_names)
 
     def _trained(self) -> slice:
         return self.pool.layout.columns("parameters")
 
+    def _statistics(self) -> Array:
+        """Return the mean float buffers (L, d - p) of the slots of each width; none without widths."""
+        return self.pool.buffers() if isinstance(self.pool, SlicedPool) else np.empty((0, 0))
+
     def global_model(self) -> Arrays:
         """Return the average of the pool's means, newly allocated."""
+        if isinstance(self.pool, SlicedPool):
+            return self._slice(self.pool, self.pool.levels[-1])
         return self.pool.layout.views(self.average.copy(), self.counters)
 
+    def slice_models(self) -> dict[Size, Arrays]:
+        """Return the average of the means for every width."""
+        if not isinstance(self.pool, SlicedPool):
+            return {}
+        return {size: self._slice(self.pool, size) for size in reversed(self.pool.levels)}
+
+    def _slice(self, pool: SlicedPool, size: Size) -> Arrays:
+        row = self.average.copy()
+        row[self._trained().stop :] = self.statistics[pool.levels.index(size)]
+        return pool.assembled(row, size)
+
     def state(self) -> State:
-        """Return the pool, the queue, the last mean and step, the average, and the turns."""
+        """Return the pool, the queue, the means, the last step, the initial model, and the length of a visit."""
         state = super().state()
         state.arrays |= {
             "mean.row": self.mean,
             "mean.integers": self.counters,
             "step.row": self.steps[self._newest],
             "average.row": self.average,
+            "origin.row": self.origin,
         }
-        state.values["turns"] = self.turns
+        if isinstance(self.pool, SlicedPool):
+            state.arrays["statistics"] = self.statistics
+        state.values["visit"] = self.visit
         return state
 
     def restore(self, state: State) -> None:
         """Load what :meth:`state` returned."""
         super().restore(state)
-        self.mean, self.average = (state.arrays[f"{name}.row"].copy() for name in ("mean", "average"))
+        self.mean, self.average, self.origin = (
+            state.arrays[f"{name}.row"].copy() for name in ("mean", "average", "origin")
+        )
         self.steps = np.stack([state.arrays["step.row"], np.zeros_like(self.mean)])
         self._spare, self._newest = np.empty_like(self.mean), 0
         self.counters = state.arrays["mean.integers"].copy()
-        self.turns = float(state.values["turns"])
+        if isinstance(self.pool, SlicedPool):
+            self.statistics = state.arrays["statistics"].copy()
+        self.visit = float(state.values["visit"])
 
 
 def cosine(products: NDArray[np.float64]) -> float:

@@ -24,10 +24,14 @@ class Widths(Settings):
         trains no model that is wider than its device (``devices.widths``, or the node's ``device.width``).
     shares : tuple of float
         Share of the pool's slots that each width gets; none gives all the same.
+    whole : int
+        How many of the network's first groups of channels stay whole in every model, as in AdaptiveFL's slices; 0 cuts
+        all of them.
     """
 
     widths: tuple[Width, ...] = ()
     shares: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    whole: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -53,7 +57,11 @@ class Widths(Settings):
         shares = self.shares or [1 / len(self.widths)] * len(self.widths)
         counts = _dealt(shares, k)
         pairs = sorted(zip(self.widths, counts), key=lambda pair: -pair[0])
-        return [Size(width) for width, count in pairs for _ in range(count)]
+        return [self.size(width) for width, count in pairs for _ in range(count)]
+
+    def size(self, width: float) -> Size:
+        """Return the size of the models of `width`."""
+        return Size(width, self.whole) if width < 1 else FULL
 
 
 def check_widths(widths: Sequence[float]) -> None:

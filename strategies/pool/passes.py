@@ -135,6 +135,24 @@ def approach(average: Array, mean: Array, share: float) -> None:
     blocks.over_groups(task, blocks.column_groups(4, average.itemsize, 0, len(average)))
 
 
+def squared_distance(one: Array, other: Array) -> float:
+    """Return ``||one - other||^2`` of two arrays of the same size and float type, from one pass over both.
+
+    Differences and their sums inside a piece are of the arrays' dtype, sums over pieces are float64.
+    """
+    a, b = one.reshape(-1), other.reshape(-1)
+    groups = blocks.column_groups(4, one.itemsize, 0, len(a))
+    parts = np.zeros(len(groups))
+
+    def task(number: int, pieces: list[slice]) -> None:
+        for columns in pieces:
+            way = torch.from_numpy(a[columns] - b[columns])
+            parts[number] += float(torch.dot(way, way))
+
+    blocks.over_groups(task, groups)
+    return float(parts.sum())
+
+
 def mutate(pool: Pool, members: Sequence[int], mean: Array, factors: NDArray[np.float64]) -> NDArray[np.int64]:
     """Set every slot's entry e to ``w + factors[e, slot] * (w - mean)``, w the uniform mean of the members.
 

@@ -21,7 +21,7 @@ from fedcross.core.errors import UploadError
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Entry, Layout
 from fedcross.strategies.pool.mixing import Mixing
-from fedcross.strategies.pool.pool import Pool, Storage
+from fedcross.strategies.pool.pool import Pool, Storage, whole_numbers
 from fedcross.tasks.models.slicing.plan import Plan, Size
 
 Gram = NDArray[np.float64]
@@ -128,9 +128,15 @@ class SlicedPool(Pool):
 
     def model(self, i: int) -> Arrays:
         """Return model i, of the slot's size, as arrays of its own."""
-        return self._assembled(self.rows[i], self.integers[i], self.sizes[i])
+        return self.assembled(self.rows[i], self.sizes[i], self.integers[i])
 
-    def _assembled(self, row: Array, integers: NDArray[np.int64], size: Size) -> Arrays:
+    def assembled(self, row: Array, size: Size, integers: NDArray[np.int64] | None = None) -> Arrays:
+        """Return the part of `row` (d,) that `size` has as a model, newly allocated.
+
+        Its counters are `integers` (i,), or the means of those of the slots of this size.
+        """
+        if integers is None:
+            integers = self.mean_integers(self._of(self.levels.index(size)))
         model: Arrays = {}
         for entry in self.layout.entries:
             if entry.is_integer:
@@ -152,13 +158,73 @@ class SlicedPool(Pool):
         Buffers and counters are the mean of the slots of this size.
         """
         rank = self.levels.index(size)
-        own = np.flatnonzero(self.ranks == rank)
-        row = np.zeros(self.layout.size, self.layout.dtype)
+        return self.assembled(self._mean_at(rank, np.zeros(self.layout.size, self.layout.dtype)), size)
+
+    def _of(self, rank: int) -> NDArray[np.int64]:
+        """Return the slots of the size of this rank."""
+        return np.flatnonzero(self.ranks == rank)
+
+    def _mean_at(self, rank: int, row: Array) -> Array:
+        """Write what the size of this rank has of the means to `row`; the rest of it stays."""
+        own = self._of(rank)
         for band in self.bands:
             if band.rank <= rank:
                 slots = self.having(band) if band.trained else own
                 blocks.mean(self.rows[:, band.columns], slots, row[band.columns])
-        return self._assembled(row, self.mean_integers(own), size)
+        return row
+
+    def mean_row(
+        self, members: Sequence[int] | None = None, out: Array | None = None
+    ) -> tuple[Array, NDArray[np.int64]]:
+        """Return the mean of the widest size as one row (d,), `out` if given, and its counters (i,).
+
+        Columns that no slot has are 0 in a new row, and stay as they are in `out`.
+        """
+        if members is not None:
+            raise NotImplementedError("a pool of several widths has no mean of some of its slots")
+        widest = len(self.levels) - 1
+        row = np.zeros(self.layout.size, self.layout.dtype) if out is None else out
+        return self._mean_at(widest, row), self.mean_integers(self._of(widest))
+
+    def buffers(self) -> Array:
+        """Return the mean float buffers (L, d - p) of the slots of each of the L sizes, the narrowest first."""
+        first = self.layout.parameter_size
+        means = np.empty((len(self.levels), self.layout.size - first), self.layout.dtype)
+        for rank, row in enumerate(means):
+            blocks.mean(self.rows[:, first:], self._of(rank), row)
+        return means
+
+    def follow(self, own: float, mean: Array, step: Array, push: float) -> None:
+        """Set ``w_i = own v_i + (1 - own) mean + push step`` for all slots, each in the values that it has.
+
+        Buffers and counters are pulled to the means of the slots of one size. With one size this is
+        :func:`strategies.pool.passes.follow`, to the bit.
+
+        Parameters
+        ----------
+        own : float
+            Share of a model's own values, 0 to 1.
+        mean, step : float array (d,)
+            Rows like those of the pool; their buffers are not used.
+        push : float
+            Share of `step`, rounded to the rows' dtype.
+        """
+        import torch
+
+        pull, factor = 1 - own, self.rows.dtype.type(push)
+        for band in self.bands:
+            if band.trained:
+                shift = torch.from_numpy(step[band.columns] * factor)
+                for slot in self.having(band):
+                    part = torch.from_numpy(self.rows[slot, band.columns])
+                    part.lerp_(torch.from_numpy(mean[band.columns]), pull).add_(shift)
+        first = self.layout.parameter_size
+        for rank, target in enumerate(self.buffers()):
+            slots = self._of(rank)
+            for slot in slots:
+                torch.from_numpy(self.rows[slot, first:]).lerp_(torch.from_numpy(target), pull)
+            counters = self.integers[slots].astype(np.float64)
+            self.integers[slots] = whole_numbers(own * counters + pull * counters.mean(axis=0))
 
     def mean(self, out: Arrays | None = None, members: Sequence[int] | None = None) -> Arrays:
         """Return the global model of the widest size."""

@@ -48,11 +48,14 @@ class Pooled(Method[Q]):
 
     def setup(self, arrays: Arrays) -> None:
         """Fill the pool with copies of the initial model."""
-        layout = Layout.of(arrays, self.parameter_names)
-        self.pool = Pool(layout, self.federation.clients_per_round, self.params.storage)
+        self.pool = self.make_pool(Layout.of(arrays, self.parameter_names))
         self.pool.fill(arrays)
         #: Slots from the least to the most recently trained one.
         self.queue = list(range(len(self.pool)))
+
+    def make_pool(self, layout: Layout) -> Pool:
+        """Return a pool of K models of this layout."""
+        return Pool(layout, self.federation.clients_per_round, self.params.storage)
 
     @abstractmethod
     def recombine(self, current: Round, members: list[int]) -> None:

@@ -10,7 +10,8 @@ from typing_extensions import TypeVar
 
 from fedcross.core.randomness import stream
 from fedcross.strategies.parts.widths import Widths, deal_slots, described, trainable_slots
-from fedcross.strategies.pool.pool import Pool
+from fedcross.strategies.pool.layout import Layout
+from fedcross.strategies.pool.pool import Pool, Storage
 from fedcross.strategies.pool.sliced import SlicedPool
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.wire.protocol import Payload, Round
@@ -31,6 +32,21 @@ class SizedSlots(Method[W]):
     each_needs_a_device = True
     pool: Pool
     queue: list[int]
+
+    def pool_of_widths(self, layout: Layout, k: int, storage: Storage) -> Pool:
+        """Return a pool of k models: slices of the network if `widths` are set, else full ones."""
+        if not self.params.widths:
+            return Pool(layout, k, storage)
+        return SlicedPool(layout, self.params.slots(k), self.sliced, storage)
+
+    def all_sizes(self) -> Sequence[Size]:
+        """Return the sizes of the pool's models, the largest first; empty without widths."""
+        return [self.params.size(width) for width in sorted(self.params.widths, reverse=True)]
+
+    @property
+    def global_size(self) -> Size:
+        """The size of the global model: the widest of the pool's."""
+        return self.all_sizes()[0] if self.params.widths else FULL
 
     @property
     def _sizes(self) -> Sequence[Size]:

@@ -1,6 +1,7 @@
-"""FedFan: pushed along coherent steps, opened by turns, and averaged over its means."""
+"""FedFan: pushed along coherent steps, opened by its way, and averaged over its means."""
 
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,31 +13,50 @@ from tests.support.federation import run
 from tests.support.pools import begun, check_empty, check_state, draws, feed, model
 
 
+@contextmanager
+def own_share(share):
+    """Let the pool be as open as a test wants it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FedFanParams, "own", lambda self, visits: share)
+        yield
+
+
 def one(*values):
     """Models with a single parameter, or with several if tuples are given."""
     return {slot: {"w": np.atleast_1d(np.float32(value))} for slot, value in enumerate(values)}
 
 
 def test_four_rounds_by_hand():
-    """K = 2, h = 1, e = 1, start 0, one weight, so a cosine is 1, 0 or -1.
+    """K = 2, reach = 1, e = 1, start 0, one weight, so a cosine is 1, 0 or -1, and g = 2/2, 2/3, 2/4, 2/5.
 
-    Round 1: uploads 1 and 3, M = 2, D = 2, no step before: s = 0, a = 0, both 2; g = 2/2: W = 2.
-    Round 2: uploads 4 and 8, M = 6, D = 4, cosine 1: s = 0, both 6 + 4; g = 2/3: W = 2 + 8/3.
-    Round 3: uploads 3 and 5, M = 4, D = -2, cosine -1: s = 1, a = 1/2, no push: 3.5 and 4.5; g = 2/4: W = 13/3.
-    Round 4: uploads 1 and 3, M = 2, D = -2, cosine 1: a = 1/2: 1.5 - 2 and 2.5 - 2; g = 2/5: W = 17/5.
+    Round 1: 0 and 0 become 1 and 3, M = 2, D = 2; a visit u = (1 + 9)/2 = 5, n = 2/sqrt(5): a = 0, both 2; W = 2.
+    Round 2: become 4 and 8, M = 6, D = 4, cosine 1; u = 5 + 2/3 (20 - 5) = 15, n^2 = 36/15,
+    a = 1 - (15/36)^2 = 119/144: 6 -+ 2 * 119/144 and a push of 4; W = 2 + 8/3.
     """
-    method = begun(FedFan, 2, {"w": np.float32([0.0])}, half=1.0, tail=1.0)
-    rounds = [
-        ((1, 3), [2, 2], 2, 0, 0),
-        ((4, 8), [10, 10], 14 / 3, 1, 0),
-        ((3, 5), [3.5, 4.5], 13 / 3, 0, 1 / 2),
-        ((1, 3), [-0.5, 0.5], 17 / 5, 1, 1 / 2),
-    ]
-    for number, (sent, slots, average, push, own) in enumerate(rounds, start=1):
-        metrics = feed(method, number, one(*sent))
-        assert method.pool.rows.ravel().tolist() == pytest.approx(slots)
-        assert method.global_model()["w"] == pytest.approx(average)
-        assert (metrics["push"], metrics["own_share"]) == pytest.approx((push, own))
+    method = begun(FedFan, 2, {"w": np.float32([0.0])}, reach=1.0, tail=1.0)
+    feed(method, 1, one(1, 3))
+    assert method.pool.rows.ravel().tolist() == [2, 2]
+    assert method.visit == 5
+    metrics = feed(method, 2, one(4, 8))
+    assert method.visit == pytest.approx(15)
+    assert metrics["own_share"] == pytest.approx(119 / 144)
+    assert metrics["way"] == pytest.approx(6 / math.sqrt(15))
+    assert metrics["push"] == 1
+    sent = [10 - 2 * 119 / 144, 10 + 2 * 119 / 144]
+    assert method.pool.rows.ravel().tolist() == pytest.approx(sent)
+    assert method.global_model()["w"] == pytest.approx(14 / 3)
+    # Round 3: to 3 and 5, M = 4, D = -2, cosine -1, no push; u and n from the lengths of both changes; g = 1/2.
+    metrics = feed(method, 3, one(3, 5))
+    visit = 15 + 1 / 2 * (((sent[0] - 3) ** 2 + (sent[1] - 5) ** 2) / 2 - 15)
+    own = max(0.0, 1 - (visit / 16) ** 2)
+    assert method.visit == pytest.approx(visit)
+    assert (metrics["push"], metrics["own_share"]) == (0, pytest.approx(own))
+    assert own == 0  # changes of 5 and 6 beside a way of 4
+    assert method.pool.rows.ravel().tolist() == pytest.approx([4, 4])
+    assert method.global_model()["w"] == pytest.approx(13 / 3)
+    # Round 4: to 1 and 3, M = 2, D = -2, cosine 1: both go on to 0; W = 13/3 + 2/5 (2 - 13/3) = 17/5.
+    feed(method, 4, one(1, 3))
+    assert method.global_model()["w"] == pytest.approx(17 / 5)
 
 
 def test_the_push_is_the_cosine_of_the_last_two_steps():
@@ -50,10 +70,10 @@ def test_the_push_is_the_cosine_of_the_last_two_steps():
 
 def test_statistics_are_averaged_and_pulled_but_never_pushed():
     """Entry `mean` of the test model is a statistic: 1 in all slots, then 2. Its counters are truncated means."""
-    method = begun(FedFan, 3, tail=0.0, half=2.0)
+    method = begun(FedFan, 3, tail=0.0, reach=2.0)
     feed(method, 1, {slot: model(1.0, count=slot) for slot in range(3)})
-    method.turns = 5.0
-    feed(method, 2, {slot: model(2.0, count=slot + 1) for slot in range(3)})
+    with own_share(5 / 7):
+        feed(method, 2, {slot: model(2.0, count=slot + 1) for slot in range(3)})
     sent = method.pool.model(0)
     assert sent["mean"] == 2
     assert sent["w0"].tolist() == pytest.approx([3, 3])  # 2 and a step of 1, pushed whole
@@ -74,28 +94,29 @@ def test_statistics_do_not_decide_how_coherent_the_steps_are():
 
 
 def test_a_lost_slot_counts_in_the_mean_and_follows_the_pool():
-    """h = 1. Round 1: 0, 3, 6: all slots M = 3. Round 2 without slot 1: 1.5, 3, 10.5 with M = 5, D = 2.
+    """Round 1: 0, 3, 6: all slots M = 3. Round 2 without slot 1: 1.5, 3, 10.5 with M = 5, D = 2.
 
-    After two turns a = 2/3: 1 + 5/3, 2 + 5/3, 7 + 5/3, and all go on by 2.
+    With a = 2/3: 1 + 5/3, 2 + 5/3, 7 + 5/3, and all go on by 2. The visit is that of the two others, with
+    g = 3/4: 15 + 3/4 ((1.5^2 + 7.5^2)/2 - 15).
     """
-    method = begun(FedFan, 3, {"w": np.float32([0.0])}, half=1.0)
+    method = begun(FedFan, 3, {"w": np.float32([0.0])}, tail=2.0)
     feed(method, 1, one(0, 3, 6))
-    method.turns = 2.0
     uploads = one(1.5, 0, 10.5)
     del uploads[1]
-    feed(method, 2, uploads)
+    with own_share(2 / 3):
+        feed(method, 2, uploads)
+    assert method.visit == pytest.approx(15 + 0.75 * (29.25 - 15))
     assert method.pool.rows.ravel().tolist() == pytest.approx([1 + 11 / 3, 2 + 11 / 3, 7 + 11 / 3])
     assert method.queue == [1, 0, 2]
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(2, 7), st.floats(0, 20), st.floats(0, 400), st.integers(0, 99))
-def test_the_pools_mean_goes_on_and_its_variance_falls_to_the_square(k, half, turns, seed):
-    method, sent = begun(FedFan, k, half=half, diagnostics_every=0), draws(k, seed)
+@given(st.integers(2, 7), st.floats(0, 0.99), st.floats(0, 2), st.integers(0, 99))
+def test_the_pools_mean_goes_on_and_its_variance_falls_to_the_square(k, alpha, reach, seed):
+    method, sent = begun(FedFan, k, alpha=alpha, reach=reach, diagnostics_every=0), draws(k, seed)
     feed(method, 1, draws(k, seed + 100))
     before = np.stack([np.concatenate([u[e].ravel() for e in ("w0", "w1", "w2")]) for u in sent.values()])
     mean, last = before.astype(np.float64).mean(0), method.mean.copy()[:6]
-    method.turns = turns
     metrics = feed(method, 2, sent)
     after = method.pool.rows[:, :6].astype(np.float64)
     np.testing.assert_allclose(after.mean(0), mean + metrics["push"] * (mean - last), rtol=0, atol=5e-6)
@@ -135,25 +156,28 @@ def test_a_pool_that_never_opens_and_is_not_pushed_is_fedavg_with_equal_weights(
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.floats(0, 0.999), st.floats(0, 5), st.floats(0, 500), st.floats(0, 5))
-def test_more_turns_open_the_pool_up_to_alpha(alpha, half, turns, more):
-    params = FedFanParams(alpha=alpha, half=half)
-    assert params.own(0) == 0
-    assert 0 <= params.own(turns) <= params.own(turns + more) + 1e-12 <= alpha + 1e-12
+@given(st.floats(0, 0.999), st.floats(0, 9), st.floats(0, 500), st.floats(0, 5))
+def test_a_longer_way_opens_the_pool_up_to_alpha(alpha, reach, visits, more):
+    params = FedFanParams(alpha=alpha, reach=reach)
+    assert params.own(0) == params.own(reach) == 0
+    assert 0 <= params.own(visits) <= params.own(visits + more) <= alpha
 
 
-def test_half_of_an_upload_is_kept_after_half_turns():
-    assert FedFanParams(half=3.0).own(3.0) == 0.5
-    assert FedFanParams(half=0.0).own(0.1) == 0.99
+def test_the_share_by_hand():
+    """Twice the reach: 1 - 1/16. No reach: alpha as soon as the mean has moved at all."""
+    assert FedFanParams(reach=3.0).own(6.0) == 0.9375
+    assert FedFanParams(reach=0.0).own(0.1) == 0.99
 
 
-def test_a_turn_is_what_the_cosine_lacks_of_1():
-    """Steps (1, 0), (1, 1), (-1, -1): no turn yet, then 1 - 1/sqrt(2), then 1."""
-    method, at = begun(FedFan, 2, {"w": np.zeros(2, np.float32)}, half=1.0), np.zeros(2)
-    for number, step in enumerate(((1, 0), (1, 1), (-1, -1)), start=1):
-        at += step
-        feed(method, number, one(tuple(at), tuple(at)))
-    assert method.turns == pytest.approx(2 - math.sqrt(0.5))
+def test_clients_that_differ_keep_the_pool_closed():
+    """The mean comes 3 far in both; visits that change 1 let it open, visits that change 5 do not."""
+    shares = []
+    for apart in (0.1, 5.0):
+        method = begun(FedFan, 2, {"w": np.zeros(2, np.float32)}, reach=2.0, push=0.0, tail=0.0)
+        sent = {number: one((number, apart), (number, -apart)) for number in (1, 2, 3)}
+        shares += [feed(method, number, uploads)["own_share"] for number, uploads in sent.items()]
+    assert shares[:3] == pytest.approx([0, 0, 1 - (2 / 3) ** 4 * 1.01**2], abs=0.02)
+    assert shares[3:] == [0, 0, 0]
 
 
 def test_one_slot_is_trained_and_pushed():

@@ -6,7 +6,7 @@ import torch
 
 from fedcross.strategies.pool import blocks, kernels
 from fedcross.strategies.pool.layout import Layout
-from fedcross.strategies.pool.passes import approach, follow, mutate, pull, recombine
+from fedcross.strategies.pool.passes import approach, follow, mutate, pull, recombine, squared_distance
 from fedcross.strategies.pool.pool import Pool
 
 SHAPES = {"a": (700,), "b": (), "c": (3, 211), "empty": (0,), "statistic": (300,)}
@@ -171,3 +171,25 @@ def test_an_entry_after_many_counters_moves():
     recombine(pool, [0, 1], np.array([[0, 1], [1, 0], [0, 1], [1, 0]]))
     assert pool.rows[:, 0].tolist() == [7, 5]
     assert pool.integers.tolist() == [[0, 2, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [0, 1, 700, 600_001])
+def test_the_squared_distance_is_that_of_float64(size, dtype):
+    generator = np.random.default_rng(size)
+    one, other = (generator.normal(size=size).astype(dtype) for _ in range(2))
+    one.flags.writeable = False  # as an upload's arrays are
+    expected = float(((one.astype(np.float64) - other) ** 2).sum())
+    assert squared_distance(one, other) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_squared_distance_does_not_depend_on_the_threads():
+    one, other = np.random.default_rng(3).normal(size=(2, 900_000)).astype(np.float32)
+    before, found = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.add(squared_distance(one, other))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
