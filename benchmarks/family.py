@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.aggregation import ALPHA, MODELS, Times, measured, memory_now, seconds, status
 from benchmarks.common import machine, write_section
 from benchmarks.shapes import Shapes, shapes
+from fedcross.strategies.wire.protocol import Upload
 
 METHODS = ("fedcross in order", "fedcross by similarity", "fedmr", "fedmut", "masterpull", "daisychain", "fedfan")
 
@@ -52,7 +53,9 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     others["fedfan"].mean, others["fedfan"].counters = cross.pool.mean_row([0])
     fan = others["fedfan"]
     fan.steps, fan.average = np.stack([cross.pool.mean_row([1])[0]] * 2), cross.pool.mean_row([1])[0]
-    fan.turns, fan._spare, fan._newest = 9.0, np.empty_like(fan.mean), 0
+    fan.visit, fan.origin, fan._spare, fan._newest = 1.0, cross.pool.mean_row([1])[0], np.empty_like(fan.mean), 0
+    fan.parameter_names = cross.parameter_names
+    uploads = [Upload(slot, slot, cross.pool.layout.views(fan.origin, fan.counters), {}, 1, {}) for slot in range(k)]
     generator = torch.Generator().manual_seed(0)
     for row in torch.from_numpy(cross.pool.rows):
         row.uniform_(-1, 1, generator=generator)
@@ -66,6 +69,7 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
         times["fedcross by similarity"] = seconds(partial(crossed, similar, current, everybody))
         for one, method in others.items():
             times[one] = seconds(partial(method.recombine, current, everybody))
+        times["fedfan"] += seconds(lambda: [fan._changed(upload) for upload in uploads])
         times["bound"] = times["read"] + times["scale"]
         times["total"] = times["fedmr"]
         return times
