@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedcross.analysis.runs import WIDTHS, Curve, Run
+from fedcross.conf.later import LATER
 from fedcross.core.errors import DataError
 
 
@@ -32,8 +33,8 @@ class Loaded:
     notes: list[str]
 
 
-LATER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none", "clock.name": "none"}
-"""Settings that old records lack, with the value that stands for their behaviour."""
+EARLIER: dict[str, Any] = {"train.clip": None, "defence.enabled": False, "attack.name": "none", "clock.name": "none"}
+"""Settings that the oldest records lack, with the value that stands for their behaviour; more are in conf/later.py."""
 
 SWITCHES = {
     "defence": ("defence.enabled", False),
@@ -82,10 +83,12 @@ def settled(settings: dict[str, Any]) -> dict[str, Any]:
 
     So a record from before a setting existed and a run with that setting off count as one configuration.
     """
-    settings = LATER | settings
+    settings = EARLIER | flatten(LATER) | settings
+    if settings.get("method.mode") == "cross":  # then it has no effect, and its default has changed
+        settings.pop("method.propeller_weighting", None)
     idle = [group for group, (name, off) in SWITCHES.items() if settings[name] == off]
     idle += ["devices"] if settings["clock.name"] != "virtual" and not settings.get("method.widths") else []
-    return {k: v for k, v in settings.items() if k in LATER or k.split(".")[0] not in idle}
+    return {k: v for k, v in settings.items() if k in EARLIER or k.split(".")[0] not in idle}
 
 
 def _read_metrics(folder: Path) -> tuple[dict[str, Curve], str]:

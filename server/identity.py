@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from fedcross.conf.later import as_before
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
@@ -60,7 +61,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
         idle.add("devices")
     if config.clock.name == "none":
         idle.add("clock")
-    _as_before(plain)
+    as_before(plain)
     return {name: value for name, value in plain.items() if name not in idle} | {
         "names": {group: name for group, name in config.names.items() if group != "engine"}
     }
@@ -68,36 +69,6 @@ def describe(config: RunConfig) -> dict[str, Any]:
 
 #: Groups that :func:`describe` leaves out while they are off. One of them missing does not mean that it is new.
 SWITCHED = {"defence", "compression", "privacy", "attack", "clock", "devices"}
-#: Settings added by later versions, each with the value that stands for the old behaviour. A setting with that value is
-#: left out of the identity, so that sweeps find the folders of older versions. A new setting belongs here if those
-#: folders are to keep their names, or if its default is not the old behaviour; :func:`check_continues` needs no entry.
-LATER: dict[str, dict[str, Any]] = {
-    "method": {
-        "independent_start": False,
-        "unit": False,
-        "ramp": None,
-        "strategy": None,
-        "arguments": {},
-        "host_lr": None,
-        "mixing": "batch",
-        "widths": [],
-        "shares": [],
-        "whole": 0,
-    },
-    "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
-    "devices": {"widths": None},
-    "train": {"deterministic": False, "only": [], "base": None, "base_sha256": None},
-}
-
-
-def _as_before(plain: dict[str, Any]) -> None:
-    """Change `plain`, the settings of a run, to what an older version would have written for the same run."""
-    for group, settings in LATER.items():
-        for name, value in settings.items():
-            if name in plain[group] and plain[group][name] == value:
-                del plain[group][name]
-    if plain["method"].get("mode") == "cross" and "propeller_weighting" in plain["method"]:
-        plain["method"]["propeller_weighting"] = "alpha"  # has no effect here; write the default of older versions
 
 
 def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
