@@ -29,6 +29,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
 
 
+@pytest.mark.slow
 def test_a_wheel_holds_one_top_level_name(archives: tuple[Path, Path]) -> None:
     names = zipfile.ZipFile(archives[0]).namelist()
     version = archives[0].name.split("-")[1]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fedcross.analysis.ablation import grids, plot_grids
 from fedcross.analysis.groups import group_runs
@@ -11,6 +12,7 @@ from fedcross.analysis.tables import ablation_tables
 from tests.support.fake import config, write_run
 
 
+@pytest.mark.slow
 def test_cells_are_means_over_seeds(tmp_path: Path):
     cells = [(0.5, "in_order", 1, 0.2), (0.5, "in_order", 2, 0.4), (0.9, "in_order", 1, 0.5), (0.9, "lowest", 1, 0.6)]
     for number, (alpha, selection, seed, value) in enumerate(cells):

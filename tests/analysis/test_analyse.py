@@ -155,6 +155,7 @@ def test_accuracy_per_class_agrees_with_counting(runs):
     np.testing.assert_allclose(forgetting.per_class(subject, arrays, indices), expected)
 
 
+@pytest.mark.slow
 def test_the_forgetting_table_has_a_line_per_model_and_class(runs, tmp_path):
     _, table = forgetting.draw(Subject(runs["fedct"]), Options(rounds=(1,), examples=30), tmp_path)
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -175,6 +176,7 @@ def test_neighbours_of_separated_classes_are_their_own():
     assert tsne.neighbours(points, np.array([0, 1, 0, 1, 0, 1]), 2) == pytest.approx(1 / 3)  # 4 of 12 neighbours
 
 
+@pytest.mark.slow
 def test_the_map_repeats_with_its_seed():
     x = np.random.Generator(np.random.Philox(1)).normal(size=(12, 5)).astype(np.float32)
     assert (tsne.embed(x, 1) == tsne.embed(x, 1)).all()

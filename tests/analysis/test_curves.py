@@ -16,6 +16,7 @@ def test_trailing_mean_by_hand():
     np.testing.assert_allclose(trailing_mean(np.array([1.0, 3.0, 5.0, 7.0]), window=2), [1, 2, 4, 6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", AXES)
 def test_every_axis_can_be_drawn(tmp_path: Path, x: str):
     write_run(tmp_path / "1", [0.1, 0.2], config("fedavg", 1, 2))
@@ -26,6 +27,7 @@ def test_every_axis_can_be_drawn(tmp_path: Path, x: str):
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_long_curves_and_many_curves(tmp_path: Path):
     for number in range(9):
         write_run(tmp_path / str(number), list(np.linspace(0.1, 0.5, 120)), config(f"m{number}", 1, 120))

@@ -100,6 +100,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out" / "report.html"
 
 
+@pytest.mark.slow
 def test_the_page_is_one_file_without_requests(written: Path):
     text = written.read_text()
     own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # without plotly's and our code

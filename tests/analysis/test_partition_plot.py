@@ -44,6 +44,7 @@ def test_command_prints_table_and_summary(capsys):
     )
 
 
+@pytest.mark.slow
 def test_command_draws_and_terminal_table(tmp_path, capsys):
     file = tmp_path / "plot.png"
     assert main(["task=digits", "--plot", str(file), "partition.clients=8", "partition.min_size=2"]) == 0

@@ -86,6 +86,7 @@ def test_too_large_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_the_page_is_made_from_all_records(tmp_path):
     for seed in (1, 2):
         run(tmp_path / "runs" / f"a{seed}", [0.1, 0.2, 0.25], "fedavg", seed)
@@ -113,6 +114,7 @@ def test_wrong_use_is_told(tmp_path, capsys):
         record([tmp_path], "n", tmp_path / "results")
 
 
+@pytest.mark.slow
 def test_a_section_shows_other_records_at_equal_rounds(tmp_path):
     results, page = tmp_path / "results", tmp_path / "results.md"
     run(tmp_path / "long", [0.1, 0.2, 0.9])
@@ -126,6 +128,7 @@ def test_a_section_shows_other_records_at_equal_rounds(tmp_path):
     assert "90.00" not in section
 
 
+@pytest.mark.slow
 def test_a_section_names_its_targets(tmp_path):
     results, page = tmp_path / "results", tmp_path / "results.md"
     run(tmp_path / "run", [0.1, 0.3, 0.6])

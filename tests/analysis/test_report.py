@@ -23,6 +23,7 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_writes_every_file_and_the_means_over_seeds(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out"
     assert main([str(sweep), "--out", str(out), "--target", "0.35", "--x", "bytes"]) == 0
@@ -40,6 +41,7 @@ def test_writes_every_file_and_the_means_over_seeds(sweep: Path, tmp_path: Path,
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_unfinished_and_damaged_runs_are_named(sweep: Path, capsys: pytest.CaptureFixture[str]):
     cut = write_run(sweep / "cut", [0.2, 0.3], config("moon", 1, 3), finished=False)
     bad = write_run(sweep / "bad", [0.2, 0.3, 0.4], config("moon", 2, 3))
@@ -53,6 +55,7 @@ def test_unfinished_and_damaged_runs_are_named(sweep: Path, capsys: pytest.Captu
     assert "2 of 3" in capsys.readouterr().out.split("## Notes")[0]
 
 
+@pytest.mark.slow
 def test_every_table_says_in_how_many_runs_the_defence_was_on_and_what_it_did(tmp_path: Path):
     """Two runs of two rounds: 3, 1, 3, 1 uploads clipped are 2 a round; in one of the four 2 are quarantined."""
     defended = [
@@ -108,6 +111,7 @@ def test_help_imports_no_plotting_library():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_accuracy_of_single_rounds(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_run(tmp_path / "in" / "a", [0.2, 0.3], config("fedavg", 1, 2))
     write_run(tmp_path / "in" / "b", [0.4, 0.5], config("fedavg", 2, 2))
@@ -122,6 +126,7 @@ def test_the_accuracy_of_single_rounds(sweep: Path, tmp_path: Path, capsys: pyte
     assert "After a round" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_of_different_length_at_equal_rounds(sweep: Path, capsys: pytest.CaptureFixture[str]):
     write_run(sweep / "long", [0.25, 0.35, 0.9, 0.9], config("moon", 1, 4))
     assert main([str(sweep), "--until", "2"]) == 0

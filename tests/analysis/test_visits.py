@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from fedcross.analysis.loading import load_run
 from fedcross.analysis.report import write_report
@@ -46,6 +47,7 @@ def test_virtual_seconds_and_visits_are_axes(tmp_path):
     assert np.isnan(plain.axis("virtual")).all()
 
 
+@pytest.mark.slow
 def test_a_report_shows_the_visits_and_the_virtual_time(tmp_path):
     made = folder(tmp_path)
     text = write_report([made], tmp_path / "report", [0.5], x="virtual", html=False)

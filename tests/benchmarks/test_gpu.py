@@ -138,11 +138,13 @@ def reading(self, net, params, buffers, batch, prepared):
     return loss * (2 if loss.item() > 1 else 1)
 
 
+@pytest.mark.slow
 def test_two_rounds_of_a_buffering_method_train_its_model():
     """Ten updates, which FedBuff waits for by default, are more than these rounds have."""
     assert rounds.ran("fedbuff", rounds.LOCAL, "cpu")[2] > MOVED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "batched"])
 def test_smoke_tells_recorded_methods_from_others(monkeypatch, engine):
     """On the emulated GPU; without recorded steps on this site, and with a visit that fails."""
@@ -225,6 +227,7 @@ def test_a_step_that_is_called_in_place_of_a_recorded_one_does_not_count():
     assert trainers.replayed([captured], CPU) == {"ran": "not recorded", "replays": 0, "reasons": ["there is no GPU"]}
 
 
+@pytest.mark.slow
 def test_accuracy_compares_with_the_cpu(tmp_path):
     file = tmp_path / "gpu.json"
     accuracy.measure(CPU, Lines(file, "accuracy"))

@@ -500,6 +500,7 @@ def test_little_memory_is_what_the_plain_loop_takes(monkeypatch):
     assert asked == pytest.approx([0.11, 1.0, 0.13, 1.0])
 
 
+@pytest.mark.slow
 def test_no_model_is_left_out_and_those_with_batch_normalisation_are_known():
     assert set(SHAPES) == {path.stem for path in (CONF / "model").glob("*.yaml")}
     networks = {model: build(model) for model in SHAPES}

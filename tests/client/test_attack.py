@@ -64,6 +64,7 @@ def test_more_attackers_than_clients():
         malicious(Attack(name="not_finite", clients=7), 6, 1)
 
 
+@pytest.mark.slow
 def test_every_kind_has_its_file_and_the_default_is_none():
     for name in ("none", "sign_flip", "scaling", "stealth", "noise", "not_finite"):
         assert load((f"attack={name}",)).attack.name == name

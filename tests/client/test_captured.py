@@ -91,6 +91,7 @@ def equal(found: Trained, plain: Trained) -> None:
         assert torch.equal(found.buffers[name], buffer), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["", "norm dropout"])
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_gives_what_the_plain_loop_gives(objective: Objective, layers: str) -> None:
@@ -316,6 +317,7 @@ def as_bytes(one: Visit) -> tuple[Visit, Visit]:
     return replace(one, inputs=raw), replace(one, inputs=Inputs(normalise(held.numpy())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", [None, noisy])
 def test_bytes_are_looked_up_and_prepared_inside_the_step(augment: Any) -> None:
     """Called and recorded, to the bit; what a method prepares from all examples is the same too."""

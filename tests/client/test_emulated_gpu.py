@@ -148,6 +148,7 @@ class Peaks(torch.nn.Module):
         return scores
 
 
+@pytest.mark.slow
 def test_a_layer_that_does_not_repeat_itself_is_named_and_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,6 +167,7 @@ def test_a_layer_that_does_not_repeat_itself_is_named_and_trains(
     assert "adaptive_max_pool2d_backward" in said[0]
 
 
+@pytest.mark.slow
 def test_another_run_gets_the_memory_of_recorded_steps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCROSS_DEVICE", "cuda")
     emptied: list[bool] = []

@@ -64,6 +64,7 @@ def test_no_test_part_where_the_partition_defines_none():
     assert data.client_test(0, torch.device("cpu")) is None
 
 
+@pytest.mark.slow
 def test_round_reports_the_participants_mean(tmp_path: Path):
     session = run(tmp_path, "evaluate_local=true", "evaluate_every=2", "rounds=3", "train.epochs=3", "train.lr=0.1")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

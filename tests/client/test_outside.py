@@ -350,6 +350,7 @@ def test_a_tensor_with_other_values_in_its_place_needs_no_other_recording() -> N
         assert torch.equal(plain, other)
 
 
+@pytest.mark.slow
 def test_an_attribute_that_changes_at_every_visit_ends_the_recordings_and_is_named() -> None:
     weights, recorder = [i / 10 for i in range(12)], WarmRecorder()
     captured, found = visits_of(SWITCHES["a number"], weights, recorder)

@@ -84,6 +84,7 @@ class Counting(LocalGrid):
         return replies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedcross method.k=4"])
 def test_a_round_sends_the_adapters_and_hardly_more(tmp_path: Path, method: str) -> None:
     config, settled = settle(tmp_path, *LORA, *f"method={method}".split(), "rounds=1")
@@ -120,6 +121,7 @@ def test_everything_stored_is_the_part_and_resume_continues_it(tmp_path: Path, m
         assert state.arrays["pool.rows"].shape[1] == sum(np.prod(s) for s, _ in whole.method.spec.values())
 
 
+@pytest.mark.slow
 def test_the_batched_engine_agrees(tmp_path: Path) -> None:
     settings = [*LORA, "method=fedcross", "method.k=4", "rounds=2"]
     alone = run(tmp_path / "local", *settings)

@@ -53,6 +53,7 @@ def test_an_update_that_broke_down_counts_as_none(value: float) -> None:
     assert clipped(received, received, 1.0)["a"].tolist() == [1, 1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=20), st.floats(0.01, 100))
 def test_no_update_is_larger_than_the_clip(values: list[float], clip: float) -> None:
     received = {"a": np.zeros(len(values))}
@@ -157,6 +158,7 @@ def test_a_continued_run_counts_the_round_that_was_cut_off(tmp_path: Path) -> No
     assert resumed.method.requests == dict.fromkeys(range(6), 3)
 
 
+@pytest.mark.slow
 def test_what_would_tell_more_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load((*SMALL, *ON, "method=scaffold", "evaluate_local=true"))

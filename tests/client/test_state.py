@@ -42,6 +42,7 @@ def test_an_unwritable_place_is_an_error_that_says_so(tmp_path):
         StateStore(blocked, "run", 0).save(1, {"c": np.zeros(1)}, 0)
 
 
+@pytest.mark.slow
 def test_methods_without_client_state_look_for_none(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr("fedcross.client.state.log", lambda level, *text: told.append(text))
@@ -69,6 +70,7 @@ def forgetting_disk():
     return app
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kept"),
     [

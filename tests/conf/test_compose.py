@@ -47,6 +47,7 @@ def test_what_is_returned_can_be_changed_without_harm():
     assert compose(())["seed"] == 1
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\x00"), max_size=20)))
 def test_overrides_survive_the_trip_through_one_string(overrides):
     assert split(join(overrides)) == overrides

@@ -31,6 +31,7 @@ def compositions(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["output=here", "hydra.run.dir=here"])
 def test_a_local_run_composes_once(monkeypatch, tmp_path, compositions, place):
     monkeypatch.chdir(tmp_path)

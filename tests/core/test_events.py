@@ -57,6 +57,7 @@ def test_everything_is_one_event_per_line_inside_the_block(capsys):
     assert capsys.readouterr().out == "text again\n"
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_in_json_says_nothing_else(tmp_path, capsys):
     settings = ["task=digits", "method=fedavg", "partition.clients=3", "clients_per_round=2", "engine.workers=1"]
     assert main([*settings, "rounds=2", "stop_at=1", f"output={tmp_path}", "log.format=json"]) == 0

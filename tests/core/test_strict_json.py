@@ -15,6 +15,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_every_value_comes_back_and_the_text_is_json(value):
     text = dumps_exact(value)

@@ -156,6 +156,7 @@ def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> 
         start.supernode(device, "client-1", "g:1", 0, 2, 9094)
 
 
+@pytest.mark.slow
 def test_a_process_with_a_limit_of_memory_gets_an_error_and_is_not_killed() -> None:
     code = (
         "from fedcross.deploy.start import limit_memory\n"

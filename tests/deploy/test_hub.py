@@ -15,6 +15,7 @@ from fedcross.deploy import hub
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
 
+@pytest.mark.slow
 def test_the_folder_may_be_published_and_gives_the_bundle_of_the_checkout(tmp_path: Path) -> None:
     """Format, licence, description, kinds, number and sizes of files: Flower's own checks before an upload."""
     publish = importlib.import_module("flwr.cli.app_cmd.publish")  # the package has a function of this name

@@ -77,6 +77,7 @@ def command(template: Object) -> str:
     return " ".join(template["spec"]["containers"][0]["command"])
 
 
+@pytest.mark.slow
 def test_the_parts_are_those_of_the_compose_file(objects: list[Object]) -> None:
     assert set(templates(objects)) == set(SAME)
     assert {one["metadata"].get("namespace") for one in objects if one["kind"] != "Namespace"} == {"fedcross"}
@@ -289,6 +290,7 @@ def test_secrets_are_for_this_user_only(objects: list[Object], place: Path) -> N
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_settings_come_from_the_file_and_the_shell(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

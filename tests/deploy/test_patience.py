@@ -60,6 +60,7 @@ def test_a_port_that_was_taken_meanwhile_is_the_last_thing_said(monkeypatch, cap
     assert said[-2:] == [f"fedcross deploy: {taken}", "Cause: port_taken (docs/reference/faults.md)"]
 
 
+@pytest.mark.slow
 def test_a_start_may_take_five_minutes_and_a_silence_one() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert done.stdout == "300 60.0\n" * 2, done.stderr

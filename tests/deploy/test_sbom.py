@@ -29,6 +29,7 @@ def test_the_bill_and_the_notice_are_those_of_the_lock() -> None:
     assert all(f"| {name} | {sbom.version(pin)} |" in notice for name, pin in pins.items())
 
 
+@pytest.mark.slow
 def test_the_same_lock_gives_the_same_bytes(tmp_path: Path) -> None:
     pins = ("click==8.0 \\\n    --hash=sha256:dd\n    # via typer", "typer==1.0 \\\n    --hash=sha256:aa")
     (tmp_path / "lock").write_text("\n".join(pins) + "\n")

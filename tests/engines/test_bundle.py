@@ -108,6 +108,7 @@ print(fedcross.__file__, Resident().root, Resident().name, sep="\\n")
 """
 
 
+@pytest.mark.slow
 def test_a_device_runs_the_code_that_came_with_the_run_not_the_installed_one(tmp_path: Path) -> None:
     told = []
     for update in ("first", "second"):
@@ -135,6 +136,7 @@ print([type(load_app(name, ValueError, project_dir=sys.argv[1])).__name__ for na
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["checkout", "engines"])
 def test_flower_finds_both_apps_while_the_package_is_half_made(tmp_path: Path, whose: str) -> None:
     folder = ROOT if whose == "checkout" else bundle.make(tmp_path / "made")

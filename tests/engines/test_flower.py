@@ -27,6 +27,7 @@ def test_flower_version_whose_private_control_client_is_used() -> None:
     assert flwr.__version__ in CHECKED
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_toml_string_is_read_back(text: str) -> None:
     assert tomllib.loads(f"x = {flower.toml_string(text)}")["x"] == text

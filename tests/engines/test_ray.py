@@ -52,6 +52,7 @@ def test_a_start_limit_of_the_user_stays(address: str | None, monkeypatch: pytes
     assert ray.ray_environment(Params(address=address), "/tmp/x")["RAY_raylet_start_wait_time_s"] == "45"
 
 
+@pytest.mark.slow
 def test_the_limit_is_a_setting_of_the_ray_that_is_installed() -> None:
     """Ray ignores variables that it does not know; its settings are compiled into the raylet."""
     import ray as installed

@@ -49,6 +49,7 @@ def config(reply: Message) -> ConfigRecord:
     return reply.content.config_records["config"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_run_gives_the_same_model_with_any_number_of_workers(tmp_path: Path, count: int) -> None:
     def model(name: str, grid_of: Any) -> str:
@@ -70,6 +71,7 @@ def test_a_run_gives_the_same_model_with_any_number_of_workers(tmp_path: Path, c
     assert model("workers", forked) == alone
 
 
+@pytest.mark.slow
 def test_replies_come_from_workers_and_carry_their_arrays() -> None:
     with workers(2) as grid:
         replies = list(grid.send_and_receive([message(i, length=400_000) for i in range(5)]))
@@ -105,6 +107,7 @@ def test_a_worker_begins_before_anybody_asks_for_its_reply() -> None:
         assert grid._pool[0].pipe.poll(300)
 
 
+@pytest.mark.slow
 def test_an_exception_and_a_dead_worker_become_error_replies_and_the_round_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,6 +133,7 @@ def test_close_ends_workers_that_are_busy() -> None:
     assert all(pid is not None and not alive(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_close_asks_workers_to_end_whatever_the_parent_does_with_that_signal() -> None:
     """A fork inherits the handlers of its parent, and Ctrl-C reaches it too: that one is for the parent."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -158,6 +162,7 @@ def test_a_worker_that_does_not_end_when_asked_is_killed(monkeypatch: pytest.Mon
     assert process.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_worker_ends_when_nobody_can_write_to_it_any_more() -> None:
     """No worker keeps the parent's end of a pipe, its own or that of one started before it."""
     with workers(2) as grid:

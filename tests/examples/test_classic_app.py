@@ -24,6 +24,7 @@ def apps(monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_the_classic_app_learns_and_tells_the_accuracy_of_every_round(apps, capsys):
     server, client = apps
     grid = LocalGrid(client, 4, {})

@@ -50,6 +50,7 @@ def play(apps, grid, rounds=2, strategy="fedcross"):
     return torch.load("final_model.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedcross", "fedavg"])
 def test_the_app_learns(apps, capsys, strategy):
     play(apps, LocalGrid(apps[1], 4, {}), rounds=8, strategy=strategy)
@@ -58,6 +59,7 @@ def test_the_app_learns(apps, capsys, strategy):
     assert float(told[-1].split()[-1]) > 0.7
 
 
+@pytest.mark.slow
 def test_clients_without_a_query_handler_are_numbered_by_node(apps):
     known = play(apps, LocalGrid(apps[1], 4, {}))
     asked = play(apps, Nameless(LocalGrid(apps[1], 4, {})))

@@ -28,6 +28,7 @@ def check(how, name, folder, warm=False):
     assert (told.names, told.code) == ((name,), EXIT[name]), told.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_fault_in_a_real_process_is_named(name, tmp_path):
     check(HERE, name, tmp_path)

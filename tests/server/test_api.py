@@ -66,6 +66,7 @@ def test_an_earlier_run_is_opened_and_continued(run, tmp_path):
         fedcross.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sweep_returns_its_runs_in_order_and_continues(tmp_path):
     several = [*SMALL, "method=fedavg,fedcross", "method.alpha=0.9", "rounds=1", f"hydra.sweep.dir={tmp_path}"]
     runs = fedcross.sweep(*several)
@@ -89,6 +90,7 @@ def test_what_is_no_setting_is_refused():
         fedcross.FedCross(alhpa=0.9)
 
 
+@pytest.mark.slow
 def test_wrong_settings_raise_before_anything_is_written(tmp_path):
     with pytest.raises(ConfigError, match=r"method\.alpha"):
         fedcross.run("method=fedcross", "method.alpha=7", f"output={tmp_path / 'x'}")

@@ -62,6 +62,7 @@ def edits(data, generator):
     return b"".join(text + b"\n" for text in lines)
 
 
+@pytest.mark.slow
 def test_200_random_edits_are_all_found_and_named(tmp_path):
     path = written(tmp_path / "run")
     whole, generator = path.read_bytes(), random.Random(25)

@@ -20,6 +20,7 @@ def old(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_it_is_continued(old):
     before = (old / "metrics.jsonl").read_text()
     run = fedcross.run(f"resume={old}", "rounds=4", "engine.workers=1")

@@ -39,6 +39,7 @@ def test_what_no_method_has_by_itself_is_named():
     assert "attack scaling, compression up int8, privacy on, continues /x" in text
 
 
+@pytest.mark.slow
 def test_it_is_said_before_torch_is_imported(tmp_path):
     code = (
         "import sys; from fedcross.server import jobs, opening, check\n"

@@ -29,6 +29,7 @@ def run(tmp_path_factory):
         yield fedcross.run(*SMALL, "data_root=.", "output=run")
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_another_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     later = fedcross.run(f"resume={run.folder}", "rounds=2")
@@ -37,6 +38,7 @@ def test_it_goes_on_from_another_folder(run, tmp_path, monkeypatch):
     assert "data_root" not in (run.folder / ".hydra" / "overrides.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_missing_folder_of_data_is_named_with_the_setting(run, tmp_path, monkeypatch):
     data = run.folder.parent
     moved = tmp_path / "moved"

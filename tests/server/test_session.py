@@ -40,6 +40,7 @@ def test_the_checkpoint_holds_the_pool(tmp_path):
     assert any(np.array_equal(array, finished.method.pool.rows) for array in arrays.values())  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_its_rounds_and_continues(tmp_path):
     whole = run(tmp_path / "whole", "rounds=4")
     cut = session(tmp_path / "cut", "rounds=4")

@@ -35,6 +35,7 @@ def edited(results, tmp_path, **files):
     return home
 
 
+@pytest.mark.slow
 def test_rounds_from_the_start_and_from_checkpoints_are_equal_to_the_bit(results):
     (home,) = (results / "small").iterdir()
     assert sorted(file.name for file in (home / "checkpoints").iterdir()) == [
@@ -45,6 +46,7 @@ def test_rounds_from_the_start_and_from_checkpoints_are_equal_to_the_bit(results
     assert {one.number for one in found} == {1, 2, 3, 4, 6}
 
 
+@pytest.mark.slow
 def test_a_record_that_tells_other_numbers_is_refused(results, tmp_path, capsys):
     def worse(text):
         lines = [json.loads(line) for line in text.splitlines()]
@@ -55,6 +57,7 @@ def test_a_record_that_tells_other_numbers_is_refused(results, tmp_path, capsys)
     assert "DIFFERS" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_another_processor_may_differ_by_the_tolerance(results, tmp_path):
     home = edited(results, tmp_path, digests=lambda text: text.replace('"digest": "', '"digest": "0'))
     (one,) = verify(home, rounds=1, seed=0, tolerance=1e-5)
@@ -62,6 +65,7 @@ def test_another_processor_may_differ_by_the_tolerance(results, tmp_path):
     assert "test loss" in one.detail
 
 
+@pytest.mark.slow
 def test_a_record_without_digests_and_checkpoints_starts_at_the_first_round(results, tmp_path):
     import shutil
 

@@ -123,6 +123,7 @@ def test_it_goes_on_from_a_checkpoint_with_its_tables():
     assert [other.sample(n, range(10)) for n in range(1, 9)] == [one.sample(n, range(10)) for n in range(1, 9)]
 
 
+@pytest.mark.slow
 def test_a_run_with_batch_normalisation_resumes_to_the_bit(tmp_path):
     own = (*THREE, "method=adaptivefl", "evaluate_every=3")
     whole = run(tmp_path / "whole", *own)

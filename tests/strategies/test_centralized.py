@@ -83,6 +83,7 @@ def test_one_visit_does_the_work_of_all_drawn_clients():
     assert payload.config == {"pooled-share": 0.25}
 
 
+@pytest.mark.slow
 def test_a_single_client_is_fedavg_to_the_bit(tmp_path):
     one = ("partition.clients=1", "clients_per_round=1")
     a = run(tmp_path / "a", "method=centralized", *one)

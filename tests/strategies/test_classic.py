@@ -211,6 +211,7 @@ def classic(overrides, method):
     return strategy, {number: dict(zip(arrays, models)) for number, models in seen.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("method.selection=in_order", "method.alpha=0.9"), ("method.k=4",)])
 def test_a_classic_app_on_digits_equals_the_native_run_to_the_bit(tmp_path, options):
     overrides = [*SMALL, *options]

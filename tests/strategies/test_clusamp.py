@@ -104,6 +104,7 @@ def test_cut_takes_the_largest_subtrees_that_fit():
     assert cut(merges, np.array([1.0, 0.0, 3.0, 2.0]), 4.0) == [[0], [2], [3]]
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 12))
 def test_every_client_is_drawn_in_proportion_to_its_size(data, n):
     """Rows are distributions, column i sums to K n_i / sum n: the sampling is unbiased whatever the tree."""
@@ -150,6 +151,7 @@ def test_examples_weight_a_draw_once_more():
     assert method.global_model()["w"] == np.float32(3)
 
 
+@pytest.mark.slow
 def test_one_urn_per_client_is_a_uniform_mean_to_the_bit(tmp_path, monkeypatch):
     """All six clients, equal sizes: everyone fills one urn and is drawn once a round."""
     ours = run(tmp_path / "a", *EQUAL, "clients_per_round=6")
@@ -172,6 +174,7 @@ def test_a_resumed_run_ends_as_one_that_was_left_in_peace(tmp_path):
     check_resume(tmp_path, *EQUAL)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_half_precision_memory_too(tmp_path):
     check_resume(tmp_path, *EQUAL, "method.memory=float16", "partition=dirichlet", "method.distance=L1")
 

@@ -1,6 +1,7 @@
 """Daisy chaining: permutations between rare averages."""
 
 import numpy as np
+import pytest
 
 from fedcross.strategies.daisychain import DaisyChain
 from tests.support.federation import run
@@ -53,6 +54,7 @@ def test_one_and_two_slots():
     assert places == {(1, 2), (2, 1)}
 
 
+@pytest.mark.slow
 def test_an_average_in_every_round_is_fedavg_with_equal_weights(tmp_path):
     a = run(tmp_path / "a", "method=daisychain", "method.average=1", "clients_per_round=6").method.global_model()
     b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform", "clients_per_round=6").method.global_model()

@@ -95,6 +95,7 @@ def test_integer_counters_are_mixed_and_truncated():
     assert method.global_model()["n"].dtype == np.int64
 
 
+@pytest.mark.slow
 @given(
     st.integers(2, 7),
     st.integers(1, 50),

@@ -28,6 +28,7 @@ def rows(method):
     return method.pool.rows.ravel().tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("method.selection=random", "method.alpha=0.7", "compression.up=int8")])
 def test_equal_durations_are_fedcross_to_the_bit(tmp_path, more):
     ours = run(tmp_path / "a", "method=fedcross_async", "devices=equal", *more).method

@@ -72,6 +72,7 @@ def test_propellers_move_on_with_the_round_and_are_at_most_all_others():
     assert mixed(many, 1, 0, 4, 8, 16)[0] == pytest.approx(28 / 6)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(2, 6), st.integers(1, 12), st.floats(0.5, 1), st.integers(0, 2**31))
 def test_one_propeller_is_in_order(k, number, alpha, seed):
@@ -81,6 +82,7 @@ def test_one_propeller_is_in_order(k, number, alpha, seed):
     assert one == mixed(begun(k, selection="in_order", alpha=alpha), number, *values)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.sampled_from(["alpha", "equal", "each"]), st.integers(0, 2**31))
 def test_propellers_keep_the_mean(k, p, weighting, seed):
@@ -195,6 +197,7 @@ def test_similarity_over_the_state_sees_the_buffers():
         assert method.pool.model(0)["mean"].tolist() == [(9 + values["means"][partner][0]) / 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", ["random", "least_similar_derangement", "in_order"])
 @settings(deadline=None)
 @given(st.integers(2, 6), st.integers(1, 9), st.integers(0, 2**31))
@@ -303,6 +306,7 @@ def test_fewer_clients_than_models_train_without_k_too():
     assert slots_of(method, 2, 2) == [2, 3]
 
 
+@pytest.mark.slow
 def test_five_models_and_three_clients(tmp_path):
     wanted = ("method.k=5", "clients_per_round=3", "partition.clients=3")
     finished = run(tmp_path / "a", *wanted).method
@@ -317,6 +321,7 @@ def test_five_models_and_three_clients(tmp_path):
 # ---- another number of models ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**31))
 def test_a_resumed_pool_of_another_size_keeps_the_mean(before, after, seed):

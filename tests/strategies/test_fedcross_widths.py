@@ -57,6 +57,7 @@ def three(tmp_path_factory):
     return ready, requests
 
 
+@pytest.mark.slow
 def test_every_slot_goes_to_a_device_that_can_hold_it(three):
     ready, requests = three
     budgets = ready.method.budgets
@@ -92,6 +93,7 @@ def test_every_width_is_evaluated_with_its_own_statistics(three):
     assert (narrow["last.bias"] == wide["last.bias"]).all()  # all slots have it
 
 
+@pytest.mark.slow
 def test_a_width_is_exported_and_loaded(three, tmp_path):
     ready, _ = three
     folder = launch([*SMALL, *POOL, "engine.workers=1"], tmp_path / "run")
@@ -111,6 +113,7 @@ def test_a_width_is_exported_and_loaded(three, tmp_path):
         export(folder, width=0.4, model=1)
 
 
+@pytest.mark.slow
 def test_width_1_everywhere_is_fedcross_to_the_bit(tmp_path):
     plain = run(tmp_path / "plain", *FULL_POOL)
     sliced = run(tmp_path / "sliced", *FULL_POOL, "method.widths=[1.0]")

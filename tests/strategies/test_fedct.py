@@ -222,6 +222,7 @@ def test_a_second_exchange_matches_by_what_the_hosts_found():
     assert method.learners[0].weight == 1
 
 
+@pytest.mark.slow
 def test_literal_matching_trains_several_models_at_one_host(tmp_path):
     overrides = ("method=fedct", "method.matching=literal", "partition=dirichlet", "partition.min_size=5", "rounds=2")
     done = run(tmp_path / "a", *overrides, "method.exchanges=2")
@@ -295,6 +296,7 @@ def test_only_with_moon_there_is_a_projection_head():
     assert projected.classifier.in_features == 4
 
 
+@pytest.mark.slow
 def test_with_moon_the_first_round_has_no_negative_and_later_ones_do(tmp_path):
     with_moon = run(tmp_path / "a", *MOON, "rounds=1").method.global_model()
     without = run(tmp_path / "b", *MOON, "method.mu=0", "rounds=1").method.global_model()
@@ -303,6 +305,7 @@ def test_with_moon_the_first_round_has_no_negative_and_later_ones_do(tmp_path):
     assert not same(later, run(tmp_path / "d", *MOON, "method.mu=0", "rounds=2").method.global_model())
 
 
+@pytest.mark.slow
 def test_the_model_from_home_outlives_the_visit_as_a_host(tmp_path, monkeypatch):
     kept = []
     prepare = FedCT.Objective.prepare
@@ -323,6 +326,7 @@ def test_the_model_from_home_outlives_the_visit_as_a_host(tmp_path, monkeypatch)
     assert all((in_round_two[client] == homes[client]).all() for client in homes)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_moon_equals_an_uninterrupted_one(tmp_path):
     whole = run(tmp_path / "whole", *MOON, "rounds=3")
     run(tmp_path / "part", *MOON, "rounds=2")

@@ -73,6 +73,7 @@ def test_padding_alone_is_0():
     assert decorrelation(torch.rand(4, 3), torch.zeros(4)) == 0
 
 
+@pytest.mark.slow
 def test_beta_0_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=feddecorr", "method.beta=0")
     b = run(tmp_path / "b", "method=fedavg")
@@ -85,6 +86,7 @@ def test_clients_batch():
     check_batched(Decorrelated(FedDecorr.Params(beta=0.2)), [{}, {}])
 
 
+@pytest.mark.slow
 def test_resume_and_wire(tmp_path):
     check_resume(tmp_path, "method=feddecorr")
     report = run(tmp_path / "wire", "method=feddecorr", "rounds=1").method._report

@@ -68,6 +68,7 @@ def test_a_small_alpha_is_not_fedavg_and_zero_is_refused():
         FedDynParams(alpha=0)
 
 
+@pytest.mark.slow
 def test_without_its_terms_and_drifts_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
     true = run(tmp_path / "a", "method=feddyn").method.global_model()
     plain = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").method.global_model()

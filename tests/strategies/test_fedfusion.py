@@ -166,6 +166,7 @@ def test_first_step_is_fedavgs_to_the_bit(name: str, cache_mib: float):
     assert not np.array_equal(later["classifier.weight"], plain["classifier.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["conv", "multi", "single"])
 @pytest.mark.parametrize("norm", [False, True])
 def test_cached_and_uncached_training_agree(name: str, norm: bool):
@@ -236,6 +237,7 @@ def test_clients_at_once_equal_clients_one_by_one(name: str):
             torch.testing.assert_close(slopes[key][client], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["conv", "multi", "single"])
 @pytest.mark.parametrize("cache_mib", [0.0, 1.0])
 def test_batched_trainer_agrees(name: str, cache_mib: float):
@@ -463,6 +465,7 @@ def test_wire_is_the_model_and_the_operator(here: Path, name: str, extra: int):
     assert (report.dropped, dict(report.rejected)) == (0, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [["method.operator=conv"], ["method.operator=multi", "method.momentum=keep"]])
 def test_resumed_run_is_bit_equal(here: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]):
     def final(parts: list[tuple[int, int]], where: str) -> dict[str, np.ndarray]:
@@ -483,6 +486,7 @@ def test_resumed_run_is_bit_equal(here: Path, monkeypatch: pytest.MonkeyPatch, s
     assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_kept_momentum_changes_the_second_visit_only(here: Path):
     runs = {}
     for policy in ("reset", "keep"):

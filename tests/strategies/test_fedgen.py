@@ -217,6 +217,7 @@ def test_under_vmap_each_client_has_the_loss_and_gradient_it_has_alone(law):
             torch.testing.assert_close(gradients[name][i], slope, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_alpha_and_beta_0_is_fedavg_to_the_bit(tmp_path):
     ours = run(tmp_path / "a", *SMALL, "method.alpha=0", "method.beta=0")
     plain = run(tmp_path / "b", "method=fedavg")
@@ -225,10 +226,12 @@ def test_alpha_and_beta_0_is_fedavg_to_the_bit(tmp_path):
     assert not same(other.method.global_model(), plain.method.global_model())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_one_that_was_left_in_peace(tmp_path):
     check_resume(tmp_path, *SMALL)
 
 
+@pytest.mark.slow
 def test_moments_matter_and_can_be_forgotten(tmp_path):
     kept = run(tmp_path / "a", *SMALL).method
     fresh = run(tmp_path / "b", *SMALL, "method.fresh_adam=true").method
@@ -238,6 +241,7 @@ def test_moments_matter_and_can_be_forgotten(tmp_path):
     assert sorted(kept.moments) == sorted(f"{m}.{n}" for m in MOMENTS for n in TRAINED)
 
 
+@pytest.mark.slow
 def test_a_round_without_uploads_leaves_model_and_generator_alone(tmp_path):
     lossy = run(tmp_path / "a", *SMALL, "rounds=3", app=losing(lambda client, number: number == 3))
     short = run(tmp_path / "b", *SMALL, "rounds=2")

@@ -52,6 +52,7 @@ def test_the_rare_class_gets_the_larger_loss():
     assert losses == pytest.approx([np.log1p(np.exp(-0.5)), np.log1p(np.exp(0.5))])
 
 
+@pytest.mark.slow
 def test_tau_0_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=fedlc", "method.tau=0")
     b = run(tmp_path / "b", "method=fedavg")

@@ -68,6 +68,7 @@ def test_statistics_may_stay_the_means():
     assert {float(method.pool.model(slot)["w0"][0]) for slot in range(4)} != {1.5}
 
 
+@pytest.mark.slow
 def test_one_slot_and_no_radius_are_the_mean_of_the_uploads(tmp_path):
     one_slot = begun(FedMut, 1)
     feed(one_slot, 1, draws(1, 1))

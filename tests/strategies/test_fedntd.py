@@ -52,6 +52,7 @@ def test_other_labels():
     assert other_labels(3, torch.device("cpu")).tolist() == [[1, 2], [0, 2], [0, 1]]
 
 
+@pytest.mark.slow
 def test_beta_0_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=fedntd", "method.beta=0")
     b = run(tmp_path / "b", "method=fedavg")
@@ -64,6 +65,7 @@ def test_clients_batch():
     check_batched(NotTrue(FedNTD.Params(beta=0.7, tau=2.0)), [{}, {}])
 
 
+@pytest.mark.slow
 def test_resume_and_wire(tmp_path):
     check_resume(tmp_path, "method=fedntd")
     report = run(tmp_path / "wire", "method=fedntd", "rounds=1").method._report

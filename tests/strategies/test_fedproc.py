@@ -86,6 +86,7 @@ def test_counts_that_do_not_add_up_have_no_say(counts):
     assert not method.prototypes.any()
 
 
+@pytest.mark.slow
 def test_without_prototypes_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
     true = run(tmp_path / "c", "method=fedproc", "method.projection=false")
     monkeypatch.setattr(FedProc, "aggregate", SingleModel.aggregate)
@@ -95,6 +96,7 @@ def test_without_prototypes_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
     assert not same(true.method.global_model(), b.method.global_model())
 
 
+@pytest.mark.slow
 def test_resume(tmp_path):
     check_resume(tmp_path, "method=fedproc", "method.hidden=8", "method.width=4")
 

@@ -40,6 +40,7 @@ def test_the_term_pulls_back_to_the_received_model():
     assert Proximal(FedProx.Params(mu=0.5)).gradient(torch.tensor([3.0]), prepared) == torch.tensor([1.0])
 
 
+@pytest.mark.slow
 def test_mu_0_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=fedprox", "method.mu=0")
     b = run(tmp_path / "b", "method=fedavg")
@@ -52,6 +53,7 @@ def test_clients_batch():
     check_batched(Proximal(FedProx.Params(mu=0.3)), [{}, {}])
 
 
+@pytest.mark.slow
 def test_resume_and_wire(tmp_path):
     check_resume(tmp_path, "method=fedprox")
     report = run(tmp_path / "wire", "method=fedprox", "rounds=1").method._report

@@ -109,6 +109,7 @@ def test_both_trainers_agree(objective, norm):
         assert many.loss == pytest.approx(alone.loss, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_rho_0_is_fedavg_to_the_bit(tmp_path):
     plain = run(tmp_path / "a", "method=fedavg").method.global_model()
     for name in ("fedsam", "fedasam"):

@@ -181,6 +181,7 @@ def test_it_may_send_each_client_another_model_or_none(own: str) -> None:
     assert payloads[0].arrays["steps"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_with_an_own_strategy_resumes(tmp_path: Path, own: str) -> None:
     """Counters, texts, lists of arrays and arrays by node are in the checkpoint."""
     check_resume(tmp_path, "method=flwr", f"method.strategy={own}:Halfway", "+method.arguments.share=0.7")
@@ -310,6 +311,7 @@ def test_client_side_clipping_happens_on_the_client() -> None:
     assert (moved[0] * -slope > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"),
     [

@@ -45,6 +45,7 @@ def rounds(method, *uploads):
     return float(method.global_model()["w"][0])
 
 
+@pytest.mark.slow
 def test_fedavg_is_ours(tmp_path):
     theirs = run(tmp_path / "a", "method=flwr", "method.name=FedAvg").method.global_model()
     ours = run(tmp_path / "b", "method=fedavg").method.global_model()
@@ -53,6 +54,7 @@ def test_fedavg_is_ours(tmp_path):
         np.testing.assert_allclose(theirs[name], ours[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fedavgm_without_momentum_is_ours(tmp_path):
     theirs = run(tmp_path / "a", "method=flwr", "method.name=FedAvgM").method.global_model()
     ours = run(tmp_path / "b", "method=fedavg").method.global_model()
@@ -150,6 +152,7 @@ def test_fedprox_two_clients_two_steps_by_hand():
     np.testing.assert_allclose(method.global_model()["classifier.bias"], expected[:, 1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_mu_reaches_the_clients(tmp_path):
     plain = run(tmp_path / "a", "method=flwr", "method.name=FedAvg").method.global_model()
     zero = run(tmp_path / "b", "method=flwr", "method.name=FedProx", "+method.options.proximal_mu=0")
@@ -158,6 +161,7 @@ def test_mu_reaches_the_clients(tmp_path):
     assert not same(plain, held.method.global_model())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedAdam", "FedAvgM"])
 def test_a_resumed_run_ends_as_one_that_was_left_in_peace(tmp_path, name):
     extra = ["+method.options.server_momentum=0.9"] if name == "FedAvgM" else []

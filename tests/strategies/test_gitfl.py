@@ -82,6 +82,7 @@ def test_curiosity_chooses_whom_nobody_has_visited():
     assert all(5 in pair and len(set(pair)) == 2 for pair in chosen)
 
 
+@pytest.mark.slow
 def test_resume_is_exact(tmp_path):
     settings = ("method=gitfl", "devices=uniform", "method.curious=0.2")
     one = run(tmp_path / "a", *settings, "rounds=4").method

@@ -86,6 +86,7 @@ def test_it_goes_on_from_a_checkpoint():
     assert all(same(a, b) for a, b in zip(one.slice_models().values(), other.slice_models().values()))
 
 
+@pytest.mark.slow
 def test_full_widths_are_fedavg_with_equal_weights(tmp_path):
     plain = (*THREE[:2], "train.lr=0.1")
     one = run(tmp_path / "heterofl", *plain, "method=heterofl", "method.widths=[1.0]")
@@ -94,6 +95,7 @@ def test_full_widths_are_fedavg_with_equal_weights(tmp_path):
         np.testing.assert_allclose(one.method.global_model()[name], array, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_with_batch_normalisation_evaluates_every_width_and_resumes(tmp_path):
     whole = run(tmp_path / "whole", *RUN, "evaluate_every=3")
     run(tmp_path / "part", *RUN, "evaluate_every=3", "stop_at=2")

@@ -53,6 +53,7 @@ def test_two_rounds_of_two_steps_by_hand():
     assert method.global_model()["features.weight"] == pytest.approx(f, abs=1e-13)
 
 
+@pytest.mark.slow
 def test_mu_0_is_fedavg_to_the_bit(tmp_path):
     own = ("method=moon", "method.projection=false")
     a = run(tmp_path / "a", *own, "method.mu=0")
@@ -91,6 +92,7 @@ def test_the_head(tmp_path):
     assert not same(ready.method.global_model(), other.method.global_model())
 
 
+@pytest.mark.slow
 def test_a_lost_client_keeps_its_previous_model(tmp_path):
     def lost(client, number):
         return client == 2 and number == 2
@@ -103,6 +105,7 @@ def test_a_lost_client_keeps_its_previous_model(tmp_path):
     assert not same(states(done, 2, 2), states(done, 2, 1))
 
 
+@pytest.mark.slow
 def test_resume(tmp_path):
     check_resume(tmp_path, "method=moon", "method.hidden=8", "method.width=4", "clients_per_round=5")
 

@@ -36,6 +36,7 @@ def test_the_default_weighting_is_the_one_that_mixes_most():
     assert min(found, key=found.__getitem__) == FedCrossParams().propeller_weighting
 
 
+@pytest.mark.slow
 def test_the_factor_is_what_happens_to_real_pools():
     draws = np.random.default_rng(3)
     ratios = []

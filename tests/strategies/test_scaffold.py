@@ -96,6 +96,7 @@ def test_with_momentum_the_variate_has_the_gradients_length():
     assert plain[0]["classifier.weight"][0, 0] == pytest.approx(-0.5 * (9 - (1 - 0.5**9)) / 0.5 / 9, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_without_variates_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
     def nothing(self, visit, trained, prepared):
         return Outcome({"control": {name: np.zeros(p.shape, np.float32) for name, p in visit.params.items()}})
@@ -143,6 +144,7 @@ def test_the_number_of_clients_survives_a_checkpoint():
     assert other.control()["w"] == 1
 
 
+@pytest.mark.slow
 def test_a_lost_client_keeps_its_variate(tmp_path):
     """All six are drawn; the work of client 2 is lost in round 2, after it had saved its new state."""
     whole = run(tmp_path / "a", "method=scaffold", "clients_per_round=6", "rounds=1")
@@ -159,6 +161,7 @@ def test_a_lost_client_keeps_its_variate(tmp_path):
         assert np.mean([k[name] for k in seen], axis=0) == pytest.approx(c, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_resume(tmp_path):
     check_resume(tmp_path, "method=scaffold")
 
@@ -210,6 +213,7 @@ def test_a_round_without_uploads_changes_nothing():
     assert method.global_model()["w"] == 1
 
 
+@pytest.mark.slow
 def test_a_resume_between_checkpoints_finds_the_clients_states(tmp_path):
     # Checkpoints every 3 rounds; the run is cut off after round 5 and goes back to round 3. Every client drawn in
     # rounds 4 and 5 has saved newer states by then; the ones of round 3 must still be there.

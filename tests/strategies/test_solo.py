@@ -85,6 +85,7 @@ def test_a_lost_client_goes_on_from_its_last_accepted_model(tmp_path):
     assert Solo.Objective(done.method.params).start(done.method.global_model(), own) is own
 
 
+@pytest.mark.slow
 def test_resume_and_wire(tmp_path):
     check_resume(tmp_path, "method=solo", "clients_per_round=5")
     report = run(tmp_path / "wire", "method=solo", "rounds=1").method._report

@@ -84,6 +84,7 @@ def test_user_without_a_home_gets_memory(source, monkeypatch, caplog):
     assert "set FEDCROSS_CACHE" in caplog.text
 
 
+@pytest.mark.slow
 def test_processes_share_the_pages(source):
     """Two processes read a mapped 16 MiB array; together they hold it once (PSS), not twice."""
     program = (

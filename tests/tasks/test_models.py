@@ -98,6 +98,7 @@ def test_number_of_weights(built: tuple[Split, Task, int]) -> None:
     assert weights(model) == expected
 
 
+@pytest.mark.slow
 def test_one_training_step(built: tuple[Split, Task, int]) -> None:
     """Logits and loss are finite, gradients reach both halves, and the halves compose to the whole."""
     model, task, _ = built
@@ -240,6 +241,7 @@ def step(base: nn.Module, params: Any, buffers: Any, x: Tensor, y: Tensor) -> di
 SHORT = text_task(80, 6, 80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "task"),
     [

@@ -203,6 +203,7 @@ def test_malformed_text_lines(content, told, tmp_path):
     assert str(caught.value) == told.replace("P:", f"{tmp_path / 'data.txt'}:")
 
 
+@pytest.mark.slow
 def test_data_sets_on_disk(tmp_path):
     """Numbers, arrays, texts and pictures, with a ClassLabel or text as label; a DatasetDict's own test part."""
     save(tmp_path)

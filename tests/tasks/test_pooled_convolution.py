@@ -83,6 +83,7 @@ def test_inputs_in_another_layout_and_order_of_the_gradient(ways_back):
     assert len(ways_back) == 1
 
 
+@pytest.mark.slow
 def test_the_compiled_pool_gives_the_same(monkeypatch, ways_back):
     ours, _ = pair(3, 6, 5)
     x = pictures(4, 3, 12, 12)

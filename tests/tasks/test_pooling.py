@@ -24,6 +24,7 @@ def images(*shape, dtype=torch.float32, seed=1):
     return x.contiguous(memory_format=torch.channels_last).requires_grad_()
 
 
+@pytest.mark.slow
 def test_by_hand(compiled):
     x = torch.tensor([[1.0, 2.0, 7.0, 7.0], [4.0, 3.0, 7.0, -1.0]]).reshape(1, 1, 2, 4).requires_grad_()
     out = MaxPool2()(x)

@@ -61,6 +61,7 @@ def check_forward(network, task, *sizes):
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings", "task", "groups"), CONFIGURED, ids=[one[0] for one in CONFIGURED])
 def test_a_slice_computes_what_the_full_model_does_with_the_cut_channels_at_zero(name, settings, task, groups):
     network = create(name, settings, task, 1)

@@ -43,6 +43,7 @@ def compared(
     return together, recorder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["", "norm dropout"])
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_one_recording_serves_all_rounds(objective: Objective, layers: str) -> None:
@@ -86,6 +87,7 @@ class Table(Objective):
         return batch.mean(torch.logsumexp(apart, 1)) + super().loss(net, params, buffers, batch, prepared)
 
 
+@pytest.mark.slow
 def test_prepared_tensors_of_other_lengths_are_not_padded() -> None:
     """Neither from client to client nor, in a recording, from round to round."""
     net, objective = v.small_net(), Table(Settings())
@@ -208,6 +210,7 @@ def test_results_are_copies() -> None:
         agree(a, b, EXACT)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_recorded_is_trained_without() -> None:
     for kind, reason in ((Reading, "a step cannot be recorded"), (Counting, "differs from visit to visit")):
         net = v.small_net()
@@ -221,6 +224,7 @@ def test_what_cannot_be_recorded_is_trained_without() -> None:
         assert reason in str(together.refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", [None, noisy])
 @pytest.mark.parametrize("graph", [False, True])
 def test_bytes_are_looked_up_and_prepared_in_each_step(augment: Any, graph: bool) -> None:
@@ -257,6 +261,7 @@ def test_the_memory_of_a_client_counts_its_bytes() -> None:
     assert each[1] - each[0] == pytest.approx(576_000 - 144_000, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_switched_on_between_rounds_is_recorded_anew() -> None:
     net, objective = v.small_net(), Switched(lambda *_: None)
     recorder = TapeRecorder()

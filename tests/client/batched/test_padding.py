@@ -171,6 +171,7 @@ def test_the_methods_own_examples_are_no_batch(count: int) -> None:
     assert together.refused is not None
 
 
+@pytest.mark.slow
 def test_the_methods_own_examples_beside_full_batches_fall_back_where_they_fail() -> None:
     """What fails in a recorded step alone costs the recording, not the round."""
     net, clients = made(Normed, 12, 12)

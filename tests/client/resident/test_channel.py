@@ -33,6 +33,7 @@ def through(head: dict[str, object], content: RecordDict | None) -> tuple[dict[s
             thread.join()
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(max_size=8), ARRAYS, max_size=4), st.dictionaries(st.text(max_size=8), SCALARS))
 def test_records_arrive_to_the_bit(arrays: dict[str, np.ndarray], scalars: dict[str, object]) -> None:

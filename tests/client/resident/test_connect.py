@@ -86,6 +86,7 @@ def pid_of(answer: RecordDict) -> int:
     return int(answer.config_records["told"]["pid"])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_clientapp_imports_nothing_heavy() -> None:
     heavy = [
         "torch",
@@ -104,6 +105,7 @@ def test_the_clientapp_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_it_starts_on_demand_and_stays(trainer: Resident, starts: Path) -> None:
     first = trainer.do("train", "", CONTENT, TIME)
     second = trainer.do("evaluate", "", CONTENT, TIME)
@@ -113,6 +115,7 @@ def test_it_starts_on_demand_and_stays(trainer: Resident, starts: Path) -> None:
     assert pids(starts) == [pid_of(first)]
 
 
+@pytest.mark.slow
 def test_messages_at_once_start_one_trainer(trainer: Resident, starts: Path) -> None:
     answers: list[RecordDict] = []
     threads = [
@@ -284,6 +287,7 @@ def test_a_keeper_is_known_by_its_start_too() -> None:
     assert warm.started(2**22 + 1) == ""  # more than any process id
 
 
+@pytest.mark.slow
 def test_a_keeper_that_has_ended_ends_the_trainer_at_once() -> None:
     code = (
         "import time; from fedcross.client.resident import connect, process\n"

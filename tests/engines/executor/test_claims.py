@@ -167,6 +167,7 @@ def test_another_device_is_held_up_for_one_retry_at_most(run: Run, clock: Clock)
     assert ended(run, lied)
 
 
+@pytest.mark.slow
 def test_a_lie_while_another_device_sends_changes_nothing_for_it(run: Run, clock: Clock) -> None:
     """At once it is put off; later it stands until the honest content comes."""
     liar, honest = run.nodes
@@ -211,6 +212,7 @@ def test_a_content_that_is_not_what_its_sender_announced_ends_the_reply(run: Run
     assert made.object_id not in run.state.object_store
 
 
+@pytest.mark.slow
 def test_a_lie_that_an_older_superlink_has_stored(state: Any) -> None:
     """After a restart nobody knows who has said what; what is stored, or is being sent, decides all the same."""
     before = Run(state, nodes=3)
@@ -234,6 +236,7 @@ def test_a_lie_that_an_older_superlink_has_stored(state: Any) -> None:
     over(before)
 
 
+@pytest.mark.slow
 def test_a_reply_does_not_grow_by_what_others_announce(run: Run, clock: Clock) -> None:
     """Each announcement says of the lowest object of the last one that it has many children; the server asks late."""
     first = None

@@ -229,6 +229,7 @@ def test_a_stranger_who_names_a_key_from_elsewhere_sends_nobody_away() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_neighbour_behind_one_router_with_a_wrong_signature_sends_nobody_away() -> None:
     async def main() -> None:
         gate = Gate()
@@ -282,6 +283,7 @@ def test_what_is_beyond_a_nodes_share_is_sent_away_until_there_is_room() -> None
     run(main())
 
 
+@pytest.mark.slow
 def test_thousands_of_objects_of_a_node_arrive_while_others_work() -> None:
     async def main() -> None:
         gate = Gate()
@@ -310,6 +312,7 @@ def test_thousands_of_objects_of_a_node_arrive_while_others_work() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_alone_a_node_gets_everything() -> None:
     async def main() -> None:
         gate = Gate()

@@ -116,6 +116,7 @@ def test_a_refusal_ends_the_call_at_once(superlink: Fleet, clock: Clock) -> None
     assert superlink.called.count("pull-messages") == 1
 
 
+@pytest.mark.slow
 def test_a_device_says_what_it_waits_for(superlink: Fleet, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """At once after an error that Flower does not repeat, after a while otherwise; then after twice the time."""
     superlink.said = {"detail": "4 replies are not complete.\x1b[2J"}

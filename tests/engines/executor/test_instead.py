@@ -225,6 +225,7 @@ def test_a_request_that_has_expired_gets_nothing(run: Run) -> None:
     assert not instead.report(run.state, request.metadata.message_id, run.nodes[0], "why", expired)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [True, False], ids=["refused once", "refused twice"])
 def test_a_round_goes_on_and_the_device_gets_a_second_request(state: Any, late: bool) -> None:
     """Real rounds: the first reply of one device is refused, the right one that it sends then comes too late."""

@@ -99,6 +99,7 @@ ENDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ENDS)
 def test_a_process_ends_however_its_loop_ended_and_whatever_threads_are_left(how: str) -> None:
     """A real process: Flower's own stays, for its interface has a thread that goes on."""

@@ -44,6 +44,7 @@ def confirmed(run: Run, name: str, confirm: Any) -> Any:
     return confirm(request=asked, state=run.state, store=run.state.object_store)
 
 
+@pytest.mark.slow
 def test_a_confirmation_that_comes_after_the_end_is_taken(run: Run) -> None:
     name = run.request(run.nodes[0]).metadata.message_id
     stop(run)
@@ -60,12 +61,14 @@ def test_another_error_of_a_confirmation_stays(run: Run) -> None:
         confirmed(run, "x", over.received(wrong))
 
 
+@pytest.mark.slow
 def test_a_confirmation_of_a_run_that_is_on_is_flowers(run: Run) -> None:
     name = run.request(run.nodes[0]).metadata.message_id
     confirmed(run, name, over.received(fleet.confirm_message_received))
     assert run.state.object_store.get(name) is None
 
 
+@pytest.mark.slow
 def test_a_reply_to_a_run_that_is_stopped_meanwhile_is_told_so_and_is_no_fault_of_the_device(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -78,6 +81,7 @@ def test_a_reply_to_a_run_that_is_stopped_meanwhile_is_told_so_and_is_no_fault_o
     assert "refused a reply" not in caplog.text
 
 
+@pytest.mark.slow
 def test_an_object_of_a_reply_to_such_a_run_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node = run.nodes[0]
     reply = run.reply(run.request(node), content())

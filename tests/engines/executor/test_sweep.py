@@ -80,6 +80,7 @@ def steps(link: Link) -> int:
     return len(link.slept) - before
 
 
+@pytest.mark.slow
 def test_the_request_that_ends_a_run_deletes_nothing_itself(link: Link) -> None:
     run = filled(link)
     before = link.rows()
@@ -90,6 +91,7 @@ def test_the_request_that_ends_a_run_deletes_nothing_itself(link: Link) -> None:
     assert not any(link.rows().values())
 
 
+@pytest.mark.slow
 def test_only_runs_that_are_over_are_deleted(link: Link) -> None:
     going = filled(link)
     before = link.rows()
@@ -104,6 +106,7 @@ def test_only_runs_that_are_over_are_deleted(link: Link) -> None:
     assert reply.has_error() or reply.has_content()
 
 
+@pytest.mark.slow
 def test_objects_that_another_run_has_too_stay(link: Link) -> None:
     """Arrays are stored once, whoever sends them: a finished run leaves those of the next one alone."""
     one, two = Run(link.state), Run(link.state)
@@ -120,6 +123,7 @@ def test_objects_that_another_run_has_too_stay(link: Link) -> None:
     assert not any(link.rows().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["STEP_ROWS", "STEP_BYTES", "STEP_S"])
 def test_one_transaction_deletes_a_little(link: Link, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """However much there is: a limit of rows, of bytes and of time."""
@@ -146,6 +150,7 @@ def test_one_transaction_deletes_a_little(link: Link, monkeypatch: pytest.Monkey
     assert not any(link.rows().values())
 
 
+@pytest.mark.slow
 def test_an_object_with_many_children_takes_many_transactions(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "STEP_ROWS", 4)
     run = Run(link.state)
@@ -158,6 +163,7 @@ def test_an_object_with_many_children_takes_many_transactions(link: Link, monkey
     assert not any(link.rows().values())
 
 
+@pytest.mark.slow
 def test_others_get_the_lock_for_twice_as_long_in_between(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(link, 1).finish()
     taken = iter([0.0, 3.0, 0.0])
@@ -173,6 +179,7 @@ def test_others_get_the_lock_for_twice_as_long_in_between(link: Link, monkeypatc
     assert link.slept[:3] == [PAUSE_S, 6.0, PAUSE_S]
 
 
+@pytest.mark.slow
 def test_a_kill_in_between_leaves_nothing_broken(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every single step another SuperLink could go on: what is left has no link to what is gone."""
     filled(link, 2).finish()
@@ -187,6 +194,7 @@ def test_a_kill_in_between_leaves_nothing_broken(link: Link, tmp_path: Path, mon
     assert not any(link.rows().values())
 
 
+@pytest.mark.slow
 def test_a_transaction_that_fails_is_done_again(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     run = filled(link)
     request = run.requests[1]
@@ -207,6 +215,7 @@ def test_a_transaction_that_fails_is_done_again(link: Link, monkeypatch: pytest.
     assert not [part for part in run.parts(request) if part.object_id in link.state.object_store]
 
 
+@pytest.mark.slow
 def test_a_message_that_is_confirmed_goes_at_once_and_its_objects_soon(link: Link) -> None:
     run = Run(link.state)
     request = run.request(run.nodes[0], content(1))
@@ -219,6 +228,7 @@ def test_a_message_that_is_confirmed_goes_at_once_and_its_objects_soon(link: Lin
     assert len(store) == 0
 
 
+@pytest.mark.slow
 def test_what_is_announced_again_before_it_is_deleted_stays(link: Link) -> None:
     run = Run(link.state)
     shared = content(3)
@@ -229,6 +239,7 @@ def test_what_is_announced_again_before_it_is_deleted_stays(link: Link) -> None:
     assert all(link.state.object_store.get(part.object_id) for part in run.parts(two))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True], ids=["new", "of before"])
 def test_space_goes_back_to_the_disk_and_is_counted_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
@@ -256,6 +267,7 @@ def test_space_goes_back_to_the_disk_and_is_counted_before(
         assert session.scalar(text("PRAGMA journal_size_limit")) == 1 << 26
 
 
+@pytest.mark.slow
 def test_the_log_of_changes_is_emptied_when_the_last_run_is_over_and_nobody_reads(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +291,7 @@ def test_the_log_of_changes_is_emptied_when_the_last_run_is_over_and_nobody_read
     assert link.state.acknowledge_node_heartbeat(two.nodes[0], 30.0)
 
 
+@pytest.mark.slow
 def test_a_state_in_memory_stays_flowers(link: Link) -> None:
     state = opened(None)
     run = Run(state)
@@ -312,6 +325,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_is_over(link: Link) -> None:
     run = filled(link)
     assert sweep.over(link.state) is None

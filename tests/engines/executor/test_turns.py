@@ -182,6 +182,7 @@ def test_digests_are_compared_before_the_database_is_locked(
         link.state.object_store.put(link.name, right)  # whoever else stores is compared as before
 
 
+@pytest.mark.slow
 def test_the_sweeper_takes_its_turn_too(link: Link) -> None:
     swept: list[bool] = []
     sweeper = Sweeper(turns=link.turns)
@@ -195,6 +196,7 @@ def test_the_sweeper_takes_its_turn_too(link: Link) -> None:
     assert swept == [True]
 
 
+@pytest.mark.slow
 def test_a_state_in_memory_stays_flowers(link: Link) -> None:
     link.state = opened(None)
     link.run = Run(link.state)

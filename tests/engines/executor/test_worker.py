@@ -157,6 +157,7 @@ def test_an_app_that_cannot_prepare_still_answers_the_next_message() -> None:
     assert worker.answer("t2")
 
 
+@pytest.mark.slow
 def test_no_part_of_fedcross_is_imported_before_the_bundle_is(tmp_path: Path) -> None:
     """Else a device would answer with its own fedcross, and not with the one that the server sent."""
     code = (

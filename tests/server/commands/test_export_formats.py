@@ -59,6 +59,7 @@ def done(tmp_path, texts, *overrides):
     return launch([*data, *SMALL, *(o for o in overrides if o != "text")], tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -125,6 +126,7 @@ def test_a_middleware_model_and_the_default_name(finished):
         export(finished, model=3, kind="torchscript")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [True, False], ids=["settings", "nothing"])
 def test_a_deployments_network_needs_nobodys_data(tmp_path, told):
     """Shape and classes stand in the settings; the data are on another machine."""

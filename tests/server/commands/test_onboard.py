@@ -52,12 +52,14 @@ def test_command_measures_every_run(runs: list[Path], tmp_path: Path, capsys: py
     assert (out / "onboard.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_newcomer_learns_and_is_reproducible(runs: list[Path]):
     first = onboard(runs[1], 8, ["train.lr=0.05", "train.momentum=0.9"])
     assert first.accuracy == onboard(runs[1], 8, ["train.lr=0.05", "train.momentum=0.9"]).accuracy
     assert first.accuracy[-1] > first.accuracy[0] + 0.1
 
 
+@pytest.mark.slow
 def test_wrong_use_is_told(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(tmp_path / "nowhere")]) == 2
     assert "holds no run" in capsys.readouterr().err

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ def test_normal_numbers_have_mean_0_and_variance_1():
     assert abs(float(z.var()) - 1) < 4 * (2 / 50_000) ** 0.5
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.integers(0, 5))
 def test_steps_and_purposes_are_streams_of_their_own(step, purpose):
     here = uniform(KEY, step, purpose, (8,), torch.float64)
@@ -40,6 +42,7 @@ def test_leading_rows_do_not_depend_on_the_rows_that_follow():
     assert torch.equal(normal(KEY, 3, 1, (2, 5), torch.float32), normal(KEY, 3, 1, (7, 5), torch.float32)[:2])
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([0.0, 1.0, 3.0]), min_size=2, max_size=6).filter(any))
 def test_a_weight_of_0_is_never_drawn(weights):
     drawn = categorical(KEY, 0, 0, 200, torch.tensor(weights))

@@ -73,6 +73,7 @@ def test_where_somebody_stays_in_any_case_the_first_draw_counts(stay):
 square = st.integers(2, 6).flatmap(lambda n: arrays(np.float64, (n, n), elements=st.floats(-20, 20)))
 
 
+@pytest.mark.slow
 @given(square)
 def test_assignment_and_greedy_move_everyone_to_another_client(costs):
     n = len(costs)

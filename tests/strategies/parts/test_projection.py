@@ -97,5 +97,6 @@ def test_the_share_of_cross_entropy_grows_over_all_rounds_or_over_the_authors_hu
     assert [share(r, 200, ramp=100) for r in (1, 51, 101, 200)] == pytest.approx([0, 0.5, 1, 1])
 
 
+@pytest.mark.slow
 def test_resuming_a_unit_network(tmp_path):
     check_resume(tmp_path, "method=fedproc", "method.hidden=8", "method.width=4", "method.unit=true", "method.ramp=2")

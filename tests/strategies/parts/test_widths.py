@@ -69,6 +69,7 @@ def test_a_size_travels_in_the_scalars_of_a_request():
     assert not holds(0.65, Size(0.66))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(
     st.lists(st.sampled_from(LEVELS), min_size=1, max_size=5),

@@ -15,6 +15,7 @@ def test_gram_by_hand():
     assert (out[0, 0], out[0, 1], out[1, 1]) == (28.0, 4.0, 8.0)  # added, not set
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gram_over_chunks_is_the_product(dtype):
     rows = np.random.default_rng(3).normal(size=(6, 2 * GRAM_CHUNK + 77)).astype(dtype)

@@ -53,6 +53,7 @@ def test_all_propellers_with_equal_weights_are_the_mean():
     np.testing.assert_allclose(matrix.dense(), mixing.uniform(m, range(m)).dense())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(m=st.integers(0, 9), round_number=st.integers(1, 50), alpha=st.floats(0, 1))
 def test_one_propeller_is_in_order(m, round_number, alpha):
@@ -61,6 +62,7 @@ def test_one_propeller_is_in_order(m, round_number, alpha):
     assert one == mixing.cross(m + 2, range(1, m + 1), partners, alpha)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     k=st.integers(1, 9),

@@ -93,6 +93,7 @@ def test_mutation_by_formula():
             np.testing.assert_allclose(pool.model(slot)[entry.name], made, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", PASSES.values(), ids=PASSES)
 def test_the_compiled_loops_agree_with_the_plain_ones(make, monkeypatch):
     """Recombination to the bit, the others within rounding; and whatever the blocks are."""

@@ -59,6 +59,7 @@ def test_fill_write_and_model():
     assert pool.model(1)["count"] == 8
 
 
+@pytest.mark.slow
 def test_mean_is_uniform_and_truncates_integers():
     """(1 + 5) / 2 = 3, (2 + 6) / 2 = 4, (4 + 7) / 2 = 5.5; counters (10 + 7) / 2 = 8.5 -> 8, (-10 - 7) / 2 -> -8."""
     pool = bn_pool(2)
@@ -87,6 +88,7 @@ def test_mean_sums_in_float64():
     assert pool.mean()["w"][0] == 0.5
 
 
+@pytest.mark.slow
 def test_gram_by_hand():
     """Rows (1, 2, 4) and (0, 3, 1): squares 21 and 10, product 6 + 4 = 10; parameters only: 5, 9 and 6."""
     pool = bn_pool(2)
@@ -115,6 +117,7 @@ def test_a_row_that_is_not_finite_spoils_only_its_own_products():
     assert bad.sum() == 9
 
 
+@pytest.mark.slow
 @given(
     k=st.integers(1, 8),
     seed=st.integers(0, 2**32 - 1),
@@ -279,6 +282,7 @@ def test_a_mixing_must_fit_the_pool():
         bn_pool(2).mix(mixing.identity(3))
 
 
+@pytest.mark.slow
 def test_float64_models_stay_float64():
     pool = random_pool(3, 50, dtype=np.float64)
     before = pool.rows.copy()

@@ -108,6 +108,7 @@ def test_least_similar_derangement_leaves_an_unavoidable_unknown_pair_unmixed():
     assert choose("least_similar_derangement", 3, similarity=similarity) == [0, 2, 1]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(data=st.data(), m=st.integers(2, 5))
 def test_least_similar_derangement_is_the_best_permutation_whatever_is_unknown(data, m):

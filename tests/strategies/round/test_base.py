@@ -112,6 +112,7 @@ def test_a_round_in_which_all_are_lost_changes_nothing(tmp_path, method):
     assert (line["clients"], line["dropped"], line["train_loss"]) == (3, 3, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedcross"])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, method):
     whole = run(tmp_path / "whole", f"method={method}", "rounds=4")

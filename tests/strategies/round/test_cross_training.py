@@ -148,6 +148,7 @@ def test_the_second_phase_sees_its_own_batches(tmp_path):
     assert sorted(first) == sorted(second) == list(range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
     settings = (f"method={name}", "method.exchanges=2")
@@ -232,6 +233,7 @@ def test_local_epochs_at_a_host_are_a_setting(tmp_path):
     assert lines(tmp_path / "c")[0]["test_loss"] == b["test_loss"]
 
 
+@pytest.mark.slow
 def test_the_learning_rate_at_a_host_is_a_setting_and_decays(tmp_path):
     def losses(name, *overrides):
         run(tmp_path / name, "method=fedexg", "rounds=2", "train.lr=0.1", "train.lr_decay=0.5", *overrides)

@@ -212,6 +212,7 @@ def whole(tmp_path_factory):
     return folder, run(folder, *ASYNC, "rounds=5").method
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_and_batches_change_nothing(tmp_path, whole):
     folder, one = whole
     for name in ("workers", "batched"):
@@ -233,6 +234,7 @@ def test_the_number_of_workers_and_batches_change_nothing(tmp_path, whole):
             np.testing.assert_allclose(ready.method.global_model()[entry], array, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_record_of_visits_can_be_replayed(tmp_path, whole):
     folder, one = whole
     again = run(tmp_path / "again", *ASYNC, "rounds=5", "clock=replay", f"clock.events={folder}/visits.jsonl").method
@@ -242,6 +244,7 @@ def test_the_record_of_visits_can_be_replayed(tmp_path, whole):
         run(tmp_path / "longer", *ASYNC, "rounds=7", "clock=replay", f"clock.events={folder}/visits.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", ["true", "false"])
 def test_a_run_resumed_at_a_round_is_the_uninterrupted_one(tmp_path, whole, log):
     folder, one = whole
@@ -252,6 +255,7 @@ def test_a_run_resumed_at_a_round_is_the_uninterrupted_one(tmp_path, whole, log)
     assert visits(tmp_path) == visits(folder)
 
 
+@pytest.mark.slow
 def test_lost_visits_are_lost_again_after_a_replay(tmp_path):
     app = forgetful(lambda client, number: (client + number) % 4 == 0)
     a = run(tmp_path / "a", *ASYNC, "rounds=4", app=app).method

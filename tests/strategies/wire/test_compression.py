@@ -254,6 +254,7 @@ def test_bytes_and_accuracy_of_a_run(tmp_path: Path, kind: str, share: float) ->
         assert coded.method.global_model()[name] == pytest.approx(array, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcross", "scaffold", "fedct"])
 def test_a_continued_run_is_equal_to_the_bit(tmp_path: Path, method: str) -> None:
     own = (f"method={method}", "rounds=4", *INT8)

@@ -41,6 +41,7 @@ def test_what_plain_flower_wrote_is_read():
     assert (decode(record, spec_of(MODEL))["w"] == MODEL["w"]).all()
 
 
+@pytest.mark.slow
 @given(arrays_of.arrays(np.float32, arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))
 def test_any_finite_array_survives(array):
     model = {"a": np.nan_to_num(array, nan=0.0, posinf=1.0, neginf=-1.0)}

@@ -60,6 +60,7 @@ arrays = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(names, arrays, max_size=5))
 def test_any_model_survives(model):
     assert same(unpack(pack(model), spec_of(model)), model)
