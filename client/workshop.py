@@ -61,7 +61,8 @@ class Workshop:
         self.data: FederatedData = config.load_data()
         self.method = method_class(config.modules["method"])
         self._scored: dict[Size, nn.Module] = {}
-        self._network, self.base = config.network(self.data.task)
+        network, self.base = config.network(self.data.task)
+        self._network: nn.Module | None = network
         self._slices = self.method.slices(config.method)
         self._benches: dict[Size, tuple[ModuleNet, ClientHalf]] = {}
         if not self._slices:
@@ -74,7 +75,7 @@ class Workshop:
         #: What records steps on this GPU; tells how many were replayed, and why none are.
         self.recorders: list[Recorder[Any]] = []
         self._warned = False
-        if config.privacy.enabled and any(b.is_floating_point() for b in persistent_buffers(self._network)):
+        if config.privacy.enabled and any(b.is_floating_point() for b in persistent_buffers(network)):
             raise ConfigError(
                 f"privacy.enabled=true: model={config.names['model']} would send statistics of its data (batch norm). "
                 "Choose a model without batch norm."
@@ -96,12 +97,19 @@ class Workshop:
         return self.at(FULL)[0]
 
     def at(self, size: Size) -> tuple[ModuleNet, ClientHalf]:
-        """Return the network of `size` and its compression; built once. A device never builds a larger one."""
+        """Return the network of `size` and its compression; built once.
+
+        A slice needs the full network for a moment, which is then given up: a small device keeps, and trains, the slice
+        alone. The full network itself is trained as a copy, since a slice of another width needs its initial weights.
+        """
         if size not in self._benches:
-            network = self._network
-            if self._slices:  # the next slice needs the initial weights, which training overwrites
-                network = self._sliced(self._network, size)
-                network = copy.deepcopy(network) if network is self._network else network
+            network = self._full()
+            if self._slices:
+                network = self._sliced(network, size)
+                if network is self._network:
+                    network = copy.deepcopy(network)
+                else:
+                    self._network = None
             net = ModuleNet(network, self.device, self.config.train.precision)
             initial = {n: p.detach().cpu().numpy() for n, p in net.params.items()}
             self._benches[size] = net, ClientHalf(self.config.compression, initial)
@@ -112,17 +120,24 @@ class Workshop:
         net, _ = next(iter(self._benches.values())) if self._benches else self.at(FULL)
         return net.arrange(x)
 
+    def _full(self) -> nn.Module:
+        """Return the full network with its initial weights; built anew where it was given up."""
+        if self._network is None:
+            self._network, self.base = self.config.network(self.data.task)
+        return self._network
+
     def _sliced(self, network: nn.Module, size: Size) -> nn.Module:
+        """Return the slice of `network`; the server has tried every size before the run began."""
         from fedcross.tasks.models.slicing import cut
 
         scaler = bool(getattr(self.config.method, "scaler", False))
-        return network if size.width >= 1 else cut(network, self._plan, size, self.data.task, scaler)
+        return network if size.width >= 1 else cut(network, self._plan, size, scaler=scaler)
 
     @cached_property
     def _plan(self) -> Plan:
         from fedcross.tasks.models.slicing import plan_of
 
-        return plan_of(self._network, self.data.task)
+        return plan_of(self._full(), self.data.task)
 
     def _trainer(self, net: ModuleNet) -> Callable[..., Trained]:
         """Return what trains a client on `net`: on a GPU a recorded step, else the plain loop."""

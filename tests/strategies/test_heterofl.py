@@ -120,6 +120,16 @@ def test_the_scaler_is_on_unless_told_otherwise():
     assert config.method.scaler
 
 
+def test_a_device_gives_the_full_network_up_and_builds_it_anew_with_the_same_weights():
+    shop = workshop.Workshop(load([*SMALL, "method=heterofl", "method.widths=[1.0,0.5]"]))
+    before = {name: tensor.clone() for name, tensor in shop._network.state_dict().items()}
+    narrow, _ = shop.at(Size(0.5))
+    assert shop._network is None
+    wide, _ = shop.at(Size(1.0))
+    assert all((wide.module.state_dict()[name] == tensor).all() for name, tensor in before.items())
+    assert shop.at(Size(0.5))[0] is narrow
+
+
 @pytest.mark.parametrize(
     ("own", "said"),
     [

@@ -283,3 +283,20 @@ def test_channels_through_reshapes():
     assert reshaped((None, None, axis), (2, 3, 4), (2, 12)) == (None, axis * 3)
     with pytest.raises(UnsliceableError):
         reshaped((None, axis), (2, 4), (2, 2, 2))
+
+
+def test_no_weight_that_is_cut_is_copied_whole(monkeypatch):
+    """A small device needs room for the full network once and for the slice, not for the full one twice."""
+    network, copied, whole_copy = create("lenet5", {}, IMAGES, 1), [], nn.Parameter.__deepcopy__
+    plan = plan_of(network, IMAGES)
+
+    def watched(self, memo):
+        if id(self) not in memo:
+            copied.append(tuple(self.shape))
+        return whole_copy(self, memo)
+
+    monkeypatch.setattr(nn.Parameter, "__deepcopy__", watched)
+    small = cut(network, plan, Size(0.4))
+    assert copied == [(10,)]  # the biases of the classes: the one entry that no size cuts
+    assert small.classifier.weight.shape == (10, 34)
+    assert network.classifier.weight.shape == (10, 84)

@@ -72,8 +72,7 @@ def cut(network: nn.Module, plan: Plan, size: Size, task: Task | None = None, sc
     """
     if not any(plan.cuts(name, size) for name in plan.entries):
         return network
-    small = copy.deepcopy(network)
-    _cut_weights(small, plan, size)
+    small = copy.deepcopy(network, _corners(network, plan, size))
     for layer in small.modules():
         _tell_sizes(layer)
     for name, (before, after) in plan.resized.items():
@@ -100,22 +99,23 @@ class Scaler:
         return output / self.width if layer.training else output
 
 
-def _cut_weights(small: nn.Module, plan: Plan, size: Size) -> None:
-    """Replace every weight of `small` by its corner; tied weights stay one."""
-    again = tied(small)
-    made: dict[str, Tensor] = {}
-    for name in small.state_dict():
-        first = again.get(name, name)
+def _corners(network: nn.Module, plan: Plan, size: Size) -> dict[int, Tensor]:
+    """Return the corner of every weight that `size` cuts, by the weight's identity; a copy that is made with it as its
+    memo has the corners in place of the weights, and never the weights themselves. Tied weights stay one.
+    """
+    first_of = tied(network)
+    corners: dict[int, Tensor] = {}
+    for name in network.state_dict():
+        first = first_of.get(name, name)
         if not plan.cuts(first, size):
             continue
         owner, _, entry = name.rpartition(".")
-        layer = small.get_submodule(owner)
-        whole = getattr(layer, entry)
-        if first not in made:
+        whole = getattr(network.get_submodule(owner), entry)
+        if id(whole) not in corners:
             index = tuple(torch.from_numpy(axis).to(whole.device) for axis in plan.index(first, size))
             part = whole.detach()[index].clone()
-            made[first] = nn.Parameter(part, whole.requires_grad) if isinstance(whole, nn.Parameter) else part
-        setattr(layer, entry, made[first])
+            corners[id(whole)] = nn.Parameter(part, whole.requires_grad) if isinstance(whole, nn.Parameter) else part
+    return corners
 
 
 def _tell_sizes(layer: nn.Module) -> None:
