@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -121,14 +121,15 @@ class JudgedGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; the reply to each may have scalars only, until :meth:`allow` says more.
 
-        If the SuperLink could not store all of them, they are sent again, as new messages.
+        If the SuperLink could not store all of them, they are sent again, as new messages. Messages whose time is over
+        while the SuperLink is too busy to take them are given up: their ids are empty, and their slots are lost.
         """
         from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
         batch = list(messages)
         for left in reversed(range(PUSHES)):
             try:
-                names = list(patiently(lambda: self.inner.push_messages(batch)))
+                names = list(patiently(self._pushing(batch)))
                 self._lost.sent({name: one.metadata.dst_node_id for name, one in zip(names, batch) if name})
                 return names
             except ObjectPushError as error:
@@ -139,6 +140,20 @@ class JudgedGrid(Grid):
             for message in batch:
                 message.metadata.__dict__["_created_at"] = time.time()  # part of what a message's id is made of
         return []
+
+    def _pushing(self, batch: Sequence[Message]) -> Callable[[], Iterable[str]]:
+        """Return a call that sends `batch`; repeated when the time of all of them is over, it gives them up instead."""
+        tried = False
+
+        def push() -> Iterable[str]:
+            nonlocal tried
+            if tried and batch and all(time.time() > m.metadata.created_at + m.metadata.ttl for m in batch):
+                log(WARNING, "fedcross: the SuperLink was busy until the deadline of %s requests: given up", len(batch))
+                return [""] * len(batch)
+            tried = True
+            return self.inner.push_messages(batch)
+
+        return push
 
     def allow(self, allowances: Mapping[str, Allowance]) -> None:
         """Set what the replies to these messages may consist of: message id -> allowance."""

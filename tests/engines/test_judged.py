@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import flwr
+import httpx
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -300,6 +301,18 @@ def test_an_announcement_that_cannot_be_read_costs_its_own_slot_only(grid, link)
     first, second = grid.pull_messages(ids)
     assert (first.error.kind, first.metadata.reply_to_message_id) == ("malformed_message", "asked-0")
     assert second.metadata.reply_to_message_id == "asked-1"
+
+
+def test_requests_whose_time_is_over_while_the_superlink_is_busy_are_given_up(grid, link, clock):
+    """The SuperLink refuses an expired message with status 500, for ever: the run goes on without these slots."""
+    message = link.request()
+    clock.now = message.metadata.created_at + message.metadata.ttl - 0.1
+    answer = httpx.Response(500)
+    busy = httpx.HTTPStatusError("500", request=httpx.Request("POST", "http://h"), response=answer)
+    link.failing = [busy] * 3
+    assert list(grid.push_messages([message])) == [""]
+    assert len(link.failing) == 2  # asked once; after the pause the message was too old
+    assert list(grid.push_messages([])) == []
 
 
 def test_requests_that_could_not_be_stored_are_sent_again_as_new_ones(grid, link, clock):
