@@ -96,3 +96,14 @@ def test_up_to_a_round_a_run_that_got_so_far_is_finished(tmp_path: Path):
     assert {run.path.name: run.final for run in loaded.runs} == {"long": 0.2, "short": 0.4}
     assert loaded.notes == [f"left out {tmp_path / 'late'}: no evaluation up to round 2"]
     assert [run.path.name for run in load_runs([tmp_path], until=4).runs] == ["late", "short"]
+
+
+def test_a_setting_that_came_later_is_no_difference_while_it_has_the_old_value():
+    """A record of version 0.1 and one of today; another value counts, and the weighting only with propellers."""
+    old = {"method.name": "fedcross", "method.mode": "cross", "method.propeller_weighting": "alpha"}
+    new = old | {"method.propeller_weighting": "equal", "method.widths": (), "method.whole": 0, "train.only": ()}
+    new |= {"partition.sampler": "keyed"}
+    assert settled(dict(old)) == settled(dict(new))
+    assert settled(new | {"partition.sampler": "authors"}) != settled(old)
+    mixed = [settled(one | {"method.mode": "propellers"}) for one in (old, new)]
+    assert mixed[0] != mixed[1]
