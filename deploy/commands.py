@@ -117,8 +117,12 @@ def authority(arguments: Arguments) -> None:
 
 def server(arguments: Arguments) -> None:
     """Make the server's certificate."""
+    from fedcross.deploy.federation import gateway_token
+
     root = _root(arguments.authority)
     _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
+    for made in gateway_token(arguments.folder):
+        print(f"{made} (secret)")
 
 
 def client(arguments: Arguments) -> None:
@@ -193,6 +197,7 @@ def sample(arguments: Arguments) -> None:
 def superlink(arguments: Arguments) -> None:
     """Become the SuperLink."""
     command = start.superlink(arguments.keys, arguments.secret, arguments.database, arguments.host)
+    os.environ.update(start.gateway_of(arguments.keys))
     ports.check(arguments.host, start.SUPERLINK_PORT, f"--host {arguments.host}", "address")
     start.replace_process(command)
 

@@ -3,7 +3,7 @@
 ::
 
     ROOT/authority    ca.crt ca.key             secret; in a real deployment, keep it on another machine
-    ROOT/server       ca.crt server.crt server.key
+    ROOT/server       ca.crt server.crt server.key gateway.token      the last tells the SuperLink who is the gateway
     ROOT/superexec    ca.crt superexec.key      the secret with which the SuperExec signs its requests
     ROOT/public       ca.crt *-node.pub         keys that may be registered
     ROOT/page         ca.crt token              what opens the live page and /metrics at the gateway
@@ -34,6 +34,8 @@ SECRET = "superexec.key"  # noqa: S105 - a file name
 PAGE, TOKEN = "page", "token"
 #: Folder of the token for the control interface, in a file of the same name.
 OPERATOR = "operator"
+#: The gateway's token, beside the server's key.
+GATEWAY = "gateway.token"
 OWN = ("authority", "server", "superexec", "public", PAGE, OPERATOR)
 
 
@@ -65,6 +67,7 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
         certificates.make_authority(folders["authority"])
         made.append(str(authority.public))
     _server(authority, folders["server"], names, made)
+    made += gateway_token(folders["server"])
     _secret(folders["superexec"] / SECRET, made)
     _token(folders[PAGE] / TOKEN, made)
     _token(folders[OPERATOR] / TOKEN, made)
@@ -106,6 +109,13 @@ def _token(path: Path, made: list[str]) -> None:
         return
     write_private(path, secrets.token_urlsafe(32).encode())
     made.append(str(path))
+
+
+def gateway_token(folder: Path) -> list[str]:
+    """Make the gateway's token in the folder of the server's keys if it is missing; return the path of a new one."""
+    made: list[str] = []
+    _token(folder / GATEWAY, made)
+    return made
 
 
 def make_secret(path: Path) -> None:

@@ -15,9 +15,12 @@ from fedcross.core import keys as certificates
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_private, private_folder, write_private
+from fedcross.deploy.federation import GATEWAY
 from fedcross.engines.remote import host_and_port
 
 CONFIG, DEADLINE, SOCKET, PAIR = "gateway.cfg", "deadline.lua", "gateway.sock", "server.pem"
+#: Where the configuration takes the token from, in a container: ``gateway.sh`` reads it.
+SAID = "${FEDCROSS_GATEWAY}"
 #: HAProxy resolves the container's name anew; an address or a name of this machine's is looked up once.
 _RESOLVED = " resolvers docker init-addr last,libc,none"
 
@@ -28,7 +31,7 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
     Parameters
     ----------
     keys : Path
-        Folder with ``ca.crt``, ``server.crt``, ``server.key``.
+        Folder with ``ca.crt``, ``server.crt``, ``server.key``, ``gateway.token``.
     work : Path
         Folder for the configuration, the certificate with its key, and the socket; a Unix socket's path has at most
         about 100 characters.
@@ -63,6 +66,7 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
             "/keys/server/server.crt": str(place / PAIR),
             "/keys/server/ca.crt": str(authority),
             "superlink:8000": superlink,
+            SAID: check_private(keys / GATEWAY).read_text(encoding="ascii").strip(),
             _RESOLVED: "",
         },
     )

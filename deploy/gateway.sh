@@ -5,7 +5,11 @@
 #   sh gateway.sh FOLDER haproxy -W -db -f ...
 folder=$1
 shift
-for place in "$folder" "$folder/server.key"; do
+if [ ! -s "$folder/gateway.token" ]; then
+    echo "$folder/gateway.token: missing. Make it, and restart the SuperLink: fedcross deploy federation" >&2
+    exit 2
+fi
+for place in "$folder" "$folder/server.key" "$folder/gateway.token"; do
     if [ -n "$(find "$place" -maxdepth 0 -perm /077)" ]; then
         wanted=600
         [ -d "$place" ] && wanted=700
@@ -14,4 +18,6 @@ for place in "$folder" "$folder/server.key"; do
         exit 2
     fi
 done
+FEDCROSS_GATEWAY=$(cat "$folder/gateway.token")
+export FEDCROSS_GATEWAY
 exec "$@"

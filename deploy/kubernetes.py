@@ -27,6 +27,7 @@ import yaml
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.private_files import private_folder, write_private, write_public
 from fedcross.deploy import pods
+from fedcross.deploy.federation import GATEWAY as GATEWAY_TOKEN
 from fedcross.deploy.federation import OPERATOR, PAGE, SECRET, TOKEN
 from fedcross.deploy.pods import Object
 
@@ -49,7 +50,7 @@ SUPERLINK, GATEWAY, PAGE_PORT, HEALTH, OWN_PAGE = 8000, 8443, 8444, 9100, 8080
 SERVER_DATA = "server-data"
 CACHE = "/tmp/cache"  # noqa: S108 - the pod's own
 OPERATOR_FILE = f"{pods.KEYS}/{OPERATOR}/{TOKEN}"
-GATEWAY_FILES = ("gateway.cfg", "page.cfg", "deadline.lua")
+GATEWAY_FILES = ("gateway.cfg", "page.cfg", "deadline.lua", "gateway.sh")
 #: HAProxy's own resolver knows nothing of the cluster's search list, and a service keeps its address.
 _RESOLVED, _ONCE = " resolvers docker init-addr last,libc,none", " init-addr libc"
 #: As in the Dockerfile and the compose file.
@@ -249,7 +250,7 @@ def _secret(name: str, paths: Sequence[Path]) -> Object:
 def _secrets(plan: Plan) -> list[Object]:
     server, superexec, page, operator = (plan.keys / name for name in ("server", "superexec", PAGE, OPERATOR))
     found = [
-        _secret("server-keys", [server / name for name in ("ca.crt", "server.crt", "server.key")]),
+        _secret("server-keys", [server / name for name in ("ca.crt", "server.crt", "server.key", GATEWAY_TOKEN)]),
         _secret("superexec-keys", [superexec / name for name in ("ca.crt", SECRET)]),
         _secret("page-keys", [page / name for name in ("ca.crt", TOKEN)]),
         _secret("operator-keys", [operator / TOKEN]),
@@ -295,7 +296,6 @@ def _superlink(plan: Plan) -> list[Object]:
         {"keys": pods.KEYS, "state": "/state"},
         {"cpu": "1", "memory": "2Gi"},
         env=_env(
-            FORWARDED_ALLOW_IPS="*",  # the policies let only the gateway name other addresses
             FEDCROSS_OPERATOR_FILE=OPERATOR_FILE,
             **{name: plan.settings[name] for name in ("FEDCROSS_REPLY_OBJECTS", "FEDCROSS_REPLY_MIB")},
         ),
@@ -349,7 +349,15 @@ def _superexec(plan: Plan) -> list[Object]:
 
 def _gateway(plan: Plan) -> list[Object]:
     settings = [f"-f=/etc/fedcross/{name}" for name in GATEWAY_FILES if name.endswith(".cfg")]
-    command = ["haproxy", "-W", "-db", *(word for one in settings for word in one.split("="))]
+    command = [
+        "sh",
+        "/etc/fedcross/gateway.sh",
+        f"{pods.KEYS}/server",
+        "haproxy",
+        "-W",
+        "-db",
+        *(word for one in settings for word in one.split("=")),
+    ]
     answers = pods.probes({"exec": {"command": ["python3", "-c", GATEWAY_ANSWERS]}}, period=10, timeout=5, start=60)
     box = pods.container(
         "gateway",

@@ -20,7 +20,7 @@ from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_folder, check_private
-from fedcross.deploy.federation import SECRET
+from fedcross.deploy.federation import GATEWAY, SECRET
 from fedcross.engines import guarded
 from fedcross.engines.executor import operators, program
 
@@ -67,6 +67,19 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
         *("--superexec-auth-secret-file", str(check_private(secret / SECRET))),
         *("--database", str(database), "--disable-runtime-dependency-installation"),
     ]
+
+
+def gateway_of(server: Path) -> dict[str, str]:
+    """Return the variable with which the SuperLink takes devices' calls from the gateway only, if it has a token."""
+    file = server / GATEWAY
+    if file.exists():
+        return {guarded.GATEWAY: str(check_private(file))}
+    print(
+        f"{file} is missing: who reaches this port can call as a device, past the gateway. Make it with "
+        "fedcross deploy federation, and restart the gateway too",
+        file=sys.stderr,
+    )
+    return {}
 
 
 def superexec(folder: Path, address: str, health: str) -> list[str]:

@@ -11,7 +11,9 @@ in small transactions, and large objects are stored one after the other (``execu
 about a run gets no settings that are the server's alone (``executor/told.py``). How often one asks is limited
 (``executor/share.py``), who waits is answered by turns (``executor/fair.py``), who calls without end is sent away
 before Flower sees the call (``executor/door.py``), and what a device writes into the log is short
-(``executor/lines.py``). Whoever starts and stops runs must have the operator's token (``executor/operators.py``).
+(``executor/lines.py``). Whoever starts and stops runs must have the operator's token (``executor/operators.py``),
+devices come through the gateway, and a body is read only if the headers say that the caller is known
+(``executor/entry.py``); a connection on which no request comes is closed (``executor/punctual.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -59,6 +61,8 @@ RUNS = "FEDCROSS_RUNS_AT_ONCE"
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 #: Variable: whether a process is ready for the next run (``executor/ready.py``).
 READY = "FEDCROSS_READY"
+#: Variable: the file with the token that the gateway brings (``executor/entry.py``); not set: devices need no gateway.
+GATEWAY = "FEDCROSS_GATEWAY_FILE"
 SUPEREXEC = "flower-superexec"
 #: Flower's own command line, whose calls to the SuperLink bring the operator's token (``executor/operators.py``).
 FLWR = "flwr"
@@ -194,10 +198,15 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
             within = shares.within(asked, counted[name], strangers) if name in counted else asked
             setattr(fleet, name, door.proved(within))
         extensions.get_middleware = door.before(extensions.get_middleware, part("fair").Fair())
-        if own := part("operators").token(os.environ):
-            extensions.get_middleware = part("operators").before(extensions.get_middleware, own)
-        # Flower has no WebSockets; uvicorn would answer a request for one itself, before the door.
-        uvicorn.run = functools.partial(uvicorn.run, ws="none")
+        operators, entry = part("operators"), part("entry")
+        gateway, tasks = operators.token(os.environ, GATEWAY), entry.Tasks()
+        runtime.acquire_task = tasks.given(runtime.acquire_task)
+        extensions.get_middleware = entry.before(extensions.get_middleware, operators.token(os.environ), gateway, tasks)
+        # Flower has no WebSockets; uvicorn would answer a request for one itself, before the door. Whose address a
+        # gateway with a token names is the entry's affair.
+        uvicorn.run = functools.partial(
+            uvicorn.run, ws="none", http=part("punctual").Punctual, proxy_headers=not gateway
+        )
         part("lines").attach()
         sweep.attach(sweep.Sweeper(turns=in_turn))
         turns.attach(in_turn)
@@ -233,6 +242,7 @@ def become(program: str) -> NoReturn:
         most, runs = most_objects(os.environ.get(VARIABLE)), most_runs(os.environ.get(RUNS))
         mib = most_mib(os.environ.get(MIB_VARIABLE))
         part("operators").token(os.environ)
+        part("operators").token(os.environ, GATEWAY)
         if program == SUPEREXEC and (way := part("ready").switch(os.environ.get(READY))) != "off":
             ready = part("superexec").keeper(way, lambda: not runs or running() < runs)
     except ValueError as error:

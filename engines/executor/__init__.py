@@ -26,6 +26,9 @@ A SuperLink asks here what it takes from a device (:mod:`engines.guarded`):
 
 ::
 
+    punctual     closes a connection on which no request comes
+    entry        reads no body of a caller that it does not know
+    operators    the token of those who start and stop runs
     door         stands before Flower's application: sends away, or lets in when a place is free
     fair         who is next, and how much of the SuperLink's time one caller gets
     share        how often a device calls

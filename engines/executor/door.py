@@ -10,7 +10,7 @@ address*. A call with a key that is not known at its address counts for the stra
 known key that Flower refuses counts for them as well, and for a minute the door itself checks the signatures of calls
 with that key from there: nobody else's call costs a device anything, not even that of a neighbour behind one router.
 
-The address is the one that the web server believes (``FORWARDED_ALLOW_IPS`` names the gateway), IPv6 by its first half.
+The address is the one that the gateway names (:mod:`entry`), IPv6 by its first half.
 """
 
 from __future__ import annotations

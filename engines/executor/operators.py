@@ -3,87 +3,44 @@
 Flower's interface takes a call from whoever reaches its port: any user of the machine that the server runs on, also
 into a container's own network. It starts runs, whose code goes to the server and to all devices, stops them, and
 registers keys. Where :data:`VARIABLE` names a file, the SuperLink refuses every call below :data:`CONTROL` that does
-not bring the file's text, and fedcross's own programs bring it. It travels within TLS only.
+not bring the file's text (:mod:`entry`), and fedcross's own programs bring it. It travels within TLS only.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from starlette.middleware import Middleware
-
-Message = MutableMapping[str, Any]
-Application = Callable[[Message, Any, Callable[[Message], Awaitable[None]]], Awaitable[None]]
+    from flwr.supercore.control import ControlHttpClient
 
 #: Variable: the file with the token.
 VARIABLE = "FEDCROSS_OPERATOR_FILE"
 HEADER, CONTROL = "fedcross-operator", "/v1/control/"
 #: Fewest characters of a token.
 SHORTEST = 32
-UNAUTHORIZED = 401
 WHY = f"this interface takes calls with the operator's token only (the file in {VARIABLE})"
 
 
-def token(variables: Mapping[str, str]) -> str:
-    """Return the token; empty if the variable is not set.
+def token(variables: Mapping[str, str], variable: str = VARIABLE) -> str:
+    """Return the token in the file that `variable` names; empty if it is not set.
 
     Raises
     ------
     ValueError
         If there is no token in the file.
     """
-    if not (name := variables.get(VARIABLE)):
+    if not (name := variables.get(variable)):
         return ""
     try:
         text = Path(name).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{VARIABLE}={name}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+        raise ValueError(f"{variable}={name}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
     if len(text) < SHORTEST or not text.isprintable():
-        raise ValueError(f"{VARIABLE}={name}: this is no token; it has {SHORTEST} characters or more on one line.")
+        raise ValueError(f"{variable}={name}: this is no token; it has {SHORTEST} characters or more on one line.")
     return text
-
-
-class Operators:
-    """An ASGI application before Flower's, which refuses calls of the control interface without the token.
-
-    Parameters
-    ----------
-    app : callable
-        What comes next.
-    token : str
-        The operator's.
-    """
-
-    def __init__(self, app: Application, token: str) -> None:
-        self._app, self._token = app, token.encode()
-
-    async def __call__(self, scope: Message, receive: Any, send: Callable[[Message], Awaitable[None]]) -> None:
-        """Pass a call on, or refuse it from its headers alone."""
-        if scope["type"] == "http" and scope["path"].startswith(CONTROL) and not self._brought(scope["headers"]):
-            headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
-            await send({"type": "http.response.start", "status": UNAUTHORIZED, "headers": headers})
-            await send({"type": "http.response.body", "body": WHY.encode()})
-            return
-        await self._app(scope, receive, send)
-
-    def _brought(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        said = [value for name, value in headers if name == HEADER.encode()]
-        return len(said) == 1 and hmac.compare_digest(said[0], self._token)
-
-
-def before(middleware: Callable[[], tuple[Middleware, ...]], own: str) -> Callable[[], tuple[Middleware, ...]]:
-    """Return Flower's list of what stands before its application, with :class:`Operators` as the first."""
-    from starlette.middleware import Middleware
-
-    def found() -> tuple[Middleware, ...]:
-        return (Middleware(Operators, token=own), *middleware())
-
-    return found
 
 
 class Brings:

@@ -90,7 +90,8 @@ def test_only_the_one_shot_sees_the_authoritys_key() -> None:
     users = {n for n, s in SERVICES.items() if any(v.startswith("authority:") for v in s.get("volumes", []))}
     assert users == {"certificates"}
     users = {n for n, s in SERVICES.items() if any(v.startswith("server-keys:") for v in s.get("volumes", []))}
-    assert users == {"certificates", "superlink", "gateway"}
+    assert users == {"certificates", "superlink", "gateway"}  # with it the token that tells the two of each other
+    assert "FORWARDED_ALLOW_IPS" not in SERVICES["superlink"]["environment"]  # it would let anybody name addresses
 
 
 def test_the_three_keys_are_registered_for_the_partitions_that_their_devices_claim() -> None:

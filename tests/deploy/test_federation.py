@@ -32,11 +32,12 @@ def test_everything_is_made_once_and_stays(tmp_path: Path) -> None:
         "authority/ca.key", "server/server.key", "superexec/superexec.key",
         "client-1/client-1-node.key", "client-2/client-2-node.key", "client-1/superexec.key", "client-2/superexec.key",
     }  # fmt: skip
+    assert {name for name in before if "token" in name} == {"server/gateway.token", "page/token", "operator/token"}
     for path in tmp_path.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         if path.is_dir():
             assert mode == 0o700
-        elif path.suffix == ".key":
+        elif path.suffix in {".key", ".token"} or path.name == "token":
             assert mode == 0o600
 
 
@@ -102,6 +103,23 @@ def test_the_superlink_refuses_an_open_token_and_says_what_is_open_without_one(
     file.chmod(0o644)
     with pytest.raises(StorageError, match="token"):
         begin()
+
+
+def test_the_superlink_takes_devices_from_the_gateway_alone_and_says_so_if_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.prepare(tmp_path, [])
+    server, file = tmp_path / "server", tmp_path / "server" / "gateway.token"
+    assert start.gateway_of(server) == {guarded.GATEWAY: str(file)}
+    assert operators.token({guarded.GATEWAY: str(file)}, guarded.GATEWAY) == file.read_text()
+    assert capsys.readouterr().err == ""
+    file.chmod(0o640)
+    with pytest.raises(StorageError, match=r"gateway\.token"):
+        start.gateway_of(server)
+    file.unlink()
+    assert start.gateway_of(server) == {}
+    assert f"{file} is missing: who reaches this port can call as a device" in capsys.readouterr().err
+    assert federation.prepare(tmp_path, []) == [str(file)]  # a federation of an earlier version gets one
 
 
 def test_without_the_authoritys_key_a_good_certificate_is_kept_and_a_bad_one_is_an_error(tmp_path: Path) -> None:

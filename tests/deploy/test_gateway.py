@@ -17,6 +17,7 @@ from fedcross.core.causes import cause_of
 from fedcross.core.errors import StorageError
 from fedcross.deploy import gateway
 from fedcross.deploy.federation import prepare
+from fedcross.engines.executor import entry
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,27 @@ def test_its_files_name_places_of_this_machine_only(keys, tmp_path, haproxy):
     assert f'SOCKET = "{work / "gateway.sock"}"' in (work / "deadline.lua").read_text()
 
 
+def test_it_brings_its_token_to_the_superlink_whatever_a_device_has_sent(keys, tmp_path, haproxy):
+    gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+    lines = (tmp_path / "gateway" / "gateway.cfg").read_text().splitlines()
+    token = (keys / "gateway.token").read_text()
+    [said] = [line.strip() for line in lines if entry.GATEWAY in line]
+    assert said == f'http-request set-header {entry.GATEWAY} "{token}"'  # set: all others of this name are deleted
+    assert re.fullmatch(r"[A-Za-z0-9_-]{32,}", token)  # nothing that HAProxy would expand
+    (keys / "gateway.token").chmod(0o644)
+    with pytest.raises(StorageError, match=r"gateway\.token: mode 644"):
+        gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+
+
+def test_the_container_starts_with_its_token_or_not_at_all(keys):
+    start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "sh", "-c", "echo $FEDCROSS_GATEWAY"]
+    assert subprocess.run(start, capture_output=True, text=True).stdout.strip() == (keys / "gateway.token").read_text()
+    (keys / "gateway.token").unlink()
+    refused = subprocess.run(start, capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "fedcross deploy federation" in refused.stderr
+
+
 def test_what_it_keeps_is_private(keys, tmp_path, haproxy):
     work = tmp_path / "gateway"
     gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")
@@ -67,7 +89,9 @@ def test_a_renewed_certificate_is_taken_up_at_the_next_start(keys, tmp_path, hap
     assert (tmp_path / "gateway" / "server.pem").read_bytes().startswith((keys / "server.crt").read_bytes())
 
 
-@pytest.mark.parametrize(("place", "mode"), [("server.key", 0o644), ("server.key", 0o640), (".", 0o755)])
+@pytest.mark.parametrize(
+    ("place", "mode"), [("server.key", 0o644), ("server.key", 0o640), ("gateway.token", 0o644), (".", 0o755)]
+)
 def test_the_container_does_not_start_with_a_key_that_others_can_read(keys, place, mode):
     """HAProxy itself takes any; the image has no fedcross to look at it."""
     start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "echo", "started"]

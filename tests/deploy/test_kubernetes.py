@@ -275,11 +275,13 @@ def test_probes_ask_what_the_health_checks_ask(objects: list[Object]) -> None:
 
 def test_the_gateway_has_its_own_files_and_looks_names_up_as_the_cluster_does(objects: list[Object]) -> None:
     data = named(objects, "ConfigMap")["gateway-config"]["data"]
-    assert set(data) == {"gateway.cfg", "page.cfg", "deadline.lua"}
+    assert set(data) == {"gateway.cfg", "page.cfg", "deadline.lua", "gateway.sh"}
     assert not re.search(r"^ *server .* resolvers", "".join(data.values()), re.MULTILINE)
     assert len(re.findall(r"^ *server .* init-addr libc", "".join(data.values()), re.MULTILINE)) == 4
     mount = templates(objects)["gateway"]["spec"]["containers"][0]
     assert "-f /etc/fedcross/gateway.cfg -f /etc/fedcross/page.cfg" in " ".join(mount["command"])
+    assert mount["command"][:3] == ["sh", "/etc/fedcross/gateway.sh", "/keys/server"]  # with the gateway's token
+    assert "gateway.token" in named(objects, "Secret")["server-keys"]["data"]
     assert {"name": "config", "mountPath": "/etc/fedcross", "readOnly": True} in mount["volumeMounts"]
 
 

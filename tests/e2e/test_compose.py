@@ -5,6 +5,7 @@ Needs an engine (``docker info``) and ``BASE_IMAGE`` where no registry can be re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,10 +22,11 @@ from urllib.error import HTTPError
 import httpx
 import numpy as np
 import pytest
+from flwr.supercore.constant import TASK_TOKEN_HEADER
 
 from fedcross.core import keys as certificates
 from fedcross.deploy.device import Device, new_client
-from fedcross.engines.executor import operators
+from fedcross.engines.executor import entry, operators
 from fedcross.server.launch import launch
 from tests.support import containers, intruder
 from tests.support.containers import CLIENTS, Federation
@@ -195,6 +197,20 @@ def test_another_user_of_this_machine_reaches_the_superlink_and_cannot_drive_it(
         assert {asked(path).status_code for path in paths} == {401}
         assert {asked(path, **{operators.HEADER: token[:-1]}).status_code for path in paths} == {401}
         assert asked(f"{operators.CONTROL}list-runs", **{operators.HEADER: token}).status_code == 200
+        fleet = [path for path in intruder.superlink_paths() if path.startswith(entry.FLEET)]
+        assert len(fleet) == 10
+        past = {asked(path, **{"x-forwarded-for": "203.0.113.5"}).text for path in fleet}
+        assert past == {entry.NOT_THE_GATEWAY}
+        programs = [path for path in intruder.superlink_paths() if path.startswith(entry.RUNTIME)]
+        assert len(programs) > 10
+        assert {asked(path, **{TASK_TOKEN_HEADER: "f" * entry.TOKEN_LENGTH}).text for path in programs} == {
+            entry.NO_TASK
+        }
+        before = intruder.peak_rss(federation)
+        for path in ("/v1/runtime/push-object", "/v1/fleet/push-object"):
+            with contextlib.suppress(httpx.TransportError):  # it is closed in the middle
+                assert client.post(path, content=iter([bytes(1 << 20)] * 600), timeout=60).status_code == 401
+        assert intruder.peak_rss(federation) - before < 16 << 20
     lost = federation.compose(
         "run", "--rm", "-T", "--no-deps", "-e", f"{operators.VARIABLE}=", "admin", "runs", check=False
     )

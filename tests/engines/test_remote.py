@@ -131,7 +131,7 @@ def test_a_refusal_is_told_with_the_superlinks_words_before_anything_is_started(
     started = []
     monkeypatch.setattr(remote, "wait_for", lambda *_: None)
     monkeypatch.setattr(remote.bundle, "make", lambda folder, _: folder)
-    monkeypatch.setattr(flower, "control_client", lambda *_: Client(operators.UNAUTHORIZED, operators.WHY))
+    monkeypatch.setattr(flower, "control_client", lambda *_: Client(401, operators.WHY))
     monkeypatch.setattr(flower, "start", lambda *_: started.append(1))
     params = remote.Params(address="h:1", authority=tmp_path / "ca.crt")
     with pytest.raises(FederationError, match=rf"^SuperLink h:1 refuses: .*{operators.VARIABLE}"):

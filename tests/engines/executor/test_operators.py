@@ -1,100 +1,18 @@
-"""Who may call the SuperLink's control interface: whoever has the operator's token."""
+"""The operator's token: who has it, and who brings it."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import httpx
 import pytest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.superlink.main import create_app
-from flwr.superlink.routers.control.router import router
 
 from fedcross.engines.executor import operators
-from fedcross.engines.executor.operators import CONTROL, HEADER, SHORTEST, VARIABLE, WHY, Operators
+from fedcross.engines.executor.operators import HEADER, SHORTEST, VARIABLE
 
 TOKEN = "t" * SHORTEST
-CALL = f"{CONTROL}list-runs"
-
-
-async def flower(scope: Any, receive: Any, send: Any) -> None:
-    """Stand for Flower's application, which answers every call."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"flower"})
-
-
-def ask(path: str, *headers: tuple[str, str], app: Any = flower) -> httpx.Response:
-    async def asked() -> httpx.Response:
-        transport = httpx.ASGITransport(Operators(app, TOKEN))
-        async with httpx.AsyncClient(transport=transport, base_url="https://superlink") as client:
-            return await client.post(path, headers=list(headers))
-
-    return asyncio.run(asked())
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [],
-        [(HEADER, "")],
-        [(HEADER, TOKEN[1:])],
-        [(HEADER, f"{TOKEN}t")],
-        [(HEADER, TOKEN.upper())],
-        [(HEADER, TOKEN), (HEADER, TOKEN)],  # proxies and servers do not agree which of two counts
-        [(HEADER, "x" * SHORTEST), (HEADER, TOKEN)],
-        [("authorization", f"Bearer {TOKEN}")],
-    ],
-)
-def test_a_call_without_the_token_is_refused_and_reaches_nobody(headers: list[tuple[str, str]]) -> None:
-    found = ask(CALL, *headers)
-    assert (found.status_code, found.text) == (401, WHY)
-    assert found.headers["connection"] == "close"  # the body of the call is not read
-
-
-def test_a_call_with_the_token_is_passed_on() -> None:
-    assert ask(CALL, (HEADER, TOKEN)).text == "flower"
-    assert ask(CALL, (HEADER.title(), TOKEN)).text == "flower"
-
-
-@pytest.mark.parametrize("path", ["/health", "/v1/fleet/pull-messages", "/v1/runtime/pull-messages", "/v1/controls"])
-def test_devices_and_programs_of_a_run_need_no_such_token(path: str) -> None:
-    assert ask(path).text == "flower"
-
-
-def test_all_calls_of_the_control_interface_are_covered() -> None:
-    """As Flower routes them today."""
-    paths = [route.path for route in router.routes]
-    assert len(paths) > 20
-    assert all(path.startswith(CONTROL) for path in paths)
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1//control/list-runs", "//v1/control/list-runs", "/V1/control/list-runs", "/v1/x/../control/list-runs"]
-)
-def test_no_other_spelling_of_a_path_reaches_it(path: str) -> None:
-    app = create_app(None)
-    assert ask(path, app=app).status_code in {401, 404}
-    assert ask("/v1/%63ontrol/list-runs", app=app).status_code == 401
-
-
-def test_the_first_middleware_of_flowers_application() -> None:
-    found = operators.before(lambda: (SimpleNamespace(cls="next"),), TOKEN)()  # type: ignore[arg-type, return-value]
-    assert [one.cls for one in found] == [Operators, "next"]
-    assert found[0].kwargs == {"token": TOKEN}
-
-
-def test_other_events_of_the_server_pass() -> None:
-    seen: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["type"])
-
-    asyncio.run(Operators(app, TOKEN)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
-    assert seen == ["lifespan"]
 
 
 def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""Connections on which no request comes, at a real web server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from fedcross.engines.executor import punctual
+from fedcross.engines.executor.punctual import Punctual, Waiting
+
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
+PATIENCE_S = 60
+
+
+class Clock:
+    """An event loop's timers, run by hand."""
+
+    def __init__(self) -> None:
+        self.timers: list[Any] = []
+
+    def later(self, seconds: float, call: Any, *arguments: Any) -> Any:
+        """Note a timer."""
+        self.timers.append([seconds, call, arguments, False])
+        timer = self.timers[-1]
+
+        class Handle:
+            @staticmethod
+            def cancel() -> None:
+                timer[3] = True
+
+        return Handle()
+
+
+class Connection:
+    """What :class:`Waiting` needs of a connection."""
+
+    def __init__(self) -> None:
+        self.transport, self.ended = self, False
+
+    def abort(self) -> None:
+        """Be closed."""
+        self.ended = True
+
+
+def test_who_waits_longest_is_closed_when_too_many_wait() -> None:
+    waiting, clock, made = Waiting(2, 10), Clock(), [Connection() for _ in range(3)]
+    for one in made:
+        waiting.come(one, clock.later)
+        waiting.come(one, clock.later)  # its deadline stays the first one
+    assert [one.ended for one in made] == [True, False, False]
+    assert [timer[0] for timer in clock.timers] == [10, 10, 10]
+    assert [timer[3] for timer in clock.timers] == [True, False, False]
+
+
+def test_a_head_that_does_not_come_ends_the_connection_and_one_that_comes_does_not() -> None:
+    waiting, clock, made = Waiting(), Clock(), [Connection() for _ in range(2)]
+    for one in made:
+        waiting.come(one, clock.later)
+    waiting.go(made[0])
+    waiting.go(made[0])
+    assert [timer[3] for timer in clock.timers] == [True, False]
+    _, call, arguments, _ = clock.timers[1]
+    call(*arguments)
+    assert [one.ended for one in made] == [False, True]
+    assert len(waiting) == 0
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answer a request with its body."""
+    if scope["type"] != "http":
+        return
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(body)).encode())]}
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[int]:
+    config = uvicorn.Config(echo, port=0, http=Punctual, ws="none", lifespan="off", log_config=None, loop="none")
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server._serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    """Return what comes: an answer with four bytes of body, or what was sent before the connection's end."""
+    found = b""
+    with contextlib.suppress(OSError):
+        while not found.endswith(b"\r\n\r\nbody"):
+            async with asyncio.timeout(PATIENCE_S):
+                piece = await reader.read(1024)
+            if not piece:
+                break
+            found += piece
+    return found
+
+
+@pytest.mark.parametrize("beginning", [b"", b"POST / HT", HEAD])
+def test_a_connection_without_a_whole_head_is_closed(monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
+    monkeypatch.setattr(punctual, "waiting", Waiting(seconds=0.05))
+
+    async def tried() -> bytes:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(beginning)
+            found = await answer(reader)
+            writer.close()
+            return found
+
+    assert asyncio.run(tried()) == b""
+    assert len(punctual.waiting) == 0
+
+
+def test_a_slow_body_and_a_second_request_are_none_of_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punctual, "waiting", Waiting(seconds=5))
+
+    async def tried() -> list[bytes]:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            found = []
+            for _ in range(2):
+                writer.write(HEAD + b"\r\nbo")
+                await writer.drain()
+                while len(punctual.waiting):
+                    await asyncio.sleep(0.01)
+                writer.write(b"dy")
+                found.append(await answer(reader))
+            writer.close()
+            return found
+
+    assert all(one.startswith(b"HTTP/1.1 200") for one in asyncio.run(tried()))
+
+
+def test_a_second_request_has_a_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punctual, "waiting", Waiting(seconds=0.2))
+
+    async def tried() -> list[bytes]:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD + b"\r\nbody")
+            found = [await answer(reader)]
+            writer.write(HEAD)
+            found.append(await answer(reader))
+            writer.close()
+            return found
+
+    first, second = asyncio.run(tried())
+    assert first.endswith(b"body")
+    assert second == b""
+
+
+def test_a_head_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punctual, "waiting", Waiting(seconds=PATIENCE_S))
+
+    async def tried() -> int:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            sent = 0
+            with contextlib.suppress(OSError):
+                writer.write(HEAD)
+                while not reader.at_eof() and sent < 100 * punctual.LONGEST:
+                    writer.write(b"x: " + b"y" * 16384 + b"\r\n")
+                    await writer.drain()
+                    sent += 16384
+                    await asyncio.sleep(0)
+            writer.close()
+            return sent
+
+    assert asyncio.run(tried()) < 100 * punctual.LONGEST
