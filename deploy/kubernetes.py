@@ -349,15 +349,8 @@ def _superexec(plan: Plan) -> list[Object]:
 
 def _gateway(plan: Plan) -> list[Object]:
     settings = [f"-f=/etc/fedcross/{name}" for name in GATEWAY_FILES if name.endswith(".cfg")]
-    command = [
-        "sh",
-        "/etc/fedcross/gateway.sh",
-        f"{pods.KEYS}/server",
-        "haproxy",
-        "-W",
-        "-db",
-        *(word for one in settings for word in one.split("=")),
-    ]
+    command = ["sh", "/etc/fedcross/gateway.sh", f"{pods.KEYS}/server", "haproxy", "-W", "-db"]
+    command += [word for one in settings for word in one.split("=")]
     answers = pods.probes({"exec": {"command": ["python3", "-c", GATEWAY_ANSWERS]}}, period=10, timeout=5, start=60)
     box = pods.container(
         "gateway",

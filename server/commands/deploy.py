@@ -39,7 +39,12 @@ AUTHORITY = "FEDCROSS_AUTHORITY"
 def main(arguments: Sequence[str]) -> int:
     """Run the command; the exit code is 0, 1 if the SuperLink refuses, 2 for wrong use or unusable files."""
     os.umask(0o077)
-    asked = _parser().parse_args(arguments)
+    parser = _parser()
+    asked, rest = parser.parse_known_args(arguments)
+    if rest and ("settings" not in asked or any(one.startswith("-") for one in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse takes no settings behind an option
+        asked.settings += rest
     command: Callable[[Arguments], None] = asked.command
     command(asked)
     return 0

@@ -146,6 +146,15 @@ def test_the_four_commands(link, capsys, monkeypatch):
     assert capsys.readouterr().out == "log of 3\n"
 
 
+def test_settings_may_stand_behind_an_option(link, capsys):
+    assert deploy(["resume", "2", *WHERE, "--detach", "rounds=9", "seed=2"]) == 0
+    assert link == [(join(["seed=1", "output='/o/a'", "rounds=9", "seed=2", "resume='/o/a'"]), False)]
+    for wrong in (["resume", "2", "--detach", "rounds=9", "--sooner", *WHERE], ["runs", *WHERE, "rounds=9"]):
+        with pytest.raises(SystemExit):
+            deploy(wrong)
+        assert "unrecognized arguments" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("status", "code"), [("finished:completed", 0), ("finished:failed", 1)])
 def test_following_a_log_ends_as_the_run_does(link, capsys, monkeypatch, status, code):
     monkeypatch.setattr(runs.control, "follow", lambda client, number, sink: sink("a line") or listed(3, status))

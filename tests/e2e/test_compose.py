@@ -198,7 +198,7 @@ def test_another_user_of_this_machine_reaches_the_superlink_and_cannot_drive_it(
         assert {asked(path, **{operators.HEADER: token[:-1]}).status_code for path in paths} == {401}
         assert asked(f"{operators.CONTROL}list-runs", **{operators.HEADER: token}).status_code == 200
         fleet = [path for path in intruder.superlink_paths() if path.startswith(entry.FLEET)]
-        assert len(fleet) == 10
+        assert len(fleet) >= 10
         past = {asked(path, **{"x-forwarded-for": "203.0.113.5"}).text for path in fleet}
         assert past == {entry.NOT_THE_GATEWAY}
         programs = [path for path in intruder.superlink_paths() if path.startswith(entry.RUNTIME)]
