@@ -6,7 +6,7 @@ runs in the sequential trainer and in the batched one (``torch.func.vmap`` over 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from typing_extensions import TypeVar
 from fedcross.core.settings import Settings
 from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.inputs import Inputs
+from fedcross.tasks.models.slicing.plan import Size
 
 #: Type of a method's settings; ``Any`` in code for all methods.
 P = TypeVar("P", bound=Settings, default=Any)
@@ -111,6 +112,9 @@ class Visit:
         invalid.
     exchange : int
         The exchange within the round, from 0.
+    corners : sequence of Tensors
+        For each size of :meth:`Objective.corners`, which values of the parameters it has, bool, by name; a parameter
+        that the size does not cut is not among them.
     """
 
     net: Net
@@ -130,6 +134,7 @@ class Visit:
     momentum: Tensor | None = None
     augmented: bool = False
     exchange: int = 0
+    corners: Sequence[Tensors] = ()
 
     @property
     def x(self) -> Tensor:
@@ -180,6 +185,10 @@ class Objective(Generic[P]):
 
     def __init__(self, params: P) -> None:
         self.params = params
+
+    def corners(self, size: Size) -> Sequence[Size]:
+        """Return the narrower sizes whose place in a model of `size` training needs (``visit.corners``)."""
+        return []
 
     def start(self, received: Arrays, state: Arrays) -> Arrays:
         """Return the model that training starts from; ``visit.params`` and ``visit.buffers`` will hold it.

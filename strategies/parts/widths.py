@@ -27,11 +27,14 @@ class Widths(Settings):
     whole : int
         How many of the network's first groups of channels stay whole in every model, as in AdaptiveFL's slices; 0 cuts
         all of them.
+    nested : bool
+        Whether clients train the narrower corners of a wide model too (:mod:`strategies.parts.nested`).
     """
 
     widths: tuple[Width, ...] = ()
     shares: tuple[Annotated[float, Field(gt=0)], ...] = ()
     whole: int = Field(0, ge=0)
+    nested: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -9,6 +9,7 @@ from flwr.common.logger import log
 from typing_extensions import TypeVar
 
 from fedcross.core.randomness import stream
+from fedcross.strategies.parts.nested import Nested
 from fedcross.strategies.parts.widths import Widths, deal_slots, described, trainable_slots
 from fedcross.strategies.pool.layout import Layout
 from fedcross.strategies.pool.pool import Pool, Storage
@@ -29,6 +30,7 @@ class SizedSlots(Method[W]):
     can hold waits, and comes first in the next round.
     """
 
+    Objective = Nested
     each_needs_a_device = True
     pool: Pool
     queue: list[int]

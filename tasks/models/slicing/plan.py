@@ -161,6 +161,12 @@ class Plan:
             found[name] = mask
         return found
 
+    def part(self, name: str, narrow: Size, size: Size) -> NDArray[np.bool_]:
+        """Return which elements of the entry `name` of a slice of `size` a slice of `narrow` has too."""
+        mask = np.zeros(self.shapes[name], bool)
+        mask[self.index(name, narrow)] = True
+        return np.array(mask[self.index(name, size)])
+
     def share(self, size: Size, shapes: Mapping[str, Sequence[int]]) -> float:
         """Return the share of the values of a model with entries of `shapes` that a slice has."""
         whole = {name: math.prod(shape) for name, shape in shapes.items()}

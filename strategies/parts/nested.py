@@ -1,0 +1,98 @@
+"""Nested training: a wide model trains its narrower corners too, so that they work without the channels around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Visit
+from fedcross.strategies.parts.widths import Widths
+from fedcross.tasks.models.slicing.plan import Size
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Nested(Objective[Widths]):
+    """Cross-entropy; with ``nested``, of the model and of its narrower corners in turn.
+
+    With the widths 1, p and q the steps of a visit train 1, p, 1, q, 1, p, ...: every second step one of the narrower
+    widths, from the widest on. A model that is narrower than the step's width trains as a whole. A corner is the model
+    with all other weights set to 0, which computes what the slice computes; only its own weights get a gradient (of
+    the others, momentum and weight decay go on). Steps of a corner leave statistics of batch normalisation as they
+    are: those are of the model's own width.
+
+    This is ordered dropout with a fixed order in place of random draws (Horvath et al., FjORD, NeurIPS 2021,
+    arXiv 2102.13451), without its distillation; to train nested widths in turn is Yu et al.'s slimmable network
+    (ICLR 2019, arXiv 1812.08928).
+    """
+
+    def __init__(self, params: Widths) -> None:
+        super().__init__(params)
+        #: Shapes of a model's parameters -> the masks of each step of a cycle; None trains the whole model.
+        self._cycles: dict[Shapes, list[Tensors | None]] = {}
+
+    def corners(self, size: Size) -> Sequence[Size]:
+        """Return the sizes that a model of `size` trains besides its own."""
+        if not self.params.nested:
+            return []
+        return [self.params.size(width) for width in sorted(self.params.widths, reverse=True)[1:] if width < size.width]
+
+    def prepare(self, visit: Visit) -> Prepared:
+        """Note the masks of this model's corners; they are the same for all clients."""
+        if visit.corners and (shapes := shapes_of(visit.params)) not in self._cycles:
+            self._cycles[shapes] = cycle(visit.corners, len(self.params.widths) - 1)
+        return {}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        """Return the loss of the whole model, or of the corner whose turn it is."""
+        masks = self._cycles.get(shapes_of(params)) if self._cycles else None
+        if masks is None:
+            return super().loss(net, params, buffers, batch, prepared)
+        mask = masks[batch.step % len(masks)] if isinstance(batch.step, int) else None
+        if isinstance(batch.step, int) and mask is None:
+            return super().loss(net, params, buffers, batch, prepared)
+        kept = {name: buffer.clone() for name, buffer in buffers.items()}
+        if mask is not None:
+            return super().loss(net, corner(params, mask), kept, batch, prepared)
+        # A recorded step looks its mask up: the same code serves all steps.
+        turn = torch.as_tensor(batch.step) % len(masks)
+        loss = super().loss(net, corner(params, looked_up(masks, turn)), kept, batch, prepared)
+        whole = torch.tensor([one is None for one in masks], device=turn.device)[turn]
+        for name, buffer in buffers.items():
+            buffer.copy_(torch.where(whole, kept[name].detach(), buffer))
+        return loss
+
+
+def shapes_of(params: Tensors) -> Shapes:
+    """Return the shapes of a model's parameters, which tell its size."""
+    return tuple(tuple(p.shape) for p in params.values())
+
+
+def cycle(corners: Sequence[Tensors], narrower: int) -> list[Tensors | None]:
+    """Return the masks of the steps of one cycle; None trains the whole model.
+
+    Parameters
+    ----------
+    corners : sequence of Tensors
+        Masks of the corners that the model has, the widest first.
+    narrower : int
+        How many widths there are besides the widest one.
+    """
+    own = [None] * (narrower - len(corners)) + list(corners)
+    return [mask for one in own for mask in (None, one)]
+
+
+def corner(params: Tensors, mask: Tensors) -> Tensors:
+    """Return the parameters with all weights beyond a corner set to 0."""
+    return {name: p * mask[name] if name in mask else p for name, p in params.items()}
+
+
+def looked_up(masks: Sequence[Tensors | None], turn: Tensor) -> Tensors:
+    """Return the mask of a turn, int64 (); ones for the whole model."""
+    some = next(mask for mask in masks if mask is not None)
+    return {
+        name: torch.stack([torch.ones_like(like) if one is None else one[name] for one in masks])[turn]
+        for name, like in some.items()
+    }
