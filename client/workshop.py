@@ -119,7 +119,7 @@ class Workshop:
     def corners(self, net: ModuleNet) -> list[dict[str, Tensor]]:
         """Return the masks of the narrower sizes that the objective trains in `net` (``visit.corners``)."""
         if net not in self._corners:
-            [size] = [size for size, (known, _) in self._benches.items() if known is net]
+            size = next((size for size, (known, _) in self._benches.items() if known is net), FULL)
             self._corners[net] = [
                 {
                     name: torch.from_numpy(self._plan.part(name, narrow, size)).to(self.device)

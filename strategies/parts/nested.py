@@ -12,6 +12,7 @@ from fedcross.strategies.parts.widths import Widths
 from fedcross.tasks.models.slicing.plan import Size
 
 Shapes = tuple[tuple[int, ...], ...]
+Table = tuple[Tensor, Tensors]
 
 
 class Nested(Objective[Widths]):
@@ -32,6 +33,8 @@ class Nested(Objective[Widths]):
         super().__init__(params)
         #: Shapes of a model's parameters -> the masks of each step of a cycle; None trains the whole model.
         self._cycles: dict[Shapes, list[Tensors | None]] = {}
+        #: The same as tables, for steps that are recorded on a GPU.
+        self._tables: dict[Shapes, Table] = {}
 
     def corners(self, size: Size) -> Sequence[Size]:
         """Return the sizes that a model of `size` trains besides its own."""
@@ -41,8 +44,10 @@ class Nested(Objective[Widths]):
 
     def prepare(self, visit: Visit) -> Prepared:
         """Note the masks of this model's corners; they are the same for all clients."""
-        if visit.corners and (shapes := shapes_of(visit.params)) not in self._cycles:
-            self._cycles[shapes] = cycle(visit.corners, len(self.params.widths) - 1)
+        if any(visit.corners) and (shapes := shapes_of(visit.params)) not in self._cycles:
+            masks = self._cycles[shapes] = cycle(visit.corners, len(self.params.widths) - 1)
+            if visit.y.device.type != "cpu":
+                self._tables[shapes] = table(masks)
         return {}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
@@ -58,10 +63,10 @@ class Nested(Objective[Widths]):
             return super().loss(net, corner(params, mask), kept, batch, prepared)
         # A recorded step looks its mask up: the same code serves all steps.
         turn = torch.as_tensor(batch.step) % len(masks)
-        loss = super().loss(net, corner(params, looked_up(masks, turn)), kept, batch, prepared)
-        whole = torch.tensor([one is None for one in masks], device=turn.device)[turn]
+        whole, rows = self._tables.get(shapes_of(params)) or table(masks)
+        loss = super().loss(net, corner(params, {n: row[turn] for n, row in rows.items()}), kept, batch, prepared)
         for name, buffer in buffers.items():
-            buffer.copy_(torch.where(whole, kept[name].detach(), buffer))
+            buffer.copy_(torch.where(whole[turn], kept[name].detach(), buffer))
         return loss
 
 
@@ -89,10 +94,12 @@ def corner(params: Tensors, mask: Tensors) -> Tensors:
     return {name: p * mask[name] if name in mask else p for name, p in params.items()}
 
 
-def looked_up(masks: Sequence[Tensors | None], turn: Tensor) -> Tensors:
-    """Return the mask of a turn, int64 (); ones for the whole model."""
-    some = next(mask for mask in masks if mask is not None)
-    return {
-        name: torch.stack([torch.ones_like(like) if one is None else one[name] for one in masks])[turn]
+def table(masks: Sequence[Tensors | None]) -> Table:
+    """Return the cycle as tensors: whether a step trains the whole model, bool (c,), and the masks, bool (c, ...)."""
+    some = {name: mask for one in masks if one for name, mask in one.items()}
+    rows = {
+        name: torch.stack([one[name] if one and name in one else torch.ones_like(like) for one in masks])
         for name, like in some.items()
     }
+    device = next(iter(some.values())).device
+    return torch.tensor([one is None for one in masks]).to(device), rows

@@ -87,8 +87,16 @@ def test_every_method_trains_on_a_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
         ("+task.augment={flip: true, crop: 1}",),
         ("partition=dirichlet", "partition.beta=0.1", "task.limit=200"),
         ("method=fedct", "+method.host_epochs=3"),
+        ("method=fedfan_three_sizes", "method.whole=0", "model=own", "model.path=tests.support.slices:Normed"),
     ],
-    ids=["part of the examples", "part of the model", "augmentation", "unequal clients", "other epochs at a host"],
+    ids=[
+        "part of the examples",
+        "part of the model",
+        "augmentation",
+        "unequal clients",
+        "other epochs at a host",
+        "nested corners",
+    ],
 )
 def test_other_settings_train_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
 from fedcross.conf.schema import Train
-from fedcross.strategies.parts.nested import Nested, corner, cycle
+from fedcross.strategies.parts.nested import Nested, corner, cycle, table
 from fedcross.strategies.parts.objective import Batch
 from fedcross.strategies.parts.widths import Widths
 from fedcross.tasks.inputs import Inputs
@@ -148,6 +150,21 @@ def test_a_corner_keeps_what_is_not_cut():
     cut = corner(params, TWO)
     assert cut["w"].tolist() == [1, 0, 0]
     assert cut["b"] is params["b"]
+
+
+def test_a_table_has_ones_where_a_corner_cuts_nothing():
+    whole, rows = table([None, {"v": ONE["w"]}, None, TWO])
+    assert whole.tolist() == [True, False, True, False]
+    assert rows["v"].tolist() == [[True] * 3, [True, True, False], [True] * 3, [True] * 3]
+    assert rows["w"].tolist() == [[True] * 3] * 3 + [[True, False, False]]
+
+
+def test_corners_that_cut_nothing_are_none():
+    nested = Nested(Widths(widths=(1.0, 0.5), nested=True))
+    net = ModuleNet(Hidden(), torch.device("cpu"))
+    own = visit_of(net, torch.ones(2, 1), torch.tensor([0, 1]))
+    nested.prepare(dataclasses.replace(own, corners=[{}]))
+    assert nested._cycles == {}
 
 
 def test_a_model_without_corners_is_trained_as_ever(tmp_path):
