@@ -70,7 +70,7 @@ def test_digits():
 
 
 def test_the_digits_are_those_of_scikit_learns_own_reader():
-    """The sum over what ``sklearn.datasets.load_digits`` gives, split and in these types; to import it takes seconds."""
+    """The digest of what ``sklearn.datasets.load_digits`` gives, split, in these types; its import takes seconds."""
     task = digits.load(digits.Params())
     parts = (task.train.x, task.train.y, task.test.x, task.test.y)
     found = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
