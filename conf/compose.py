@@ -70,6 +70,8 @@ def plugin_folders() -> list[Path]:
 
 def _shadows(folders: Sequence[Path]) -> list[str]:
     """Return an error for every plug-in file with the same name as one of fedcross or of another plug-in folder."""
+    if not folders:
+        return []
     homes = {package: room(package.split(".")[0]).joinpath(*package.split(".")[1:]) for package in PLUGIN_PACKAGES}
     places = [(home, package.replace(".", "/"), "*.py") for package, home in homes.items()]
     places += [(group, f"conf/{group.name}", "*.yaml") for group in CONF.iterdir() if group.is_dir()]

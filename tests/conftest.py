@@ -30,6 +30,11 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 #: The only folders whose tests start a whole federation as processes: `make test` looks for those marks here alone.
 FEDERATIONS = ("e2e", "faults")
+#: Files, and folders of files, that import transformers, ONNX's exporter or scikit-learn: seconds of a core for each.
+DEAR = (
+    *("tests/analysis/", "tests/examples/", "tests/test_documentation.py", "tests/tasks/test_own_model.py"),
+    *("tests/tasks/test_part.py", "tests/server/commands/test_export_formats.py"),
+)
 #: Ray gives a process of its own this many seconds to start, 30 unless told. A loaded machine takes longer.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 
@@ -43,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None):
         return  # this process runs no test: those that pytest-xdist starts do
+    # Nearly all that tests make is gone without the collector; it would look through it thousands of times.
+    gc.set_threshold(20_000, 10, 10)
     import hypothesis
 
     from tests.support import config_files
@@ -90,9 +97,25 @@ def _flowers_log() -> Generator[None, None, None]:
     level, handlers, logger.disabled = logger.level, list(logger.handlers), False
     yield
     logger.disabled = False
-    logger.setLevel(level)
+    if logger.level != level:  # to set it makes every logger forget what it has found out
+        logger.setLevel(level)
     logger.handlers[:] = handlers
     root.handlers[:] = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Let one worker run the files that import :data:`DEAR` libraries, so that these are imported once."""
+    if config.getoption("dist") != "loadfile":
+        return None  # as pytest-xdist does it
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope = str(super()._split_scope(nodeid))
+            return "dear libraries" if scope.startswith(DEAR) else scope
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Whole rounds on an emulated GPU: every method, on both trainers, equal to the CPU to the bit."""
+"""Whole rounds on an emulated GPU: every kind of client, on both trainers, equal to the CPU to the bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcross.client import trainer, workshop
 from fedcross.client.app import app as client_app
 from fedcross.client.app import together
 from fedcross.client.flat_model import ModuleNet
-from fedcross.conf.compose import CONF, join
+from fedcross.conf.compose import join
 from fedcross.core.settings import Settings
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.server.session import Session
@@ -27,9 +27,9 @@ from fedcross.tasks.inputs import Inputs
 from tests.support import visits
 from tests.support.emulated_gpu import Counted, emulated_gpu
 from tests.support.federation import Quiet, run, same, settle
+from tests.support.methods import CLIENTS
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
-#: Methods whose steps differ most from each other; on 2026-11-22 all of METHODS trained so.
+#: Methods whose steps differ most from each other; on 2026-11-22 all methods trained so.
 TOGETHER = ("fedavg", "fedgen", "scaffold", "fedsam", "fedasam", "moon", "feddecorr", "fedntd", "fedct_moon")
 TINY = ("rounds=2", "task.limit=72", "task.limit_test=24", "train.batch=8", "train.epochs=2", "partition.clients=6")
 
@@ -71,7 +71,7 @@ def _no_waits_in_a_step(monkeypatch: pytest.MonkeyPatch, counted: Counted) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CLIENTS)
 def test_every_method_trains_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     own = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else []
     own += ["method.generator_steps=3"] if method.startswith("fedgen") else []  # on the server, and long

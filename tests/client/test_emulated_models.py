@@ -59,8 +59,9 @@ MODELS: dict[str, tuple[int, ...]] = {
     "own": (1, 4, 4),
 }
 CLASSES = 4
-#: Without ``FEDCROSS_RELIABILITY=whole`` left out of the test of every method: another of MODELS has the same layers.
-ALIKE = ("fedfusion_mnist_paper", "lstm_sent140")
+#: Without ``FEDCROSS_RELIABILITY=whole`` left out of the test of every method: another of MODELS has the same layers or
+#: calls the same operations of torch in a step and an evaluation (`lenet5` and `torchvision`; compared on 2026-11-25).
+ALIKE = ("fedfusion_mnist_paper", "lstm_sent140", "cnn_w", "cnn_femnist", "resnet18")
 #: Models of which a layer of 64 and more channels has a 16th of them: all that their width changes here is the time.
 NARROW = ("vgg16_bn", "vgg_femnist", "resnet18", "torchvision")
 #: How pictures are prepared.

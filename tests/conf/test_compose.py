@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hypothesis import given
@@ -63,6 +65,11 @@ def test_a_composition_that_begins_with_what_was_merged_before_is_hydras_own(mon
     found = _composition(overrides)
     for name, function in config_files.HYDRAS.items():
         monkeypatch.setattr(ConfigLoaderImpl, name, function)
+    copied = copy.deepcopy(found)
+    for kind, function in config_files.COPIES.items():
+        monkeypatch.setattr(kind, "__deepcopy__", function)
+    assert nodes(copied) == nodes(copy.deepcopy(found)) == nodes(found)
+    assert OmegaConf.to_yaml(copied) == OmegaConf.to_yaml(found)
     expected = _composition(overrides)
     assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
     assert nodes(found) == nodes(expected)
@@ -70,7 +77,7 @@ def test_a_composition_that_begins_with_what_was_merged_before_is_hydras_own(mon
 
 def nodes(node):
     """Return type, flags and parent of `node` and of each node below it."""
-    kind = type(node), OmegaConf.get_type(node), node._metadata.ref_type, node._metadata.flags
+    kind = type(node), OmegaConf.get_type(node), node._metadata.ref_type, node._metadata.flags, node._metadata.key
     inner = node._content if OmegaConf.is_config(node) else None
     below = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else []
     assert all(one._get_parent() is node for one in below)

@@ -82,15 +82,16 @@ def test_models_of_three_widths_over_a_superlink(tmp_path: Path) -> None:
 @pytest.mark.superlink
 @pytest.mark.usefixtures("warm_start")
 def test_adapters_of_an_own_network_over_a_superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes of the federation find the network, and only its part travels."""
+    """The processes of the federation find the network, and only its part travels: one device shows it."""
     (tmp_path / "mine" / "e2enets").mkdir(parents=True)
     (tmp_path / "mine" / "e2enets" / "net.py").write_text(
         "from torch import nn\n\n\ndef net(classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))\n"
     )
     monkeypatch.setenv("FEDCROSS_PATH", str(tmp_path / "mine"))
+    one = [*SETTINGS, "partition.clients=1", "clients_per_round=1"]
     part = ["model=e2enets.net:net", "model.lora={r: 4, target_modules: ['1']}", "train.only=['*lora_*','3.*']"]
-    alone = launch([*CONFIGURATION, *part], tmp_path / "local")
-    apart = launch([*CONFIGURATION, *part, "engine=superlink"], tmp_path / "superlink")
+    alone = launch([*one, *part], tmp_path / "local")
+    apart = launch([*one, *part, "engine=superlink"], tmp_path / "superlink")
     assert sha(alone) == sha(apart)
     assert len(load_file(alone / "model.safetensors")) == 4

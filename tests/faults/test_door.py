@@ -26,7 +26,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 
 from tests.support.network import Network, lines, wait_for_rounds
 
-pytestmark = pytest.mark.superlink
+pytestmark = [pytest.mark.superlink, pytest.mark.usefixtures("warm_start")]
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 PATIENCE_S = 1200
 

@@ -52,7 +52,7 @@ def test_a_device_is_added_stopped_and_started_again_while_a_run_is_on(tmp_path)
             """Start it until it stays, as Docker and systemd do: until its last heartbeat is old it is refused."""
             if network.processes["late"].poll() is not None:
                 starts.append(time.monotonic())
-                time.sleep(1)
+                time.sleep(5)
                 network.start_nodes("late", [2], **CALM)
 
         wait_until(output, all_three, again)

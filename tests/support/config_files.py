@@ -22,8 +22,19 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, OmegaConf, grammar_parser
-from omegaconf.base import Metadata
+from omegaconf import (
+    AnyNode,
+    BooleanNode,
+    DictConfig,
+    EnumNode,
+    FloatNode,
+    IntegerNode,
+    ListConfig,
+    OmegaConf,
+    grammar_parser,
+)
+from omegaconf.base import Metadata, Node
+from omegaconf.nodes import PathNode, StringNode
 
 from fedcross.conf import compose
 
@@ -39,6 +50,16 @@ HYDRAS = {
     name: getattr(ConfigLoaderImpl, name) for name in ("_compose_config_from_defaults_list", "_load_single_config")
 }
 
+#: Nodes of OmegaConf that :func:`read_once` has copied in another way, with OmegaConf's own.
+COPIES = {
+    kind: kind.__deepcopy__  # type: ignore[attr-defined]
+    for kind in (
+        DictConfig,
+        ListConfig,
+        *(AnyNode, BooleanNode, EnumNode, FloatNode, IntegerNode, PathNode, StringNode),
+    )
+}
+
 
 def read_once() -> None:
     """Have Hydra keep what it has read of a file until the file changes, and of a setting's text, in this process."""
@@ -47,6 +68,7 @@ def read_once() -> None:
     _keep_what_all_begin_with()
     _keep_versions()
     _copy_marks()
+    _copy_nodes()
     _keep_texts()
     _choices_where_needed()
 
@@ -130,6 +152,34 @@ def _copy_marks() -> None:
         return new
 
     Metadata.__deepcopy__ = copied  # type: ignore[attr-defined]
+
+
+def _copy_nodes() -> None:
+    """Copy a table's nodes as OmegaConf does, but without a call of its constructors, which check each value again."""
+
+    def copied(self: Node, memo: dict[int, Any]) -> Node:
+        new: Node = object.__new__(type(self))
+        own = self.__dict__
+        new.__dict__.update(own)  # a value is shared, as in OmegaConf's own copy
+        new.__dict__["_metadata"] = copy.deepcopy(own["_metadata"], memo)
+        new.__dict__["_flags_cache"] = None
+        if "_content" not in own:
+            return new
+        new.__dict__["_flags_cache"] = own["_flags_cache"] and dict(own["_flags_cache"])
+        content = own["_content"]
+        if isinstance(content, dict):
+            new.__dict__["_content"] = {key: below(child, new, memo) for key, child in content.items()}
+        elif isinstance(content, list):
+            new.__dict__["_content"] = [below(child, new, memo) for child in content]
+        return new
+
+    def below(child: Node, parent: Node, memo: dict[int, Any]) -> Node:
+        new: Node = child.__deepcopy__(memo)  # type: ignore[attr-defined]
+        new.__dict__["_parent"] = parent
+        return new
+
+    for kind in COPIES:
+        kind.__deepcopy__ = copied  # type: ignore[attr-defined]
 
 
 def _keep_texts() -> None:

@@ -1,7 +1,9 @@
 """Digits, MNIST and CIFAR: the published formats, and what happens when a file is wrong."""
 
+import hashlib
 import os
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -65,6 +67,22 @@ def test_digits():
     assert prepared.shape == (5, *task.shape)
     assert float(prepared.min()) == -1.0
     assert float(prepared.max()) == 1.0
+
+
+def test_the_digits_are_those_of_scikit_learns_own_reader():
+    """The digest of what ``sklearn.datasets.load_digits`` gives, split, in these types; its import takes seconds."""
+    task = digits.load(digits.Params())
+    parts = (task.train.x, task.train.y, task.test.x, task.test.y)
+    found = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+    assert found == "6323f22492cf6643611a024dac9c6ace03ecbd026397aac0b4c3c58ea026bbb7"
+
+
+def test_a_scikit_learn_without_the_digits_is_told(tmp_path, monkeypatch):
+    (tmp_path / "sklearn.py").touch()
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"this scikit-learn has no .*digits\.csv\.gz"):
+        digits.load(digits.Params())
 
 
 def test_no_augmentation_needs_no_torch_and_unknown_steps_are_found():
