@@ -26,7 +26,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
 
 #: Torch's threads sleep while they wait for each other. Unless told, they spin, and where several processes share the
-#: cores they spend more time so than computing. Set before torch is imported; the number of threads stays as it is.
+#: cores they spend more time so than computing. Set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 #: The only folders whose tests start a whole federation as processes: `make test` looks for those marks here alone.
 FEDERATIONS = ("e2e", "faults")
@@ -55,6 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.support import config_files
 
     config_files.read_once()
+    if hasattr(config, "workerinput"):
+        # Another worker has the other core. Two threads take a third more for the small products of most tests. A test
+        # whose subject is the number of threads sets it, and a process that a test starts has a number of its own.
+        import torch
+
+        torch.set_num_threads(1)
     # Hypothesis fails a test whose examples take long to make, which is so for any test on a machine with other work.
     calm = {*hypothesis.settings().suppress_health_check, hypothesis.HealthCheck.too_slow}
     hypothesis.settings.register_profile("any load", hypothesis.settings(), deadline=None, suppress_health_check=calm)

@@ -177,6 +177,10 @@ def test_momentum_can_be_carried_over():
 
 def test_threads_are_put_back():
     before = torch.get_num_threads()
-    with one_thread(torch.device("cpu")):
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(2)
+    try:
+        with one_thread(torch.device("cpu")):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
