@@ -11,7 +11,7 @@ stranger does not have:
 =================  ===================================================================================================
 
 A refused call is answered without reading on, its connection is closed, and the log gets one line a minute at most.
-All other paths are Flower's own, and read no body.
+All other paths are Flower's own; nobody may bring a body there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TOKEN_LENGTH = 256
 REMEMBERED, LOOKUPS = 1000, 4
 #: Seconds between two lines on refused calls.
 TELL_S = 60.0
-UNAUTHORIZED, BUSY = 401, 503
+UNAUTHORIZED, TOO_LARGE, BUSY = 401, 413, 503
 NOT_THE_GATEWAY = "devices reach this SuperLink through its gateway only"
 NO_TASK = "this interface takes calls of the SuperExec and of the tasks under way only"
 
@@ -79,6 +79,12 @@ def values(headers: Headers, name: str) -> list[bytes]:
     """Return all values of a header."""
     wanted = name.encode()
     return [value for key, value in headers if key == wanted]
+
+
+def brings_body(headers: Headers) -> bool:
+    """Return whether a body follows these headers."""
+    lengths = values(headers, "content-length")
+    return bool(values(headers, "transfer-encoding")) or any(length.strip(b"0 ") for length in lengths)
 
 
 def brought(headers: Headers, name: str, token: str) -> bool:
@@ -226,6 +232,8 @@ class Entry:
             if not brought(headers, GATEWAY, self._gateway):
                 raise RefusedError(UNAUTHORIZED, NOT_THE_GATEWAY)
             self._name(scope)
+        if not path.startswith((CONTROL, FLEET, RUNTIME)) and brings_body(headers):
+            raise RefusedError(TOO_LARGE, "no body is read here")
         if path.startswith(RUNTIME) and not await self._own(path, headers, scope["app"].state):
             raise RefusedError(UNAUTHORIZED, NO_TASK)
 

@@ -271,6 +271,18 @@ def test_other_paths_are_flowers(path: str) -> None:
     assert ask(path).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("content-length", "1073741824")], 413),
+        ([("transfer-encoding", "chunked")], 413),
+        ([("content-length", "00")], 200),
+    ],
+)
+def test_nobody_brings_a_body_to_other_paths(headers: list[tuple[str, str]], status: int) -> None:
+    assert ask("/health", *headers).status_code == status
+
+
 def test_all_calls_of_the_two_interfaces_are_covered() -> None:
     """As Flower routes them today; and every program's call is authenticated by Flower as this entry expects it."""
     paths = [route.path for route in control.routes if isinstance(route, APIRoute)]
