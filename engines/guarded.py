@@ -204,8 +204,9 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         extensions.get_middleware = entry.before(extensions.get_middleware, operators.token(os.environ), gateway, tasks)
         # Flower has no WebSockets; uvicorn would answer a request for one itself, before the door. Whose address a
         # gateway with a token names is the entry's affair.
+        punctual = part("punctual")
         uvicorn.run = functools.partial(
-            uvicorn.run, ws="none", http=part("punctual").Punctual, proxy_headers=not gateway
+            uvicorn.run, ws="none", http=punctual.Punctual, loop=punctual.loop, proxy_headers=not gateway
         )
         part("lines").attach()
         sweep.attach(sweep.Sweeper(turns=in_turn))

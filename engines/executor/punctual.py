@@ -2,12 +2,13 @@
 
 A head has :data:`HEAD_S` seconds and :data:`LONGEST` bytes. Of the connections that wait for one, the oldest is closed
 when there are more than :data:`MOST`: who has something to ask does so at once, and who only holds connections loses
-them.
+them. A TLS handshake has :data:`HANDSHAKE_S` seconds, where Python's own minute is (:func:`loop`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_S = 10.0
 LONGEST = 65536
+HANDSHAKE_S = 10.0
 MOST = 256
 
 
@@ -51,6 +53,25 @@ class Waiting:
 
 
 waiting = Waiting()
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop that Uvicorn would take, whose servers end a TLS handshake that does not come."""
+    try:
+        import uvloop
+    except ImportError:
+        new: Any = asyncio.new_event_loop()
+    else:
+        new = uvloop.new_event_loop()
+    create = new.create_server
+
+    @functools.wraps(create)
+    async def create_server(*arguments: Any, **named: Any) -> Any:
+        limit = {"ssl_handshake_timeout": HANDSHAKE_S} if named.get("ssl") else {}
+        return await create(*arguments, **limit, **named)
+
+    new.create_server = create_server
+    return new  # type: ignore[no-any-return]
 
 
 class Punctual(HttpToolsProtocol):

@@ -231,7 +231,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
     assert "over.py" in layers
     assert [one.cls.__name__ for one in extensions.get_middleware()] == ["Entry", "Door"]
     keywords = uvicorn.run.keywords  # type: ignore[attr-defined]
-    assert keywords["http"].__name__ == "Punctual"
+    assert (keywords["http"].__name__, keywords["loop"].__name__) == ("Punctual", "loop")
     assert (keywords["ws"], keywords["proxy_headers"]) == ("none", True)
     for text in ("\n\x1b[2J", "Q" * 240_000, "\u202e", "\x9b31m"):  # Flower writes these fields to its log
         for call, field, request in (

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
+from fedcross.core.keys import make_authority, make_server
 from fedcross.engines.executor import punctual
 from fedcross.engines.executor.punctual import Punctual, Waiting
 
@@ -99,6 +103,33 @@ async def served() -> AsyncIterator[int]:
     finally:
         server.should_exit = True
         await task
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["uvloop", "asyncio"])
+def test_a_handshake_that_does_not_come_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
+    """With Flower's start: ``uvicorn.run`` makes the loop from the function."""
+    if other:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    monkeypatch.setattr(punctual, "HANDSHAKE_S", 0.05)
+    pair = make_server(make_authority(tmp_path / "ca"), tmp_path / "server", ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.public, pair.private)
+
+    async def tried() -> bytes:
+        begun = asyncio.get_running_loop()
+        begun.set_exception_handler(lambda *_: None)
+        server = await begun.create_server(asyncio.Protocol, host="127.0.0.1", port=0, ssl=context)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        found = await answer(reader)
+        writer.close()
+        server.close()
+        plain = await begun.create_server(asyncio.Protocol, host="127.0.0.1", port=0)  # no TLS, no such limit
+        plain.close()
+        return found
+
+    with asyncio.Runner(loop_factory=uvicorn.Config(echo, loop=punctual.loop).get_loop_factory()) as runner:  # type: ignore[arg-type]
+        assert type(runner.get_loop()).__module__.startswith("asyncio" if other else "uvloop")
+        assert runner.run(tried()) == b""
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
