@@ -38,6 +38,7 @@ from uvicorn import Config, Server
 from fedcross.core.errors import StorageError
 from fedcross.core.events import say
 from fedcross.core.private_files import check_private, open_own
+from fedcross.engines.executor.punctual import Punctual
 from fedcross.server.board import Board
 from fedcross.server.gauges import RunCollector
 from fedcross.server.live_page import PAGE
@@ -89,7 +90,7 @@ class Live:
         self.port = int(self._socket.getsockname()[1])
         self._registry = CollectorRegistry()
         self._registry.register(RunCollector(board, folder))
-        rules = {"http": "h11", "ws": "none", "lifespan": "off", "access_log": False, "log_config": None}
+        rules = {"http": Punctual, "ws": "none", "lifespan": "off", "access_log": False, "log_config": None}
         self._server = Server(Config(self.app(local), timeout_graceful_shutdown=1, **rules))  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run, name="fedcross-page", daemon=True)
         shown = f"[{host}]" if ":" in host else host

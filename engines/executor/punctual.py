@@ -2,13 +2,15 @@
 
 A head has :data:`HEAD_S` seconds and :data:`LONGEST` bytes. Of the connections that wait for one, the oldest is closed
 when there are more than :data:`MOST`: who has something to ask does so at once, and who only holds connections loses
-them. A TLS handshake has :data:`HANDSHAKE_S` seconds, where Python's own minute is (:func:`loop`).
+them. The same for connections whose TLS handshake does not come (:class:`Doorway`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import socket
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_S = 10.0
 LONGEST = 65536
 HANDSHAKE_S = 10.0
+#: Connections that are taken before the event loop does something else.
+AT_ONCE = 50
 MOST = 256
 
 
@@ -55,8 +59,88 @@ class Waiting:
 waiting = Waiting()
 
 
+class Doorway:
+    """A server with TLS that takes connections itself, and so knows how many are in their handshake.
+
+    Of more than `most` the oldest is closed, and each when its handshake takes longer than :data:`HANDSHAKE_S` seconds:
+    idle connections take neither all files that the process may open nor its memory, 50 kB for each.
+
+    Parameters
+    ----------
+    own : event loop
+        The loop that serves.
+    listener : socket
+        Listens.
+    factory : callable
+        Makes a connection's protocol.
+    context : SSLContext
+        The server's certificate.
+    most : int
+        Handshakes at a time.
+    """
+
+    def __init__(
+        self,
+        own: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        factory: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext,
+        most: int = MOST,
+    ) -> None:
+        self._loop, self._listener, self._factory, self._context, self._most = own, listener, factory, context, most
+        self.sockets = (listener,)
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        listener.setblocking(False)
+        own.add_reader(listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        """Take the connections that are there, a few at a time: others want the loop too."""
+        for _ in range(AT_ONCE):
+            try:
+                link, _ = self._listener.accept()
+            except OSError:  # none is left; or no file is, then the next call tries again
+                return
+            link.setblocking(False)
+            while len(self._tasks) >= self._most:
+                oldest = next(iter(self._tasks))
+                del self._tasks[oldest]
+                oldest.cancel()
+            task = self._loop.create_task(self._greet(link))
+            self._tasks[task] = None
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _greet(self, link: socket.socket) -> None:
+        """Do the handshake; from then on the connection is its protocol's."""
+        try:
+            await self._loop.connect_accepted_socket(
+                self._factory, link, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except (OSError, asyncio.CancelledError):
+            link.close()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Return when all handshakes have ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def is_serving(self) -> bool:
+        """Return whether it takes connections."""
+        return self._listener.fileno() >= 0
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return its loop."""
+        return self._loop
+
+
 def loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop that Uvicorn would take, whose servers end a TLS handshake that does not come."""
+    """Return the event loop that Uvicorn would take, whose servers with TLS are a :class:`Doorway`."""
     try:
         import uvloop
     except ImportError:
@@ -66,9 +150,12 @@ def loop() -> asyncio.AbstractEventLoop:
     create = new.create_server
 
     @functools.wraps(create)
-    async def create_server(*arguments: Any, **named: Any) -> Any:
-        limit = {"ssl_handshake_timeout": HANDSHAKE_S} if named.get("ssl") else {}
-        return await create(*arguments, **limit, **named)
+    async def create_server(factory: Any, host: Any = None, port: Any = None, **named: Any) -> Any:
+        if named.get("ssl") is None or not isinstance(host, str) or "sock" in named:
+            return await create(factory, host, port, **named)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=named.get("backlog") or 100)
+        return Doorway(new, listener, factory, named["ssl"])
 
     new.create_server = create_server
     return new  # type: ignore[no-any-return]

@@ -1,5 +1,6 @@
 """The page over real sockets, and in a browser; a run must neither wait for it nor end with it."""
 
+import contextlib
 import html
 import json
 import re
@@ -12,6 +13,7 @@ from urllib.error import HTTPError
 import pytest
 
 from fedcross.core.causes import cause_of
+from fedcross.engines.executor import punctual
 from fedcross.server import live
 from fedcross.server.board import Board
 from fedcross.server.live_page import PAGE
@@ -70,6 +72,19 @@ def test_page_state_metrics_and_events_on_the_loopback_interface(tmp_path):
         assert status(page, "/state", Host="fedcross.example.org") == 400  # a name that leads here from elsewhere
         assert (tmp_path / live.ADDRESS).stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / live.ADDRESS).exists()
+
+
+def test_idle_connections_do_not_take_the_runs_files(tmp_path):
+    """A run that can open no file fails at its next checkpoint; who only connects keeps few connections."""
+    with served(tmp_path) as page:
+        idle = [socket.create_connection(("127.0.0.1", page.port), 30) for _ in range(punctual.MOST + 100)]
+        assert get(page, "/") == PAGE
+        for one in idle[:50]:
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1) == b""  # closed: the oldest ones; else the time is over
+        assert len(page._server.server_state.connections) <= punctual.MOST + 1
+        for one in idle:
+            one.close()
 
 
 def test_elsewhere_a_token_is_needed(tmp_path, monkeypatch):

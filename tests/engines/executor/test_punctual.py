@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 
 from fedcross.core.keys import make_authority, make_server
 from fedcross.engines.executor import punctual
-from fedcross.engines.executor.punctual import Punctual, Waiting
+from fedcross.engines.executor.punctual import Doorway, Punctual, Waiting
 
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
 PATIENCE_S = 60
@@ -130,6 +132,48 @@ def test_a_handshake_that_does_not_come_ends(tmp_path: Path, monkeypatch: pytest
     with asyncio.Runner(loop_factory=uvicorn.Config(echo, loop=punctual.loop).get_loop_factory()) as runner:  # type: ignore[arg-type]
         assert type(runner.get_loop()).__module__.startswith("asyncio" if other else "uvloop")
         assert runner.run(tried()) == b""
+
+
+def test_of_many_handshakes_that_do_not_come_the_oldest_end_and_an_honest_one_passes(tmp_path: Path) -> None:
+    """Twenty times as many idle connections as there may be; the process holds no more files than that."""
+    pair = make_server(make_authority(tmp_path / "ca"), tmp_path / "server", ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.public, pair.private)
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "ca" / "ca.crt"))
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(data)
+
+    async def tried() -> tuple[int, bytes]:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=200)
+        door = Doorway(asyncio.get_running_loop(), listener, Echo, context, most=5)
+        place = listener.getsockname()
+        idle = [await asyncio.open_connection(*place) for _ in range(100)]
+        reader, writer = await asyncio.open_connection(*place, ssl=trusted, server_hostname="127.0.0.1")
+        writer.write(b"body")
+        found = await reader.readexactly(4)
+        ended = 0
+        for one, _ in idle:
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(0.5 if ended >= 95 else PATIENCE_S):
+                    ended += await one.read(1) == b""
+        for _, one in [*idle, (reader, writer)]:
+            one.close()
+        door.close()
+        door.close()
+        await door.wait_closed()
+        assert not door.is_serving()
+        return ended, found
+
+    for factory in (uvloop.new_event_loop, asyncio.new_event_loop):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            ended, found = runner.run(tried())
+            assert ended >= 95
+            assert found == b"body"
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
