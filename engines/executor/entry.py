@@ -11,7 +11,8 @@ stranger does not have:
 =================  ===================================================================================================
 
 A refused call is answered without reading on, its connection is closed, and the log gets one line a minute at most.
-All other paths are Flower's own; nobody may bring a body there.
+Of all other paths there is ``/health`` alone, without a body: Flower's pages on its interface have large answers, which
+the SuperLink would keep for whoever does not read them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
+FLEET, RUNTIME, HEALTH = "/v1/fleet/", "/v1/runtime/", "/health"
 ACQUIRE, RESPONSES = f"{RUNTIME}acquire-task", f"{RUNTIME}responses"
 #: The name under which the SuperExec signs its question for the next task.
 SIGNED_AS = "/flwr.proto.Runtime/AcquireTask"
@@ -56,7 +57,7 @@ TOKEN_LENGTH = 256
 REMEMBERED, LOOKUPS = 1000, 4
 #: Seconds between two lines on refused calls.
 TELL_S = 60.0
-UNAUTHORIZED, TOO_LARGE, BUSY = 401, 413, 503
+UNAUTHORIZED, NOT_FOUND, BUSY = 401, 404, 503
 NOT_THE_GATEWAY = "devices reach this SuperLink through its gateway only"
 NO_TASK = "this interface takes calls of the SuperExec and of the tasks under way only"
 
@@ -232,8 +233,8 @@ class Entry:
             if not brought(headers, GATEWAY, self._gateway):
                 raise RefusedError(UNAUTHORIZED, NOT_THE_GATEWAY)
             self._name(scope)
-        if not path.startswith((CONTROL, FLEET, RUNTIME)) and brings_body(headers):
-            raise RefusedError(TOO_LARGE, "no body is read here")
+        if not path.startswith((CONTROL, FLEET, RUNTIME)) and (path != HEALTH or brings_body(headers)):
+            raise RefusedError(NOT_FOUND, "no such path")
         if path.startswith(RUNTIME) and not await self._own(path, headers, scope["app"].state):
             raise RefusedError(UNAUTHORIZED, NO_TASK)
 
