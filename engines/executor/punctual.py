@@ -19,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_S = 10.0
 LONGEST = 65536
 HANDSHAKE_S = 10.0
+#: Seconds in which the answer to a call that is not read may still go out.
+LINGER_S = 1.0
 #: Connections that are taken before the event loop does something else.
 AT_ONCE = 50
 MOST = 256
@@ -204,6 +206,16 @@ class Punctual(HttpToolsProtocol):
             self.transport.abort()
         else:
             super().send_400_response(msg)
+
+    def on_response_complete(self) -> None:
+        """End the connection of a call that was answered before its body had come.
+
+        To close it would be to read on until the other side agrees, for up to half a minute with TLS.
+        """
+        unread = self.cycle.more_body
+        super().on_response_complete()
+        if unread and self.transport.is_closing():
+            self.loop.call_later(LINGER_S, self.transport.abort)
 
     def on_headers_complete(self) -> None:
         """Let the request through."""

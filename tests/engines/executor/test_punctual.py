@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served(app: Any = echo) -> AsyncIterator[int]:
-    config = uvicorn.Config(app, port=0, http=Punctual, ws="none", lifespan="off", log_config=None, loop="none")
+async def served(app: Any = echo, **more: Any) -> AsyncIterator[int]:
+    config = uvicorn.Config(app, **more, port=0, http=Punctual, ws="none", lifespan="off", log_config=None, loop="none")
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server._serve())
@@ -262,6 +263,38 @@ def test_requests_in_advance_end_the_connection(monkeypatch: pytest.MonkeyPatch)
 
     assert asyncio.run(tried()) == b""
     assert len(begun) <= 1
+
+
+def test_a_body_that_nobody_reads_ends_with_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TLS, whose end the caller does not confirm."""
+    monkeypatch.setattr(punctual, "LINGER_S", 0.05)
+    pair = make_server(make_authority(tmp_path / "ca"), tmp_path / "server", ["127.0.0.1"])
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "ca" / "ca.crt"))
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    def bring(port: int) -> bool:
+        bare = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        with trusted.wrap_socket(bare, server_hostname="127.0.0.1") as link:
+            link.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2147483648\r\n\r\n")
+            for _ in range(256):
+                try:
+                    link.sendall(bytes(1 << 20))
+                except OSError:
+                    return True
+                time.sleep(0.01)
+        return False
+
+    async def tried() -> bool:
+        files = {"ssl_certfile": str(pair.public), "ssl_keyfile": str(pair.private)}
+        async with served(refuse, **files) as port:
+            return await asyncio.to_thread(bring, port)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # asyncio's own ends it at once
+        assert runner.run(tried())
 
 
 def test_a_head_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
