@@ -75,6 +75,8 @@ class ModuleNet:
         #: What was found out of padded batches (:mod:`client.batched.padding`), each with its objective.
         self.padding: dict[Hashable, tuple[object, str]] = {}
         self.names = [name for name in module.state_dict() if name not in self._again]
+        #: Masks of the narrower sizes that are trained in this network (``visit.corners``); the workshop sets them.
+        self.corners: list[Tensors] = []
         self.dropout = dropout_names(self.module)
         self.params: Tensors = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         still = {n: p for n, p in self.module.named_parameters() if not p.requires_grad}

@@ -65,11 +65,10 @@ class Workshop:
         self._network: nn.Module | None = network
         self._slices = self.method.slices(config.method)
         self._benches: dict[Size, tuple[ModuleNet, ClientHalf]] = {}
+        self.objective: Objective = self.method.client_half(config.method)
         if not self._slices:
             self.at(FULL)
-        self.objective: Objective = self.method.Objective(config.method)
         self._trainers: dict[ModuleNet, Callable[..., Trained]] = {}
-        self._corners: dict[ModuleNet, list[dict[str, Tensor]]] = {}
         #: Client -> its inputs and labels, for as many clients as fit into memory (:mod:`client.visit`).
         self.prepared: dict[int, tuple[Inputs, Tensor]] = {}
         self._together: dict[ModuleNet, Together] = {}
@@ -112,23 +111,21 @@ class Workshop:
                 else:
                     self._network = None
             net = ModuleNet(network, self.device, self.config.train.precision)
+            net.corners = self._corners(net, size)
             initial = {n: p.detach().cpu().numpy() for n, p in net.params.items()}
             self._benches[size] = net, ClientHalf(self.config.compression, initial)
         return self._benches[size]
 
-    def corners(self, net: ModuleNet) -> list[dict[str, Tensor]]:
+    def _corners(self, net: ModuleNet, size: Size) -> list[dict[str, Tensor]]:
         """Return the masks of the narrower sizes that the objective trains in `net` (``visit.corners``)."""
-        if net not in self._corners:
-            size = next((size for size, (known, _) in self._benches.items() if known is net), FULL)
-            self._corners[net] = [
-                {
-                    name: torch.from_numpy(self._plan.part(name, narrow, size)).to(self.device)
-                    for name in net.params
-                    if name in self._plan.entries and self._plan.cuts(name, narrow)
-                }
-                for narrow in self.objective.corners(size)
-            ]
-        return self._corners[net]
+        return [
+            {
+                name: torch.from_numpy(self._plan.part(name, narrow, size)).to(self.device)
+                for name in net.params
+                if name in self._plan.entries and self._plan.cuts(name, narrow)
+            }
+            for narrow in self.objective.corners(size)
+        ]
 
     def arrange(self, x: Tensor) -> Tensor:
         """Return inputs in the memory layout of the networks, which is the same for every size."""

@@ -127,7 +127,7 @@ def _keeps_state(settings: list[str]) -> bool:
     from fedcross.strategies.round.registry import method_class
 
     config = load(settings)
-    keeps: bool = method_class(config.modules["method"]).Objective(config.method).keeps
+    keeps: bool = method_class(config.modules["method"]).client_half(config.method).keeps
     return keeps or config.compression.up != "float32"
 
 

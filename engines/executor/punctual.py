@@ -184,12 +184,25 @@ class Punctual(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what has come; close the connection when a head has no end."""
-        if self in waiting and self._head > LONGEST:
+        """Pass on what has come; close the connection when a head has no end, nor what comes between two requests."""
+        if (self.cycle is None or self.cycle.response_complete) and self not in waiting:
+            self._head = 0
+            waiting.come(self, self.loop.call_later)
+        if self in waiting and self._head > LONGEST and not self._discards():
             waiting.end(self)
             return
         self._head += len(data)
         super().data_received(data)
+
+    def _discards(self) -> bool:
+        """Return whether the rest of a body with a length comes, whose call is answered: nothing of it stays."""
+        cycle = self.cycle
+        return (
+            cycle is not None
+            and cycle.response_complete
+            and cycle.more_body
+            and not any(name == b"transfer-encoding" for name, _ in cycle.scope["headers"])
+        )
 
     def on_message_begin(self) -> None:
         """Begin to wait for the next request's head."""

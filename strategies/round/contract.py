@@ -18,6 +18,7 @@ from torch import nn
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import key
 from fedcross.core.settings import Settings
+from fedcross.strategies.parts import objective as client_halves
 from fedcross.strategies.parts.objective import Objective, P
 from fedcross.strategies.round.federation import Federation, State
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
@@ -110,6 +111,11 @@ class Contract(ABC, Generic[P]):
 
     def start_from(self, models: Iterable[Arrays]) -> None:
         """Load independent random models, one per slot; called only if :meth:`independent_models` is not 0."""
+
+    @classmethod
+    def client_half(cls, params: P) -> client_halves.Objective:
+        """Return what clients minimise with these settings: ``Objective``, unless a setting asks for more."""
+        return cls.Objective(params)
 
     @classmethod
     def build_model(cls, model: nn.Module, params: P) -> nn.Module:

@@ -10,6 +10,7 @@ from typing_extensions import TypeVar
 
 from fedcross.core.randomness import stream
 from fedcross.strategies.parts.nested import Nested
+from fedcross.strategies.parts.objective import Objective
 from fedcross.strategies.parts.widths import Widths, deal_slots, described, trainable_slots
 from fedcross.strategies.pool.layout import Layout
 from fedcross.strategies.pool.pool import Pool, Storage
@@ -30,10 +31,14 @@ class SizedSlots(Method[W]):
     can hold waits, and comes first in the next round.
     """
 
-    Objective = Nested
     each_needs_a_device = True
     pool: Pool
     queue: list[int]
+
+    @classmethod
+    def client_half(cls, params: W) -> Objective:
+        """Return the method's objective, or that of nested training."""
+        return Nested(params) if params.nested else super().client_half(params)
 
     def pool_of_widths(self, layout: Layout, k: int, storage: Storage) -> Pool:
         """Return a pool of k models: slices of the network if `widths` are set, else full ones."""

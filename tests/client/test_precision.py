@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from fedcross.conf.compose import CONF
-from fedcross.strategies.parts.nested import Nested
 from fedcross.strategies.parts.objective import Objective
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.registry import method_class
@@ -29,7 +28,8 @@ def test_what_is_left_out_has_the_clients_of_fedavg(method):
     """No loss, no halves and no network of their own."""
     file = yaml.safe_load((CONF / "method" / f"{method}.yaml").read_text())
     kind = method_class(file.get("module", method))
-    assert kind.Objective is Objective or (kind.Objective is Nested and not file.get("nested"))
+    assert kind.Objective is Objective
     assert not kind.halves
     assert kind.build_model.__func__ is Method.build_model.__func__
     assert not file.get("widths")
+    assert not file.get("nested")

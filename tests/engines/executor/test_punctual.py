@@ -244,6 +244,52 @@ def test_a_second_request_has_a_deadline_too(monkeypatch: pytest.MonkeyPatch) ->
     assert second == b""
 
 
+@pytest.mark.parametrize("stray", [b"\r\n", b"a: b\r\n"], ids=["an empty line", "the beginning of a head"])
+def test_what_comes_between_two_requests_has_a_deadline(monkeypatch: pytest.MonkeyPatch, stray: bytes) -> None:
+    """Any byte ends Uvicorn's own wait for the next request."""
+    monkeypatch.setattr(punctual, "waiting", Waiting(seconds=0.2))
+
+    async def tried() -> list[bytes]:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD + b"\r\nbody")
+            found = [await answer(reader)]
+            writer.write(stray)
+            found.append(await answer(reader))
+            writer.close()
+            return found
+
+    first, second = asyncio.run(tried())
+    assert first.endswith(b"body")
+    assert second == b"" or second.startswith(b"HTTP/1.1 400")
+
+
+def test_trailers_without_an_end_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind an answer; Uvicorn's parser keeps each as a header. 2 GB of them ended the SuperLink."""
+    monkeypatch.setattr(punctual, "waiting", Waiting(seconds=PATIENCE_S))
+
+    async def early(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"body"})
+
+    async def tried() -> int:
+        async with served(early) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+            await answer(reader)
+            sent = 0
+            with contextlib.suppress(OSError):
+                while not reader.at_eof() and sent < 100 * punctual.LONGEST:
+                    writer.write(b"x: " + b"y" * 16384 + b"\r\n")
+                    await writer.drain()
+                    sent += 16384
+                    await asyncio.sleep(0)
+            writer.close()
+            return sent
+
+    assert asyncio.run(tried()) < 100 * punctual.LONGEST
+
+
 def test_requests_in_advance_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """14,000 of 19 bytes in one go, whose answers nobody reads, were 11 MB of memory each time."""
     monkeypatch.setattr(punctual, "waiting", Waiting())
