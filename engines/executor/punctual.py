@@ -19,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_S = 10.0
 LONGEST = 65536
 HANDSHAKE_S = 10.0
+#: Requests that may wait on a connection for the answer to the first.
+AHEAD = 4
 #: Seconds in which the answer to a call that is not read may still go out.
 LINGER_S = 1.0
 #: Connections that are taken before the event loop does something else.
@@ -164,10 +166,10 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 class Punctual(HttpToolsProtocol):
-    """Uvicorn's connection with a deadline for each head, and one request at a time.
+    """Uvicorn's connection with a deadline for each head, and few requests at a time.
 
-    Uvicorn keeps all requests that come before the answer to the first one, some 700 bytes for each of 19; neither our
-    gateway nor Flower's clients send a second one so early.
+    Uvicorn keeps all requests that come before the end of the answer to the first one, some 700 bytes for each of 19. A
+    client may have the whole answer a moment before the application says that it ends, and ask again.
     """
 
     _head, _pipelined = 0, False
@@ -206,9 +208,9 @@ class Punctual(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin to wait for the next request's head."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if len(self.pipeline) >= AHEAD:
             self._pipelined = True
-            raise ValueError("a second request before the answer to the first")  # the parser stops here
+            raise ValueError("too many requests before the answer to the first")  # the parser stops here
         super().on_message_begin()
         self._head = 0
         waiting.come(self, self.loop.call_later)

@@ -343,6 +343,34 @@ def test_a_body_that_nobody_reads_ends_with_the_answer(tmp_path: Path, monkeypat
         assert runner.run(tried())
 
 
+def test_a_client_that_has_the_whole_answer_may_ask_again_before_the_application_has_ended_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Starlette's middleware sends the end apart; httpx counts the bytes and uses the connection again."""
+    monkeypatch.setattr(punctual, "waiting", Waiting())
+    asked = asyncio.Event()
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"body", "more_body": True})
+        await asked.wait()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def tried() -> list[bytes]:
+        async with served(late) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            found = [await answer(reader)]
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            await asyncio.sleep(0.05)
+            asked.set()
+            found.append(await answer(reader))
+            writer.close()
+            return found
+
+    assert all(one.endswith(b"body") for one in asyncio.run(tried()))
+
+
 def test_a_head_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(punctual, "waiting", Waiting(seconds=PATIENCE_S))
 
