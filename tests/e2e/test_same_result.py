@@ -70,8 +70,13 @@ def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: st
 @pytest.mark.superlink
 @pytest.mark.usefixtures("warm_start")
 def test_models_of_three_widths_over_a_superlink(tmp_path: Path) -> None:
-    """Each device gets the slots that it can hold, and what it uploads is the local run's."""
-    sizes = ["method.widths=[1.0,0.66,0.4]", "devices=three_sizes", "devices.shares=[0.34,0.33,0.33]"]
+    """Each device gets the slots that it can hold, and what it uploads is the local run's, of nested training too."""
+    sizes = [
+        "method.widths=[1.0,0.66,0.4]",
+        "method.nested=true",
+        "devices=three_sizes",
+        "devices.shares=[0.34,0.33,0.33]",
+    ]
     sizes += ["partition.clients=3", "clients_per_round=3"]
     alone = launch([*SETTINGS, *sizes], tmp_path / "local")
     apart = launch([*SETTINGS, *sizes, "engine=superlink"], tmp_path / "superlink")

@@ -47,7 +47,7 @@ app = ClientApp()
 _IDENTITY = threading.Lock()
 #: Seconds between two questions for a message: this share of the time since the last one, within bounds. The SuperLink
 #: needs some 10 ms of a core for each, and a round may wait for a minute.
-SHARE, LEAST_S, MOST_S = 0.3, 0.25, 1.5
+SHARE, LEAST_S, MOST_S = 0.2, 0.1, 1.5
 
 
 @app.query()
