@@ -18,7 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 from flwr.common.logger import log
 
-from fedcross.core.errors import ProtocolError, StorageError
+from fedcross.core.errors import ProtocolError, StorageError, remedy
 from fedcross.core.private_files import own_folder
 from fedcross.strategies.wire.records import Arrays
 
@@ -81,7 +81,7 @@ class StateStore:
                     old.unlink()
         except OSError as error:
             raise StorageError(
-                f"{self.folder}: the client's state cannot be written ({error}). Free disk space."
+                f"{self.folder}: the client's state cannot be written ({error}). To go on: {remedy(error)}."
             ) from error
 
     def _path(self, visit: int) -> Path:

@@ -14,6 +14,7 @@
 Each message says what was wrong, the value seen and what to do.
 """
 
+import errno
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -50,6 +51,15 @@ class StorageError(FedcrossError):
     """A folder or file of a run cannot be read or written."""
 
     exit_code = 2
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do about a file that cannot be written, without a full stop: ``free disk space``, as a rule."""
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return "allow more open files (ulimit -n), or end what holds them"
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return "give this user the right to write there"
+    return "free disk space"
 
 
 class ProtocolError(FedcrossError):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from flwr.common.logger import log
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_own
 from fedcross.core.strict_json import dumps
 from fedcross.tasks.scoring import WINDOW, Score, smoothed
@@ -95,7 +95,7 @@ class Ledger:
             self._file = open_own(self.path, "a")
         except OSError as error:
             raise StorageError(
-                f"{self.path}: cannot be written ({error}). Choose another output folder, or free disk space and "
+                f"{self.path}: cannot be written ({error}). Choose another output folder, or {remedy(error)} and "
                 "continue with resume=RUN."
             ) from error
 
@@ -107,7 +107,9 @@ class Ledger:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise StorageError(f"{self.path}: cannot be written ({error}). Free disk space, then resume.") from error
+            raise StorageError(
+                f"{self.path}: cannot be written ({error}). To go on: {remedy(error)}, then resume."
+            ) from error
 
     def close(self) -> None:
         """Close the file."""

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from flwr.common.logger import log
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_own
 from fedcross.core.strict_json import dumps
 from fedcross.server.accounting import write_atomically
@@ -119,7 +119,9 @@ class Audit:
                 self._file.close()
 
     def _unwritable(self, error: OSError) -> StorageError:
-        return StorageError(f"{self.path}: the audit trail cannot be written ({error}). Free disk space, then resume.")
+        return StorageError(
+            f"{self.path}: the audit trail cannot be written ({error}). To go on: {remedy(error)}, then resume."
+        )
 
     def _kept(self, head: Head | None, after: int) -> bytes:
         """Return the lines up to `head`, which becomes the chain's head; nothing for a chain that begins now."""

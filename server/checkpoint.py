@@ -31,7 +31,7 @@ from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_own, own_folder
 from fedcross.core.strict_json import dumps_exact, loads_exact
 from fedcross.server.accounting import write_atomically
@@ -93,7 +93,7 @@ class Checkpoints:
         except OSError as error:
             raise StorageError(
                 f"{self.path(number)}: the checkpoint cannot be written ({error}). The rounds before it are safe; "
-                "free disk space and continue with resume=RUN."
+                f"{remedy(error)} and continue with resume=RUN."
             ) from error
 
     def load(self, number: int) -> tuple[State, dict[str, Any]]:

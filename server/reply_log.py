@@ -27,7 +27,7 @@ from flwr.common.logger import log
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_own, own_folder
 from fedcross.core.strict_json import dumps_exact, loads_exact
 from fedcross.server.accounting import sync_folder
@@ -205,7 +205,7 @@ class _DiskErrors:
         if isinstance(error, OSError):
             raise StorageError(
                 f"{self.path}: the log of accepted replies cannot be written ({error}). What is in it and in the "
-                "checkpoints is safe; free disk space and continue with resume=RUN, or set checkpoint.log=false."
+                f"checkpoints is safe; {remedy(error)} and continue with resume=RUN, or set checkpoint.log=false."
             ) from error
 
 

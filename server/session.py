@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
-from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.errors import FederationError, StorageError, remedy
 from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import watched
 from fedcross.core.randomness import key
@@ -256,7 +256,7 @@ class Session:
             accounting.write_atomically(self.folder / "result.json", (dumps(result, indent=2) + "\n").encode())
         except OSError as error:
             raise StorageError(
-                f"{self.folder}: the result cannot be written ({error}). Free disk space, resume."
+                f"{self.folder}: the result cannot be written ({error}). To go on: {remedy(error)}, then resume."
             ) from error
         return result
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import own_folder
 from fedcross.server.accounting import write_atomically
 from fedcross.strategies.pool.layout import Arrays
@@ -59,5 +59,5 @@ class Snapshots:
             write_atomically(path, data)
         except OSError as error:
             raise StorageError(
-                f"{path}: the snapshot cannot be written ({error}). Free disk space, then resume."
+                f"{path}: the snapshot cannot be written ({error}). To go on: {remedy(error)}, then resume."
             ) from error

@@ -22,7 +22,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_own
 from fedcross.core.strict_json import dumps
 from fedcross.server.accounting import write_atomically
@@ -48,7 +48,9 @@ class VisitLedger:
             write_atomically(self.path, "".join(line + "\n" for line in kept).encode())
             self._file = open_own(self.path, "a")
         except OSError as error:
-            raise StorageError(f"{self.path}: cannot be written ({error}). Free disk space, then resume.") from error
+            raise StorageError(
+                f"{self.path}: cannot be written ({error}). To go on: {remedy(error)}, then resume."
+            ) from error
 
     def add(self, line: dict[str, Any]) -> None:
         """Append one visit."""
@@ -69,7 +71,9 @@ class VisitLedger:
             self._file.write(text)
             self._file.flush()
         except OSError as error:
-            raise StorageError(f"{self.path}: cannot be written ({error}). Free disk space, then resume.") from error
+            raise StorageError(
+                f"{self.path}: cannot be written ({error}). To go on: {remedy(error)}, then resume."
+            ) from error
 
 
 def _kept(path: Path, until: int) -> list[str]:

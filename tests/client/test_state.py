@@ -38,7 +38,7 @@ def test_runs_and_clients_do_not_meet(tmp_path):
 def test_an_unwritable_place_is_an_error_that_says_so(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(StorageError, match="Free disk space"):
+    with pytest.raises(StorageError, match="free disk space"):
         StateStore(blocked, "run", 0).save(1, {"c": np.zeros(1)}, 0)
 
 

@@ -1,6 +1,8 @@
+import errno
+
 import pytest
 
-from fedcross.core.errors import UploadError, one_line
+from fedcross.core.errors import UploadError, one_line, remedy
 
 
 @pytest.mark.parametrize(
@@ -17,3 +19,18 @@ def test_a_device_s_words_are_one_line_that_no_terminal_obeys(text, shown):
     assert one_line(text) == shown
     assert one_line(shown) == shown
     assert str(UploadError("client_error", text)) == f"client_error: {shown}"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free disk space"),
+        (errno.EDQUOT, "free disk space"),
+        (errno.EMFILE, "allow more open files"),
+        (errno.ENFILE, "allow more open files"),
+        (errno.EACCES, "give this user the right to write there"),
+        (errno.EROFS, "give this user the right to write there"),
+    ],
+)
+def test_the_advice_on_a_file_that_cannot_be_written(number, advice):
+    assert remedy(OSError(number, "no")).startswith(advice)

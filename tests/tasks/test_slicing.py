@@ -285,6 +285,16 @@ def test_channels_through_reshapes():
         reshaped((None, axis), (2, 4), (2, 2, 2))
 
 
+def test_a_shortcut_from_a_stage_that_stays_whole_is_refused_with_what_to_do():
+    network = create("resnet20", {}, IMAGES, 1)
+    plan = plan_of(network, IMAGES)
+    cut(network, plan, Size(0.66), IMAGES)
+    with pytest.raises(
+        ConfigError, match=r"width 0\.66@2: .* channels to those of a group that stays whole; method\.whole=0"
+    ):
+        cut(network, plan, Size(0.66, 2), IMAGES)
+
+
 def test_no_weight_that_is_cut_is_copied_whole(monkeypatch):
     """A small device needs room for the full network once and for the slice, not for the full one twice."""
     network, copied, whole_copy = create("lenet5", {}, IMAGES, 1), [], nn.Parameter.__deepcopy__

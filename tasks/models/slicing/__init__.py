@@ -165,9 +165,12 @@ def _check(network: nn.Module, small: nn.Module, plan: Plan, size: Size, task: T
                 tensor.mul_(torch.from_numpy(masks[entry]).to(tensor.device))
     expected = _scores(full, inputs)
     if expected.shape != found.shape or not torch.allclose(expected, found, AGREEMENT, AGREEMENT):
+        why = "a layer treats channels in a way that was not followed"
+        if size.start and plan.resized:
+            why = "a layer adds channels to those of a group that stays whole; method.whole=0 cuts every group"
         raise refusal(
             name, "", f"width {size.text}", "the slice computes something else than the full network with the cut "
-            "channels set to zero; a layer treats channels in a way that was not followed",
+            f"channels set to zero; {why}",
         )  # fmt: skip
 
 

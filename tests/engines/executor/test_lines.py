@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedcross.engines.executor import over
-from fedcross.engines.executor.lines import OVER, access, refusal
+from fedcross.engines.executor.lines import OVER, STRAY, Strays, access, refusal
 
 
 def record(text: str, *arguments: Any) -> logging.LogRecord:
@@ -66,3 +68,24 @@ def test_that_a_run_is_over_is_no_error(text: str, level: str) -> None:
 
 def test_flowers_code_for_a_run_that_is_over() -> None:
     assert OVER.match(f"[/v1/fleet/push-messages][ApiError:{over.CODE}]")
+
+
+def test_what_is_no_request_is_told_once_a_minute() -> None:
+    now = [100.0]
+    strays, told = Strays(lambda: now[0]), []
+    for second in (0, 0, 59, 61, 62):
+        now[0] = 100.0 + second
+        line = record("Invalid HTTP request received.")
+        if strays(line):
+            told.append((second, line.getMessage()))
+    assert told == [
+        (0, "Invalid HTTP request received."),
+        (61, "Invalid HTTP request received. And 2 more since the last such line."),
+    ]
+    assert strays(record("Started server process [1]"))
+
+
+def test_that_is_uvicorns_own_line() -> None:
+    source = inspect.getsource(HttpToolsProtocol.data_received)
+    assert f'"{STRAY}"' in source
+    assert 'getLogger("uvicorn.error")' in inspect.getsource(HttpToolsProtocol.__init__)
