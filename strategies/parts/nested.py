@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +17,18 @@ Table = tuple[Tensor, Tensors]
 
 
 class Nested(Objective[Widths]):
-    """Cross-entropy; with ``nested``, of the model and of its narrower corners in turn.
+    """Cross-entropy; with ``nested``, of the model and of its narrower corners.
 
     With the widths 1, p and q the steps of a visit train 1, p, 1, q, 1, p, ...: every second step one of the narrower
-    widths, from the widest on. A model that is narrower than the step's width trains as a whole. A corner is the model
-    with all other weights set to 0, which computes what the slice computes; only its own weights get a gradient (of
-    the others, momentum and weight decay go on). Steps of a corner leave statistics of batch normalisation as they
-    are: those are of the model's own width.
+    widths, from the widest on. A model that is narrower than the step's width trains as a whole. With ``nested_steps:
+    joint`` every step trains the whole model and, in the same order, one corner (1 + p, 1 + q, ...): their losses are
+    added. A corner is the model with all other weights set to 0, which computes what the slice computes; only its own
+    weights get a gradient (of the others, momentum and weight decay go on). A corner leaves statistics of batch
+    normalisation as they are: those are of the model's own width.
 
     This is ordered dropout with a fixed order in place of random draws (Horvath et al., FjORD, NeurIPS 2021,
-    arXiv 2102.13451), without its distillation; to train nested widths in turn is Yu et al.'s slimmable network
-    (ICLR 2019, arXiv 1812.08928).
+    arXiv 2102.13451), without its distillation. Joint steps are those of a slimmable network (Yu et al., ICLR 2019,
+    arXiv 1812.08928), which adds the losses of all its widths in each step; here it is two of them.
     """
 
     def __init__(self, params: Widths) -> None:
@@ -55,16 +57,34 @@ class Nested(Objective[Widths]):
         masks = self._cycles.get(shapes_of(params)) if self._cycles else None
         if masks is None:
             return super().loss(net, params, buffers, batch, prepared)
-        mask = masks[batch.step % len(masks)] if isinstance(batch.step, int) else None
-        if isinstance(batch.step, int) and mask is None:
+        if not isinstance(batch.step, int):
+            return self._recorded_loss(net, params, buffers, batch, prepared, len(masks))
+        mask = masks[self._turn(batch.step) % len(masks)]
+        if mask is None:
             return super().loss(net, params, buffers, batch, prepared)
         kept = {name: buffer.clone() for name, buffer in buffers.items()}
-        if mask is not None:
-            return super().loss(net, corner(params, mask), kept, batch, prepared)
-        # A recorded step looks its mask up: the same code serves all steps.
-        turn = torch.as_tensor(batch.step) % len(masks)
-        whole, rows = self._tables.get(shapes_of(params)) or table(masks)
-        loss = super().loss(net, corner(params, {n: row[turn] for n, row in rows.items()}), kept, batch, prepared)
+        part = super().loss(net, corner(params, mask), kept, batch, prepared)
+        if self.params.nested_steps == "in_turn":
+            return part
+        return super().loss(net, params, buffers, batch, prepared) + part
+
+    def _turn(self, step: Any) -> Any:
+        """Return the place in the cycle of a step: joint steps go through the corners only."""
+        return 2 * step + 1 if self.params.nested_steps == "joint" else step
+
+    def _recorded_loss(
+        self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared, length: int
+    ) -> Tensor:
+        """Return the loss of a recorded step, which looks its mask up: the same code serves all steps."""
+        turn = self._turn(torch.as_tensor(batch.step)) % length
+        whole, rows = self._tables.get(shapes_of(params)) or table(self._cycles[shapes_of(params)])
+        part = corner(params, {name: row[turn] for name, row in rows.items()})
+        kept = {name: buffer.clone() for name, buffer in buffers.items()}
+        if self.params.nested_steps == "joint":
+            own = super().loss(net, params, buffers, batch, prepared)
+            loss = super().loss(net, part, kept, batch, prepared)
+            return own + torch.where(whole[turn], torch.zeros_like(loss), loss)
+        loss = super().loss(net, part, kept, batch, prepared)
         for name, buffer in buffers.items():
             buffer.copy_(torch.where(whole[turn], kept[name].detach(), buffer))
         return loss

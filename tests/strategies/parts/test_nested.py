@@ -73,11 +73,11 @@ def visit_of(net, x, y):
     return visit(net, 0, len(y), params=own, inputs=Inputs(x), y=y, classes=2, lr=0.5, corners=[MASKS])
 
 
-def two_steps(monkeypatch, **changes):
+def two_steps(monkeypatch, steps="in_turn", **changes):
     """Train two steps, the second one of the corner with the first hidden channel; return the models after both."""
     torch.manual_seed(3)
     net = ModuleNet(Hidden(), torch.device("cpu"))
-    nested = Nested(Widths(widths=(1.0, 0.5), nested=True))
+    nested = Nested(Widths(widths=(1.0, 0.5), nested=True, nested_steps=steps))
     x, y = torch.tensor([[1.0], [2.0], [4.0], [-1.0]]), torch.tensor([0, 1, 1, 0])
     own = visit_of(net, x, y)
     prepared = nested.prepare(own)
@@ -132,16 +132,45 @@ def test_the_corners_loss_is_that_of_the_slice():
     np.testing.assert_allclose(grads["last.bias"], small[2].bias.grad, atol=1e-6)
 
 
-def test_a_recorded_step_looks_up_the_same_corner(monkeypatch):
+def test_a_joint_step_adds_the_gradients_of_the_whole_and_of_a_corner():
+    """The sum of both gradients, and the statistics of the whole model's forward pass alone."""
+    x, y = torch.tensor([[1.0], [2.0], [4.0], [-1.0]]), torch.tensor([0, 1, 1, 0])
+
+    def gradients(steps, number):
+        torch.manual_seed(5)
+        net = ModuleNet(Hidden(), torch.device("cpu"))
+        nested = Nested(Widths(widths=(1.0, 0.5), nested=True, nested_steps=steps))
+        nested.prepare(visit_of(net, x, y))
+        net.gradient.zero_()
+        nested.loss(net, net.params, net.buffers, Batch(x, y, step=number), {}).backward()
+        return net.gradient.clone(), {name: buffer.clone() for name, buffer in net.buffers.items()}
+
+    whole, statistics = gradients("in_turn", 0)
+    part, _ = gradients("in_turn", 1)
+    for number in (0, 1):
+        both, after = gradients("joint", number)
+        np.testing.assert_allclose(both, whole + part, atol=1e-6)
+        assert all(torch.equal(after[name], statistics[name]) for name in statistics)
+
+
+def test_joint_steps_go_through_the_corners_and_a_narrow_model_has_steps_of_its_own_only():
+    nested = Nested(WIDTHS.model_copy(update={"nested_steps": "joint"}))
+    turns = [nested._turn(step) % 4 for step in range(4)]
+    assert [cycle([ONE, TWO], 2)[turn] for turn in turns] == [ONE, TWO, ONE, TWO]
+    assert [cycle([TWO], 2)[turn] for turn in turns] == [None, TWO, None, TWO]
+
+
+@pytest.mark.parametrize("steps", ["in_turn", "joint"])
+def test_a_recorded_step_looks_up_the_same_corner(monkeypatch, steps):
     """Steps as tensors, as in a CUDA graph: the same models, statistics included."""
-    plain = two_steps(monkeypatch)
+    plain = two_steps(monkeypatch, steps)
     loss = Nested.loss
 
     def recorded(self, net, params, buffers, batch, prepared):
         return loss(self, net, params, buffers, batch._replace(step=torch.tensor(batch.step)), prepared)
 
     monkeypatch.setattr(Nested, "loss", recorded)
-    for one, other in zip(plain, two_steps(monkeypatch), strict=True):
+    for one, other in zip(plain, two_steps(monkeypatch, steps), strict=True):
         assert same({n: t.numpy() for n, t in one.items()}, {n: t.numpy() for n, t in other.items()})
 
 
@@ -175,11 +204,29 @@ def test_a_model_without_corners_is_trained_as_ever(tmp_path):
     assert same(plain.method.global_model(), nested.method.global_model())
 
 
+@pytest.mark.parametrize("corners", [[], [{}], [MASKS]], ids=["no-corner", "cuts-nothing", "one-of-two"])
+def test_a_recorded_joint_step_without_a_corner_trains_the_whole_model(corners):
+    """A model narrower than the step's corner: the same loss and gradient as without nested training."""
+    x, y = torch.tensor([[1.0], [2.0], [4.0], [-1.0]]), torch.tensor([0, 1, 1, 0])
+    losses = []
+    for objective in (Nested(WIDTHS.model_copy(update={"nested_steps": "joint"})), Nested(Widths())):
+        torch.manual_seed(5)
+        net = ModuleNet(Hidden(), torch.device("cpu"))
+        objective.prepare(dataclasses.replace(visit_of(net, x, y), corners=corners))
+        net.gradient.zero_()
+        loss = objective.loss(net, net.params, net.buffers, Batch(x, y, step=torch.tensor(0)), {})
+        loss.backward()
+        losses.append((loss.item(), net.gradient.tolist(), net.buffers["norm.running_mean"].tolist()))
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.slow
-def test_the_batched_engine_trains_the_same_corners(tmp_path):
-    one = run(tmp_path / "local", *FAN)
-    other = run(tmp_path / "batched", *FAN, "engine=batched")
-    plain = run(tmp_path / "plain", *FAN[:-1])
+@pytest.mark.parametrize("steps", ["in_turn", "joint"])
+def test_the_batched_engine_trains_the_same_corners(tmp_path, steps):
+    own = (*FAN, f"method.nested_steps={steps}")
+    one = run(tmp_path / "local", *own)
+    other = run(tmp_path / "batched", *own, "engine=batched")
+    plain = run(tmp_path / "plain", *FAN[:-1])  # not nested
     for size, model in one.method.slice_models().items():
         for name, array in model.items():
             np.testing.assert_allclose(other.method.slice_models()[size][name], array, rtol=1e-4, atol=1e-5)
