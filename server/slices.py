@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
     from fedcross.strategies.round.base import Method
     from fedcross.tasks.base import Task
-    from fedcross.tasks.models.slicing.plan import Plan
+    from fedcross.tasks.models.slicing.plan import Plan, Size
 
 
 def plan_for(config: RunConfig, network: nn.Module, task: Task) -> Plan | None:
@@ -55,4 +55,20 @@ def check_run(config: RunConfig, network: nn.Module, task: Task, clients: int) -
     prepare_slices(method, config, plan, clients)
     method.check_budgets()
     for size in method.all_sizes():
+        _check_cut(plan, size)
         cut(network, plan, size, task)
+
+
+def _check_cut(plan: Plan, size: Size) -> None:
+    """Raise a ConfigError if a narrow model would be the full one, which its devices cannot hold."""
+    if size.width >= 1 or any(plan.kept(group, size) < found.channels for group, found in enumerate(plan.groups)):
+        return
+    groups = len(plan.groups)
+    if size.start:
+        raise ConfigError(
+            f"method.whole={size.start}: this network has {groups} group{'s' * (groups != 1)} of channels, and with so "
+            f"many whole a model of width {size.width:g} is the full one. Lower method.whole; 0 cuts all."
+        )
+    raise ConfigError(
+        f"method.widths={size.width:g}: this network's channels are so few that none is cut. Leave that width out."
+    )

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Layout
@@ -92,6 +93,14 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
       every slot follows the part of M, and of D, that it has. Statistics are those of the slots of one width. c and
       the way are those of the full model.
     """
+
+    def check_budgets(self) -> None:
+        """Raise a ConfigError if a width has no slot, or a slot no device."""
+        if (slots := self.federation.clients_per_round) < len(widths := self.params.widths):
+            raise ConfigError(
+                f"method.widths={list(widths)}: {slots} models; each width needs one. Raise clients_per_round."
+            )
+        super().check_budgets()
 
     def make_pool(self, layout: Layout) -> Pool:
         """Return a pool of full models, or of slices if `widths` are set."""
