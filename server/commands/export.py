@@ -232,15 +232,19 @@ def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
 
 
 def _global(method: Method, width: float | None, run: Path) -> tuple[Arrays, Size]:
-    """Return the global model of `width`, and its size."""
+    """Return the global model of `width`, and its size; of several (AdaptiveFL) that with the fewest whole groups."""
+    from fedcross.tasks.models.slicing.plan import TOLERANCE
+
     models = method.slice_models()
     if width is None:
         return method.evaluation_arrays(), method.global_size
-    wanted = next((size for size in models if size.text == f"{width:g}"), None)
-    if wanted is None:
-        known = ", ".join(size.text for size in models if not size.start) or "1 (its models all have one size)"
-        raise StorageError(f"--width {width:g}: {run} has the widths {known}. Name one of them.")
-    return models[wanted], wanted
+    wanted = [size for size in models if abs(size.width - width) < TOLERANCE]
+    if not wanted:
+        known = ", ".join(sorted({f"{size.width:g}" for size in models}, reverse=True))
+        told = f"has the widths {known}. Name one of them." if known else "has models of one size. Leave out --width."
+        raise StorageError(f"--width {width:g}: {run} {told}")
+    smallest = min(wanted, key=lambda size: size.start)
+    return models[smallest], smallest
 
 
 def _middleware(method: Method, model: int, run: Path) -> tuple[Arrays, Size]:
@@ -259,7 +263,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--round", type=int, help="round of a checkpoint (default: the newest)")
     parser.add_argument("--model", type=int, help="index of a middleware model, from 0 (default: the global model)")
-    parser.add_argument("--width", type=float, help="the global model of this width, where the run has several")
+    parser.add_argument("--width", type=float, help="the global model of this width (default: the widest)")
     parser.add_argument("--out", type=Path, help="file to write (default: model-round-R.safetensors in RUN)")
     parser.add_argument(
         "--format",

@@ -6,15 +6,22 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from fedcross.conf.schema import load
+from fedcross.core.errors import StorageError
+from fedcross.server.commands.export import network
+from fedcross.server.launch import launch
 from fedcross.strategies.fedfan import FedFan
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.tasks.models.slicing import FULL, Size
 from tests.strategies.pool.test_sliced import PLAN, full
 from tests.strategies.test_fedfan import own_share
-from tests.support.federation import run, same, session
+from tests.support.command import subcommand
+from tests.support.federation import SMALL, run, same, session
 from tests.support.slices import POOL, THREE
 
+export_command = subcommand("export")
 FAN = (
     *(one for one in POOL if not one.startswith("method")),
     "method=fedfan",
@@ -124,3 +131,27 @@ def test_the_first_groups_stay_whole(tmp_path):
     first = next(iter(models[FULL]))
     assert {model[first].shape for model in models.values()} == {models[FULL][first].shape}
     assert models[Size(0.4, 1)]["last.weight"].size < models[FULL]["last.weight"].size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [
+        (["method=fedfan", "method.whole=1"], Size(0.4, 1)),
+        (["method=adaptivefl", "method.starts=[1]"], Size(0.4, 1)),
+        (["method=adaptivefl", "method.starts=[0,1]"], Size(0.4)),
+    ],
+)
+def test_a_width_whose_first_groups_are_whole_is_exported_and_loaded(tmp_path, method, size):
+    own = [*SMALL, *(one for one in FAN if not one.startswith(("method=", "method.reach"))), *method]
+    folder = launch([*own, "engine.workers=1"], tmp_path / "run")
+    assert export_command([str(folder), "--width", "0.4"]) == 0
+    file = load_file(folder / f"model-round-000003-width-{size.text}.safetensors")
+    model = network(folder, width=0.4)
+    assert {name: t.numel() for name, t in model.state_dict().items()} == {n: a.size for n, a in file.items()}
+    task = load(own).load_data().task
+    hits = model(task.prepare(task.test.x)).argmax(1).numpy() == task.test.y
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["width_accuracy"][size.text] == hits.mean()
+    with pytest.raises(StorageError, match=r"has the widths 1, 0\.66, 0\.4\. Name"):
+        network(folder, width=0.5)
