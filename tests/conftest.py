@@ -138,6 +138,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let Python clear up at its end, so that Triton, which comes with torchvision, has no leaks to report."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse a test that starts a federation in a folder where `make test` would not find it."""
     here = Path(__file__).parent

@@ -56,3 +56,12 @@ def test_a_run_whose_reader_is_gone_fails(tmp_path):
         capture_output=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 141, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_nothing_is_said_of_leaks_at_the_end():
+    """torchvision brings Triton, whose bindings print 30 lines if its objects are still there when Python ends."""
+    code = "import sys, torchvision; sys.argv = ['fedcross', '--version']"
+    code += "; from fedcross.server.commands.main import run; run()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
