@@ -73,6 +73,7 @@ def pytest_unconfigure() -> None:
     Python waits for the threads of executors; one that asks a server that is gone never ends.
     """
     faulthandler.dump_traceback_later(120, exit=True)
+    gc.unfreeze()  # else Triton, which comes with torchvision, reports what is left of it as leaks
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -136,11 +137,6 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let Python clear up at its end, so that Triton, which comes with torchvision, has no leaks to report."""
-    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
