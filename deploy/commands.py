@@ -30,7 +30,7 @@ def new_client(arguments: Arguments) -> None:
     from fedcross.deploy.device import Device, registration
     from fedcross.deploy.device import new_client as make
 
-    device = Device(arguments.name, arguments.superlink, arguments.partition, arguments.partitions)
+    device = Device(arguments.name, arguments.superlink, arguments.partition, arguments.partitions, arguments.width)
     bundle = make(device, arguments.authority, arguments.folder)
     print(f"{bundle}: take this folder to the device; its keys are secret")
     print(f"{bundle}/keys/{device.name}-node.pub: take this file to the server, and there: {registration(device)}")

@@ -23,6 +23,7 @@ from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.private_files import give, private_folder, write_private, write_public
 from fedcross.deploy.federation import SECRET, make_secret
+from fedcross.deploy.start import check_width
 from fedcross.engines.remote import host_and_port
 
 #: File in ``deploy/templates`` -> its name in the bundle.
@@ -46,12 +47,15 @@ class Device:
         ``host:port`` of the gateway as the device reaches it.
     partition, partitions : int
         Number of the device in the federation, from 0, and the number of devices.
+    width : float, optional
+        Share of a model's channels that the device can train; default: all.
     """
 
     name: str
     superlink: str
     partition: int
     partitions: int
+    width: float | None = None
 
 
 def new_client(device: Device, authority: Path, folder: Path) -> Path:
@@ -69,7 +73,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     Raises
     ------
     ConfigError
-        If the name, the address or the number is not valid.
+        If the name, the address, the number or the width is not valid.
     StorageError
         If the bundle exists, or a file cannot be read or written.
     """
@@ -79,6 +83,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
         raise ConfigError(
             f"partition={device.partition}: devices are numbered 0 to {device.partitions - 1}, one number each."
         )
+    check_width(device.width)
     certificates.validity(authority)
     bundle = folder / device.name
     if bundle.exists():
@@ -97,6 +102,8 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
         "partitions": str(device.partitions),
         "last": str(device.partitions - 1),
         "register": registration(device),
+        "width_line": "" if device.width is None else f"      - --width={device.width:g}\n",
+        "width_option": "" if device.width is None else f" --width={device.width:g}",
     }
     for template, target in TEMPLATES.items():
         text = (files("fedcross.deploy") / "templates" / template).read_text(encoding="utf-8")

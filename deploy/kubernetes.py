@@ -68,12 +68,13 @@ Manifests = dict[str, list[Object]]
 
 @dataclass(frozen=True)
 class Member:
-    """A device that runs in the cluster: its name, its number, how many there are, and the folder of its keys."""
+    """A device that runs in the cluster: its name, number, how many there are, its keys' folder, its width if told."""
 
     name: str
     partition: int
     partitions: int
     keys: Path
+    width: str | None = None
 
     @property
     def part(self) -> str:
@@ -160,7 +161,7 @@ def read_bundle(bundle: Path) -> Member:
         services = yaml.safe_load((bundle / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
         ((name, service),) = services.items()
         told = dict(word[2:].split("=", 1) for word in service["command"] if word.startswith("--"))
-        member = Member(name, int(told["partition"]), int(told["partitions"]), bundle / "keys")
+        member = Member(name, int(told["partition"]), int(told["partitions"]), bundle / "keys", told.get("width"))
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(
             f"{bundle}: no bundle of a device ({type(error).__name__}). Name a folder that new-client made."
@@ -417,6 +418,7 @@ def _run(plan: Plan) -> Object:
 def _device(plan: Plan, device: Member) -> list[Object]:
     command = f"fedcross deploy supernode /keys/device --name {device.name} --superlink gateway:{GATEWAY}"
     numbers = f"--partition {device.partition} --partitions {device.partitions}"
+    numbers += "" if device.width is None else f" --width {device.width}"
     answers = pods.probes({"exec": {"command": ["python3", "-c", DEVICE_ANSWERS]}}, period=30, timeout=10, start=600)
     answers["readinessProbe"] |= {"exec": {"command": DEVICE_LINK}}
     box = pods.container(

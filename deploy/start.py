@@ -112,8 +112,7 @@ def supernode(
     width : float, optional
         The share of a model's channels that the device can train (docs/heterogeneous.md); None says nothing of it.
     """
-    if width is not None and not 0 < width <= 1:
-        raise ConfigError(f"--width {width:g}: give a number above 0, up to 1.")
+    check_width(width)
     check_folder(folder)
     authority = folder / "ca.crt"
     _dates(authority, authority)
@@ -138,6 +137,12 @@ def _operator(name: str | None) -> None:
         return
     variable = operators.VARIABLE
     print(f"{variable} is not set: who reaches this port can start and stop runs ({DOCS})", file=sys.stderr)
+
+
+def check_width(width: float | None) -> None:
+    """Raise a ConfigError unless `width` is one of a device."""
+    if width is not None and not 0 < width <= 1:
+        raise ConfigError(f"--width {width:g}: give a number above 0, up to 1.")
 
 
 def _told(width: float | None) -> str:

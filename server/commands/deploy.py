@@ -99,6 +99,7 @@ def _device_parts(add: Add) -> None:
     )
     part.add_argument("--partition", type=int, required=True, help="number of the device, from 0, unique")
     part.add_argument("--partitions", type=int, required=True, help="number of devices")
+    part.add_argument("--width", type=float, help="share of a model's channels that this device can train, such as 0.4")
 
     part = add("rotate-key", commands.rotate_key, "give a device a new key; revoke the old one and register it")
     part.add_argument("bundle", type=Path, help="the folder that new-client made")

@@ -19,7 +19,7 @@ from fedcross.core import keys as certificates
 from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.core.private_files import give
-from fedcross.deploy import commands, nodes
+from fedcross.deploy import commands, kubernetes, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
 from fedcross.server.commands import doctor
 from tests.support.command import subcommand
@@ -77,6 +77,16 @@ def test_its_service_starts_the_same_command(bundle: Path) -> None:
     assert "$" not in text
 
 
+def test_a_small_device_says_how_wide_a_model_it_can_train(authority: Path, tmp_path: Path, bundle: Path) -> None:
+    where = ["--superlink", "h:1", "--partition", "0", "--partitions", "2", "--width", "0.4"]
+    assert deploy(["new-client", *where, str(authority), str(tmp_path / "d"), "phone"]) == 0
+    phone = tmp_path / "d" / "phone"
+    service = yaml.safe_load((phone / "docker-compose.yml").read_text())["services"]["phone"]
+    assert service["command"][-2:] == ["--width=0.4", "/keys/device"]
+    assert "--partitions=2 --width=0.4 /etc/fedcross/phone/keys" in (phone / "fedcross-phone.service").read_text()
+    assert (kubernetes.read_bundle(phone).width, kubernetes.read_bundle(bundle).width) == ("0.4", None)
+
+
 def test_the_page_in_it_names_the_command_for_the_server(bundle: Path) -> None:
     text = (bundle / "README.md").read_text()
     assert "docker compose run --rm -T admin register --partition 3 - < porch-node.pub" in text
@@ -111,6 +121,8 @@ def test_the_check_that_its_page_names_is_one_that_doctor_takes(bundle: Path) ->
         (Device("a", "h", 0, 1), "HOST:PORT"),
         (Device("a", "h:1", 1, 1), "numbered 0 to 0"),
         (Device("a", "h:1", -1, 1), "numbered 0 to 0"),
+        (Device("a", "h:1", 0, 1, 0.0), "--width 0: give a number above 0, up to 1"),
+        (Device("a", "h:1", 0, 1, float("nan")), "--width nan: give a number"),
     ],
 )
 def test_what_cannot_be_right_is_refused_before_anything_is_written(
