@@ -125,7 +125,8 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         mean, self.counters = self.pool.mean_row(out=self._spare)
         torch.sub(torch.from_numpy(mean), torch.from_numpy(self.mean), out=torch.from_numpy(self.steps[new]))
         self.steps[new, trained.stop :] = 0
-        along = max(0.0, cosine(blocks.gram(self.steps, np.arange(2), slice(None))))
+        # Always the last step before the new one: a product's last bits depend on the rows' places, a resumed run's on none.
+        along = max(0.0, cosine(blocks.gram(self.steps, np.array([1 - new, new]), slice(None))))
         self._way = math.sqrt(squared_distance(mean[trained], self.origin[trained]))
         self.pushed = self.params.push * along
         own, newest, statistics = self.params.own(self.visits), self.params.newest(current.number), self._statistics()
