@@ -125,7 +125,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         mean, self.counters = self.pool.mean_row(out=self._spare)
         torch.sub(torch.from_numpy(mean), torch.from_numpy(self.mean), out=torch.from_numpy(self.steps[new]))
         self.steps[new, trained.stop :] = 0
-        # Always the last step before the new one: a product's last bits depend on the rows' places, a resumed run's on none.
+        # Always the last step before the new one: a product's last bits depend on its rows' places.
         along = max(0.0, cosine(blocks.gram(self.steps, np.array([1 - new, new]), slice(None))))
         self._way = math.sqrt(squared_distance(mean[trained], self.origin[trained]))
         self.pushed = self.params.push * along
