@@ -126,7 +126,7 @@ def _round(config: RunConfig, seconds: Seconds, sizes: list[int]) -> float:
 def _trial(job: list[str], config: RunConfig) -> list[str]:
     """Return the overrides of the small federation that stands for `job` in the measurement."""
     kept = [o for o in job if not o.lstrip("+").startswith(OWN)]
-    drawn = 2 if hasattr(config.method, "exchanges") else 1
+    drawn = 2 if hasattr(config.method, "exchanges") else max(1, len(getattr(config.method, "widths", ())))
     return [*kept, f"clients_per_round={drawn}", "logger=none", "engine=local", "engine.workers=1", "device=cpu"]
 
 

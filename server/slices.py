@@ -63,12 +63,9 @@ def _check_cut(plan: Plan, size: Size) -> None:
     """Raise a ConfigError if a narrow model would be the full one, which its devices cannot hold."""
     if size.width >= 1 or any(plan.kept(group, size) < found.channels for group, found in enumerate(plan.groups)):
         return
-    groups = len(plan.groups)
-    if size.start:
-        raise ConfigError(
-            f"method.whole={size.start}: this network has {groups} group{'s' * (groups != 1)} of channels, and with so "
-            f"many whole a model of width {size.width:g} is the full one. Lower method.whole; 0 cuts all."
-        )
+    groups = f"{len(plan.groups)} group{'s' * (len(plan.groups) != 1)} of channels"
+    whole = f", with the first {size.start} whole" if size.start else ""
     raise ConfigError(
-        f"method.widths={size.width:g}: this network's channels are so few that none is cut. Leave that width out."
+        f"method.widths={size.width:g}: this network has {groups}{whole}, and none is cut, so it is the full model. "
+        + ("Keep fewer groups whole (method.whole=0 cuts all)." if size.start else "Leave that width out.")
     )

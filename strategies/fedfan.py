@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedcross.core.errors import ConfigError
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Layout
@@ -48,6 +47,13 @@ class FedFanParams(PooledParams, Widths):
     reach: float = Field(4.0, ge=0)
     push: float = Field(1.0, ge=0, le=1)
     tail: float = Field(8.0, ge=0)
+
+    def faults(self, clients_per_round: int) -> list[str]:
+        """Return an error if some width gets no slot."""
+        if clients_per_round >= len(self.widths):
+            return []
+        widths = list(self.widths)
+        return [f"method.widths={widths}: {clients_per_round} models; each width needs one. Raise clients_per_round."]
 
     def own(self, visits: float) -> float:
         """Return a, the weight of a model's own upload when the mean has come so many visits far."""
@@ -93,14 +99,6 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
       every slot follows the part of M, and of D, that it has. Statistics are those of the slots of one width. c and
       the way are those of the full model.
     """
-
-    def check_budgets(self) -> None:
-        """Raise a ConfigError if a width has no slot, or a slot no device."""
-        if (slots := self.federation.clients_per_round) < len(widths := self.params.widths):
-            raise ConfigError(
-                f"method.widths={list(widths)}: {slots} models; each width needs one. Raise clients_per_round."
-            )
-        super().check_budgets()
 
     def make_pool(self, layout: Layout) -> Pool:
         """Return a pool of full models, or of slices if `widths` are set."""

@@ -240,7 +240,7 @@ def _global(method: Method, width: float | None, run: Path) -> tuple[Arrays, Siz
         return method.evaluation_arrays(), method.global_size
     wanted = [size for size in models if abs(size.width - width) < TOLERANCE]
     if not wanted:
-        known = ", ".join(sorted({f"{size.width:g}" for size in models}, reverse=True))
+        known = ", ".join(f"{one:g}" for one in sorted({size.width for size in models}, reverse=True))
         told = f"has the widths {known}. Name one of them." if known else "has models of one size. Leave out --width."
         raise StorageError(f"--width {width:g}: {run} {told}")
     smallest = min(wanted, key=lambda size: size.start)

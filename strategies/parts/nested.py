@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,19 +46,20 @@ class Nested(Objective[Widths]):
     def prepare(self, visit: Visit) -> Prepared:
         """Note the masks of this model's corners; they are the same for all clients."""
         if any(visit.corners) and (shapes := shapes_of(visit.params)) not in self._cycles:
-            masks = self._cycles[shapes] = cycle(visit.corners, len(self.params.widths) - 1)
+            masks = cycle(visit.corners, len(self.params.widths) - 1, self.params.nested_steps == "joint")
+            self._cycles[shapes] = masks
             if visit.y.device.type != "cpu":
                 self._tables[shapes] = table(masks)
         return {}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the loss of the whole model, or of the corner whose turn it is."""
+        """Return the loss of the whole model, of the corner whose turn it is, or of both."""
         masks = self._cycles.get(shapes_of(params)) if self._cycles else None
         if masks is None:
             return super().loss(net, params, buffers, batch, prepared)
         if not isinstance(batch.step, int):
-            return self._recorded_loss(net, params, buffers, batch, prepared, len(masks))
-        mask = masks[self._turn(batch.step) % len(masks)]
+            return self._recorded_loss(net, params, buffers, batch, prepared)
+        mask = masks[batch.step % len(masks)]
         if mask is None:
             return super().loss(net, params, buffers, batch, prepared)
         kept = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -68,16 +68,10 @@ class Nested(Objective[Widths]):
             return part
         return super().loss(net, params, buffers, batch, prepared) + part
 
-    def _turn(self, step: Any) -> Any:
-        """Return the place in the cycle of a step: joint steps go through the corners only."""
-        return 2 * step + 1 if self.params.nested_steps == "joint" else step
-
-    def _recorded_loss(
-        self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared, length: int
-    ) -> Tensor:
+    def _recorded_loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the loss of a recorded step, which looks its mask up: the same code serves all steps."""
-        turn = self._turn(torch.as_tensor(batch.step)) % length
         whole, rows = self._tables.get(shapes_of(params)) or table(self._cycles[shapes_of(params)])
+        turn = torch.as_tensor(batch.step) % len(whole)
         part = corner(params, {name: row[turn] for name, row in rows.items()})
         kept = {name: buffer.clone() for name, buffer in buffers.items()}
         if self.params.nested_steps == "joint":
@@ -95,8 +89,8 @@ def shapes_of(params: Tensors) -> Shapes:
     return tuple(tuple(p.shape) for p in params.values())
 
 
-def cycle(corners: Sequence[Tensors], narrower: int) -> list[Tensors | None]:
-    """Return the masks of the steps of one cycle; None trains the whole model.
+def cycle(corners: Sequence[Tensors], narrower: int, joint: bool = False) -> list[Tensors | None]:
+    """Return the masks of the steps of one cycle; None trains the whole model alone.
 
     Parameters
     ----------
@@ -104,9 +98,11 @@ def cycle(corners: Sequence[Tensors], narrower: int) -> list[Tensors | None]:
         Masks of the corners that the model has, the widest first.
     narrower : int
         How many widths there are besides the widest one.
+    joint : bool
+        Whether every step trains the whole model too, so that none is needed for it alone.
     """
     own = [None] * (narrower - len(corners)) + list(corners)
-    return [mask for one in own for mask in (None, one)]
+    return own if joint else [mask for one in own for mask in (None, one)]
 
 
 def corner(params: Tensors, mask: Tensors) -> Tensors:

@@ -147,6 +147,12 @@ def test_variables_are_those_of_the_compose_file(objects: list[Object]) -> None:
     assert {serving.PLACE, live.TOKEN_FILE, live.URL} <= set(SERVICES["superexec"]["environment"])
 
 
+def test_a_small_device_says_its_width_in_the_cluster_too(place: Path, tmp_path: Path) -> None:
+    phone = new_client(Device("phone", "gateway:8443", 3, 4, 0.4), place / "keys" / "public" / "ca.crt", tmp_path)
+    ours = command(templates(make(place, tmp_path / "manifests", "--device", str(phone)))["device-phone"])
+    assert "--partition 3 --partitions 4 --width 0.4" in ours
+
+
 def test_selectors_find_their_pods_and_nothing_else(objects: list[Object]) -> None:
     pods = {part: template["metadata"]["labels"] for part, template in templates(objects).items()}
 

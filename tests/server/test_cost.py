@@ -121,6 +121,17 @@ def test_a_few_steps_are_measured_for_every_kind_of_method(method):
     assert len(pace._known) == 1
 
 
+@pytest.mark.parametrize("method", ["fedfan_three_sizes", "fedcross_three_sizes", "heterofl", "adaptivefl"])
+def test_models_of_several_widths_are_measured_each(method):
+    whole = ["method.whole=0"] if method == "fedfan_three_sizes" else []
+    assert Pace()(read([*SMALL, f"method={method}", "devices=three_sizes", *whole, "rounds=1000"]))[0] > 0
+
+
+def test_jobs_with_other_widths_are_measured_apart():
+    line = ["-m", *SMALL, "method=fedcross", "method.widths=[1.0],[0.4]"]
+    assert [cell.runs for cell in cells(checked_plan(line))] == [1, 1]
+
+
 def test_done_runs_cost_nothing(monkeypatch, tmp_path, capsys):
     sweep = ["-m", *SMALL, "engine.workers=1", "method=fedavg", "rounds=2", f"hydra.sweep.dir={tmp_path / 'all'}"]
     assert call(monkeypatch, tmp_path, *sweep, "seed=1") == 0

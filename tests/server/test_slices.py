@@ -20,9 +20,9 @@ def checked(*settings, clients=6):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["method=fedfan_three_sizes"], "method.whole=2: this network has 1 group of channels, .* 0 cuts all"),
-        (["method=fedcross_three_sizes", "method.whole=1"], "method.whole=1: .* a model of width 0.66 is the full one"),
-        (["method=heterofl", "method.widths=[1.0,0.9]", "model.hidden=[2]"], "method.widths=0.9: .* none is cut"),
+        (["method=fedfan_three_sizes"], "widths=0.66: this network has 1 group of channels, with the first 2 whole"),
+        (["method=fedcross_three_sizes", "method.whole=1"], "with the first 1 whole, .* Keep fewer groups whole"),
+        (["method=heterofl", "method.widths=[1.0,0.9]", "model.hidden=[2]"], "widths=0.9: .* Leave that width out"),
         (
             ["method=fedfan_three_sizes", "method.whole=0", "clients_per_round=2"],
             "0.66, 0.4]: 2 models; each width needs one. Raise clients_per_round",
