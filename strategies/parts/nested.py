@@ -18,23 +18,23 @@ Table = tuple[Tensor, Tensors]
 class Nested(Objective[Widths]):
     """Cross-entropy; with ``nested``, of the model and of its narrower corners.
 
-    With the widths 1, p and q the steps of a visit train 1, p, 1, q, 1, p, ...: every second step one of the narrower
-    widths, from the widest on. A model that is narrower than the step's width trains as a whole. With ``nested_steps:
-    joint`` every step trains the whole model and, in the same order, one corner (1 + p, 1 + q, ...): their losses are
-    added. A corner is the model with all other weights set to 0, which computes what the slice computes; only its own
-    weights get a gradient (of the others, momentum and weight decay go on). A corner leaves statistics of batch
-    normalisation as they are: those are of the model's own width.
+    With ``nested_steps: in_turn`` and the widths 1, p and q the steps of a visit train 1, p, 1, q, 1, p, ...: every
+    second step one of the narrower widths, from the widest on. A model that is narrower than the step's width trains as
+    a whole. With ``nested_steps: all`` every step trains 1 + p + q: their losses are added. A corner is the model with
+    all other weights set to 0, which computes what the slice computes; only its own weights get a gradient (of the
+    others, momentum and weight decay go on). A corner leaves statistics of batch normalisation as they are: those are
+    of the model's own width.
 
-    This is ordered dropout with a fixed order in place of random draws (Horvath et al., FjORD, NeurIPS 2021,
-    arXiv 2102.13451), without its distillation. Joint steps are those of a slimmable network (Yu et al., ICLR 2019,
-    arXiv 1812.08928), which adds the losses of all its widths in each step; here it is two of them.
+    In turn, this is ordered dropout with a fixed order in place of random draws (Horvath et al., FjORD, NeurIPS 2021,
+    arXiv 2102.13451), without its distillation. ``all`` is the loss of a slimmable network (Yu et al., ICLR 2019,
+    arXiv 1812.08928), which has a norm of its own for every width; here only the statistics are.
     """
 
     def __init__(self, params: Widths) -> None:
         super().__init__(params)
-        #: Shapes of a model's parameters -> the masks of each step of a cycle; None trains the whole model.
-        self._cycles: dict[Shapes, list[Tensors | None]] = {}
-        #: The same as tables, for steps that are recorded on a GPU.
+        #: Shapes of a model's parameters -> masks: of the corners, or, in turn, of a cycle's steps (None: no corner).
+        self._masks: dict[Shapes, Sequence[Tensors | None]] = {}
+        #: A cycle as tensors, for steps that are recorded on a GPU.
         self._tables: dict[Shapes, Table] = {}
 
     def corners(self, size: Size) -> Sequence[Size]:
@@ -45,39 +45,43 @@ class Nested(Objective[Widths]):
 
     def prepare(self, visit: Visit) -> Prepared:
         """Note the masks of this model's corners; they are the same for all clients."""
-        if any(visit.corners) and (shapes := shapes_of(visit.params)) not in self._cycles:
-            masks = cycle(visit.corners, len(self.params.widths) - 1, self.params.nested_steps == "joint")
-            self._cycles[shapes] = masks
-            if visit.y.device.type != "cpu":
-                self._tables[shapes] = table(masks)
+        corners = [mask for mask in visit.corners if mask]
+        if corners and (shapes := shapes_of(visit.params)) not in self._masks:
+            if self.params.nested_steps == "all":
+                self._masks[shapes] = corners
+            else:
+                masks = self._masks[shapes] = cycle(visit.corners, len(self.params.widths) - 1)
+                if visit.y.device.type != "cpu":
+                    self._tables[shapes] = table(masks)
         return {}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the loss of the whole model, of the corner whose turn it is, or of both."""
-        masks = self._cycles.get(shapes_of(params)) if self._cycles else None
+        """Return the loss of the whole model, of the corner whose turn it is, or the sum of all."""
+        masks = self._masks.get(shapes_of(params)) if self._masks else None
         if masks is None:
             return super().loss(net, params, buffers, batch, prepared)
+        if self.params.nested_steps == "all":
+            losses = [self._corners_loss(net, params, buffers, batch, prepared, mask) for mask in masks if mask]
+            return sum(losses, start=super().loss(net, params, buffers, batch, prepared))
         if not isinstance(batch.step, int):
             return self._recorded_loss(net, params, buffers, batch, prepared)
         mask = masks[batch.step % len(masks)]
         if mask is None:
             return super().loss(net, params, buffers, batch, prepared)
+        return self._corners_loss(net, params, buffers, batch, prepared, mask)
+
+    def _corners_loss(
+        self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared, mask: Tensors
+    ) -> Tensor:
         kept = {name: buffer.clone() for name, buffer in buffers.items()}
-        part = super().loss(net, corner(params, mask), kept, batch, prepared)
-        if self.params.nested_steps == "in_turn":
-            return part
-        return super().loss(net, params, buffers, batch, prepared) + part
+        return super().loss(net, corner(params, mask), kept, batch, prepared)
 
     def _recorded_loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the loss of a recorded step, which looks its mask up: the same code serves all steps."""
-        whole, rows = self._tables.get(shapes_of(params)) or table(self._cycles[shapes_of(params)])
+        whole, rows = self._tables.get(shapes_of(params)) or table(self._masks[shapes_of(params)])
         turn = torch.as_tensor(batch.step) % len(whole)
         part = corner(params, {name: row[turn] for name, row in rows.items()})
         kept = {name: buffer.clone() for name, buffer in buffers.items()}
-        if self.params.nested_steps == "joint":
-            own = super().loss(net, params, buffers, batch, prepared)
-            loss = super().loss(net, part, kept, batch, prepared)
-            return own + torch.where(whole[turn], torch.zeros_like(loss), loss)
         loss = super().loss(net, part, kept, batch, prepared)
         for name, buffer in buffers.items():
             buffer.copy_(torch.where(whole[turn], kept[name].detach(), buffer))
@@ -89,8 +93,8 @@ def shapes_of(params: Tensors) -> Shapes:
     return tuple(tuple(p.shape) for p in params.values())
 
 
-def cycle(corners: Sequence[Tensors], narrower: int, joint: bool = False) -> list[Tensors | None]:
-    """Return the masks of the steps of one cycle; None trains the whole model alone.
+def cycle(corners: Sequence[Tensors], narrower: int) -> list[Tensors | None]:
+    """Return the masks of the steps of one cycle; None trains the whole model.
 
     Parameters
     ----------
@@ -98,11 +102,9 @@ def cycle(corners: Sequence[Tensors], narrower: int, joint: bool = False) -> lis
         Masks of the corners that the model has, the widest first.
     narrower : int
         How many widths there are besides the widest one.
-    joint : bool
-        Whether every step trains the whole model too, so that none is needed for it alone.
     """
     own = [None] * (narrower - len(corners)) + list(corners)
-    return own if joint else [mask for one in own for mask in (None, one)]
+    return [mask for one in own for mask in (None, one)]
 
 
 def corner(params: Tensors, mask: Tensors) -> Tensors:

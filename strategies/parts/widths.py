@@ -29,15 +29,15 @@ class Widths(Settings):
         all of them.
     nested : bool
         Whether clients train the narrower corners of a wide model too (:mod:`strategies.parts.nested`).
-    nested_steps : {"in_turn", "joint"}
-        With `nested`: a step trains the whole model or a corner, in turn, or the whole model and one corner at once.
+    nested_steps : {"in_turn", "all"}
+        With `nested`: a step trains the whole model or a corner, in turn, or the whole model and all its corners.
     """
 
     widths: tuple[Width, ...] = ()
     shares: tuple[Annotated[float, Field(gt=0)], ...] = ()
     whole: int = Field(0, ge=0)
     nested: bool = False
-    nested_steps: Literal["in_turn", "joint"] = "in_turn"
+    nested_steps: Literal["in_turn", "all"] = "in_turn"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -132,33 +132,34 @@ def test_the_corners_loss_is_that_of_the_slice():
     np.testing.assert_allclose(grads["last.bias"], small[2].bias.grad, atol=1e-6)
 
 
-def test_a_joint_step_adds_the_gradients_of_the_whole_and_of_a_corner():
-    """The sum of both gradients, and the statistics of the whole model's forward pass alone."""
+OTHER = {name: ~mask if mask.ndim < 2 or name == "first.weight" else mask[:, [1, 0]] for name, mask in MASKS.items()}
+
+
+@pytest.mark.parametrize("corners", [[MASKS], [MASKS, OTHER], [{}, OTHER]], ids=["one", "two", "cuts-nothing"])
+def test_a_step_of_all_adds_the_gradients_of_the_whole_and_of_every_corner(corners):
+    """The sum of all gradients, and the statistics of the whole model's forward pass alone."""
     x, y = torch.tensor([[1.0], [2.0], [4.0], [-1.0]]), torch.tensor([0, 1, 1, 0])
 
-    def gradients(steps, number):
+    def gradients(corners, number, **settings):
         torch.manual_seed(5)
         net = ModuleNet(Hidden(), torch.device("cpu"))
-        nested = Nested(Widths(widths=(1.0, 0.5), nested=True, nested_steps=steps))
-        nested.prepare(visit_of(net, x, y))
+        nested = Nested(Widths(widths=(1.0, 0.5), nested=True, **settings))
+        nested.prepare(dataclasses.replace(visit_of(net, x, y), corners=corners))
         net.gradient.zero_()
-        nested.loss(net, net.params, net.buffers, Batch(x, y, step=number), {}).backward()
-        return net.gradient.clone(), {name: buffer.clone() for name, buffer in net.buffers.items()}
+        loss = nested.loss(net, net.params, net.buffers, Batch(x, y, step=number), {})
+        loss.backward()
+        return net.gradient.clone(), loss.item(), {name: buffer.clone() for name, buffer in net.buffers.items()}
 
-    whole, statistics = gradients("in_turn", 0)
-    part, _ = gradients("in_turn", 1)
-    for number in (0, 1):
-        both, after = gradients("joint", number)
-        np.testing.assert_allclose(both, whole + part, atol=1e-6)
+    whole, own, statistics = gradients([MASKS], 0)
+    parts = [gradients([mask], 1)[:2] for mask in corners if mask]
+    for number in (0, 1, torch.tensor(1)):
+        found, loss, after = gradients(corners, number, nested_steps="all")
+        np.testing.assert_allclose(found, whole + sum(part for part, _ in parts), atol=1e-6)
+        assert loss == pytest.approx(own + sum(part for _, part in parts))
         assert all(torch.equal(after[name], statistics[name]) for name in statistics)
 
 
-def test_joint_steps_go_through_the_corners_and_a_narrow_model_has_steps_of_its_own_only():
-    assert cycle([ONE, TWO], 2, joint=True) == [ONE, TWO]
-    assert cycle([TWO], 2, joint=True) == [None, TWO]
-
-
-@pytest.mark.parametrize("steps", ["in_turn", "joint"])
+@pytest.mark.parametrize("steps", ["in_turn", "all"])
 def test_a_recorded_step_looks_up_the_same_corner(monkeypatch, steps):
     """Steps as tensors, as in a CUDA graph: the same models, statistics included."""
     plain = two_steps(monkeypatch, steps)
@@ -191,7 +192,7 @@ def test_corners_that_cut_nothing_are_none():
     net = ModuleNet(Hidden(), torch.device("cpu"))
     own = visit_of(net, torch.ones(2, 1), torch.tensor([0, 1]))
     nested.prepare(dataclasses.replace(own, corners=[{}]))
-    assert nested._cycles == {}
+    assert nested._masks == {}
 
 
 def test_a_model_without_corners_is_trained_as_ever(tmp_path):
@@ -202,24 +203,25 @@ def test_a_model_without_corners_is_trained_as_ever(tmp_path):
     assert same(plain.method.global_model(), nested.method.global_model())
 
 
-@pytest.mark.parametrize("corners", [[], [{}], [MASKS]], ids=["no-corner", "cuts-nothing", "one-of-two"])
-def test_a_recorded_joint_step_without_a_corner_trains_the_whole_model(corners):
-    """A model narrower than the step's corner: the same loss and gradient as without nested training."""
+@pytest.mark.parametrize("corners", [[], [{}]], ids=["no-corner", "cuts-nothing"])
+@pytest.mark.parametrize("step", [0, torch.tensor(0)], ids=["plain", "recorded"])
+def test_a_step_of_all_without_a_corner_trains_the_whole_model(corners, step):
+    """The same loss and gradient as without nested training."""
     x, y = torch.tensor([[1.0], [2.0], [4.0], [-1.0]]), torch.tensor([0, 1, 1, 0])
     losses = []
-    for objective in (Nested(WIDTHS.model_copy(update={"nested_steps": "joint"})), Nested(Widths())):
+    for objective in (Nested(WIDTHS.model_copy(update={"nested_steps": "all"})), Nested(Widths())):
         torch.manual_seed(5)
         net = ModuleNet(Hidden(), torch.device("cpu"))
         objective.prepare(dataclasses.replace(visit_of(net, x, y), corners=corners))
         net.gradient.zero_()
-        loss = objective.loss(net, net.params, net.buffers, Batch(x, y, step=torch.tensor(0)), {})
+        loss = objective.loss(net, net.params, net.buffers, Batch(x, y, step=step), {})
         loss.backward()
         losses.append((loss.item(), net.gradient.tolist(), net.buffers["norm.running_mean"].tolist()))
     assert losses[0] == losses[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", ["in_turn", "joint"])
+@pytest.mark.parametrize("steps", ["in_turn", "all"])
 def test_the_batched_engine_trains_the_same_corners(tmp_path, steps):
     own = (*FAN, f"method.nested_steps={steps}")
     one = run(tmp_path / "local", *own)
