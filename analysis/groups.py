@@ -205,8 +205,13 @@ def _matters(name: str, mine: Mapping[str, Any], settings: Sequence[Mapping[str,
 
 
 def _short(name: str, names: Sequence[str]) -> str:
-    """Return the last part of a dotted name, or all of it if another of `names` ends the same."""
+    """Return the last part of a method's setting, or the whole name if another of `names` ends the same.
+
+    Settings of other groups keep their group: ``devices.shares`` is not the method's.
+    """
     last = name.split(".")[-1]
     if last == "name":
         return name.split(".")[0]
+    if not name.startswith("method."):
+        return name
     return last if sum(n.split(".")[-1] == last for n in names) == 1 else name

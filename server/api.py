@@ -141,8 +141,10 @@ class Run:
 
         return network(self.folder, self.data_root)
 
-    def slice(self, width: float) -> nn.Module:
+    def slice(self, width: float | str) -> nn.Module:
         """Return the global model of `width`, for runs whose models have several, as :attr:`model` does.
+
+        A report's name of a size works too: ``"0.4@2"`` keeps the first two groups of channels whole.
 
         Raises
         ------

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcross.server.sweep import Plan
 
@@ -51,6 +51,8 @@ class Cell:
         Method, task, model, engine.
     job : list of str
         The overrides of one of them.
+    weighty : dict of str to str
+        The settings that determine how long a round takes.
     runs, done : int
         How many runs there are, and how many of them are finished.
     rounds, evaluations : int
@@ -59,6 +61,7 @@ class Cell:
 
     names: tuple[str, str, str, str]
     job: list[str]
+    weighty: dict[str, str]
     runs: int = 0
     done: int = 0
     rounds: int = 0
@@ -87,7 +90,8 @@ def cells(plan: Plan) -> list[Cell]:
             continue
         seen.add(mark)
         names = (config.names["method"], config.names["task"], config.names["model"], config.names["engine"])
-        cell = found.setdefault(json.dumps([names, _weighty(config)]), Cell(names, job))
+        weighty = _weighty(config)
+        cell = found.setdefault(json.dumps([names, weighty]), Cell(names, job, weighty))
         before = _rounds_done(plan, config, mark)
         cell.runs += 1
         cell.done += before >= config.rounds
@@ -97,11 +101,19 @@ def cells(plan: Plan) -> list[Cell]:
     return list(found.values())
 
 
-def _weighty(config: RunConfig) -> list[tuple[str, Any]]:
+def _weighty(config: RunConfig) -> dict[str, str]:
     from fedcross.server.identity import flatten
 
     flat = flatten(config.model_dump(mode="json"))
-    return sorted((k, str(v)) for k, v in flat.items() if any(f"{k}.".startswith(f"{w}.") for w in WEIGHTY))
+    return {k: str(v) for k, v in sorted(flat.items()) if any(f"{k}.".startswith(f"{w}.") for w in WEIGHTY)}
+
+
+def _apart(cell: Cell, others: Sequence[Cell]) -> str:
+    """Return the settings in which `cell` differs from others of the same names, as overrides."""
+    rivals = [other.weighty for other in others if other.names == cell.names]
+    return " ".join(f"{k}={v}" for k, v in cell.weighty.items() if any(r.get(k) != v for r in rivals)).replace(
+        ", ", ","
+    )
 
 
 def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
@@ -177,12 +189,15 @@ def show(plan: Plan, pace: Callable[[list[list[str]]], Sequence[Pace | str]] = p
     table = Table(title="Cost on this machine, one run after the other")
     for name in ("method", "task", "model", "engine"):
         table.add_column(name, no_wrap=True)
+    rows, total = cells(plan), 0.0
+    apart = [_apart(cell, rows) for cell in rows]
+    if any(apart):
+        table.add_column("settings")
     for name in ("runs", "done", "rounds left", "s/round", "s/evaluation", "hours"):
         table.add_column(name, justify="right", no_wrap=True)
-    rows, total = cells(plan), 0.0
     measured = iter(pace([cell.job for cell in rows if cell.rounds]))
     reasons: list[str] = []
-    for cell in rows:
+    for cell, settings in zip(rows, apart):
         seconds = next(measured) if cell.rounds else (math.nan, math.nan)
         if isinstance(seconds, str):
             reasons.append(seconds)
@@ -191,10 +206,11 @@ def show(plan: Plan, pace: Callable[[list[list[str]]], Sequence[Pace | str]] = p
             hours = cell.hours(seconds) if cell.rounds else 0.0
             total += hours
             shown = [*("-" if math.isnan(s) else f"{s:.3g}" for s in seconds), f"{hours:.3g}"]
-        table.add_row(*cell.names, str(cell.runs), str(cell.done), str(cell.rounds), *shown)
+        own = [settings] if any(apart) else []
+        table.add_row(*cell.names, *own, str(cell.runs), str(cell.done), str(cell.rounds), *shown)
     table.add_section()
     sums = [str(sum(getattr(cell, name) for cell in rows)) for name in ("runs", "done", "rounds")]
-    table.add_row("total", "", "", "", *sums, "", "", f"{total:.3g}")
+    table.add_row("total", *[""] * (4 if any(apart) else 3), *sums, "", "", f"{total:.3g}")
     console = Console()
     if not console.is_terminal:
         console.width = 140

@@ -125,7 +125,8 @@ def _check_model(config: RunConfig, data: FederatedData) -> None:
     if 0 < count < config.clients_per_round:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: these data have {count} clients. Lower it.")
     network, _ = config.network(data.task)
-    check_run(config, network, data.task, count)
+    for remark in check_run(config, network, data.task, count):
+        say(f"Note: {remark}", "WARNING")
 
 
 def _check_continued(config: RunConfig, folder: Path) -> None:

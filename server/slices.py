@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedcross.conf.cross_checks import SIMULATING
@@ -28,9 +29,12 @@ def plan_for(config: RunConfig, network: nn.Module, task: Task) -> Plan | None:
     """
     from fedcross.strategies.round.registry import method_class
     from fedcross.tasks.models.slicing import plan_of
+    from fedcross.tasks.models.slicing.plan import Plan
 
     if not method_class(config.modules["method"]).slices(config.method):
         return None
+    if all(width >= 1 for width in getattr(config.method, "widths", ())):
+        return Plan((), {}, {})  # only full models, but they go to devices that can hold them alone
     if config.train.only:
         raise ConfigError("train.only: a part of a model cannot be sliced by width. Leave out method.widths.")
     return plan_of(network, task)
@@ -42,21 +46,30 @@ def prepare_slices(method: Method, config: RunConfig, plan: Plan | None, clients
     method.budgets = budgets_of(config.devices, config.seed, clients) if plan is not None else {}
 
 
-def check_run(config: RunConfig, network: nn.Module, task: Task, clients: int) -> None:
-    """Raise a ConfigError unless every size of the run makes a network that works and has a device that can hold it."""
+def check_run(config: RunConfig, network: nn.Module, task: Task, clients: int) -> list[str]:
+    """Return remarks on devices that will never train, and models that will wait.
+
+    Raises
+    ------
+    ConfigError
+        Unless every size of the run makes a network of its own that works, and has a device that can hold it.
+    """
     from fedcross.strategies.round.registry import method_class
     from fedcross.tasks.models.slicing import cut
 
     if (plan := plan_for(config, network, task)) is None:
-        return
+        return []
     networked = config.names["engine"] not in SIMULATING
     rules = Federation(clients_per_round=config.clients_per_round, nonce=True, networked=networked)
     method = method_class(config.modules["method"])(config.method, rules)
     prepare_slices(method, config, plan, clients)
     method.check_budgets()
-    for size in method.all_sizes():
+    sizes = method.all_sizes()
+    for size in sizes:
         _check_cut(plan, size)
         cut(network, plan, size, task)
+    _check_different(plan, sizes)
+    return method.budget_remarks()
 
 
 def _check_cut(plan: Plan, size: Size) -> None:
@@ -69,3 +82,14 @@ def _check_cut(plan: Plan, size: Size) -> None:
         f"method.widths={size.width:g}: this network has {groups}{whole}, and none is cut, so it is the full model. "
         + ("Keep fewer groups whole (method.whole=0 cuts all)." if size.start else "Leave that width out.")
     )
+
+
+def _check_different(plan: Plan, sizes: Sequence[Size]) -> None:
+    """Raise a ConfigError if models of two widths are the same network."""
+    known: dict[tuple[int, ...], Size] = {}
+    for size in sizes if plan.groups else ():
+        kept = tuple(plan.kept(group, size) for group in range(len(plan.groups)))
+        if (other := known.setdefault(kept, size)).width != size.width:
+            raise ConfigError(
+                f"method.widths: {other.width:g} and {size.width:g} cut this network alike. Leave one of them out."
+            )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.widths import Width, check_widths
@@ -91,8 +92,17 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
         """The full model, then the widths, each with its starts, the largest model first."""
         widths = [width for width in sorted(self.params.widths, reverse=True) if width < 1]
         groups = len(self.sliced.groups)
-        starts = [start for start in sorted(self.params.starts, reverse=True) if start < groups] or [0]
+        starts = [start for start in sorted(self.params.starts, reverse=True) if start < groups]
         return [FULL, *(Size(width, start) for width in widths for start in starts)]
+
+    def check_budgets(self) -> None:
+        """Raise a ConfigError if no slice cuts anything, or no device can hold a model."""
+        if min(self.params.starts) >= (groups := len(self.sliced.groups)):
+            raise ConfigError(
+                f"method.starts={list(self.params.starts)}: this network has {groups} group{'s' * (groups != 1)} of "
+                "channels, counted from 0, so every slice would be the full model. 0 cuts all."
+            )
+        super().check_budgets()
 
     def _models(self, number: int, count: int) -> list[Size]:
         """Return the model that each slot of a round draws."""

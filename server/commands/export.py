@@ -38,7 +38,7 @@ def export(
     out: Path | None = None,
     kind: str = "safetensors",
     data_root: str | None = None,
-    width: float | None = None,
+    width: float | str | None = None,
 ) -> Path:
     """Write a model of `run`; return the file's path.
 
@@ -57,8 +57,10 @@ def export(
         network, from prepared inputs (batch, ...) to class scores (batch, classes), for any size of batch.
     data_root : str, optional
         Folder of the data sets; only for ONNX and TorchScript.
-    width : float, optional
-        The global model of this width, where the run has several; None for the widest.
+    width : float or str, optional
+        The global model of this width, where the run has several, or of this size as reports name it: ``0.4@2`` keeps
+        the first two groups of channels whole. None for the widest; of several sizes of one width (AdaptiveFL) a number
+        means that with the fewest whole groups.
 
     Raises
     ------
@@ -91,7 +93,7 @@ def export(
     return path
 
 
-def network(run: Path, data_root: str | None = None, width: float | None = None) -> nn.Module:
+def network(run: Path, data_root: str | None = None, width: float | str | None = None) -> nn.Module:
     """Return the network of `run` with the final global weights, or those of the newest checkpoint.
 
     Needs the network's inputs and outputs, from the run's data set (in the folder `data_root`) or its settings. `width`
@@ -231,20 +233,30 @@ def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
     return method
 
 
-def _global(method: Method, width: float | None, run: Path) -> tuple[Arrays, Size]:
-    """Return the global model of `width`, and its size; of several (AdaptiveFL) that with the fewest whole groups."""
-    from fedcross.tasks.models.slicing.plan import TOLERANCE
-
+def _global(method: Method, width: float | str | None, run: Path) -> tuple[Arrays, Size]:
+    """Return the global model of `width`, and its size."""
     models = method.slice_models()
     if width is None:
         return method.evaluation_arrays(), method.global_size
-    wanted = [size for size in models if abs(size.width - width) < TOLERANCE]
-    if not wanted:
-        known = ", ".join(f"{one:g}" for one in sorted({size.width for size in models}, reverse=True))
+    if (size := _named(list(models), width)) is None:
+        known = ", ".join(size.text for size in models)
         told = f"has the widths {known}. Name one of them." if known else "has models of one size. Leave out --width."
-        raise StorageError(f"--width {width:g}: {run} {told}")
-    smallest = min(wanted, key=lambda size: size.start)
-    return models[smallest], smallest
+        raise StorageError(f"--width {width}: {run} {told}")
+    return models[size], size
+
+
+def _named(sizes: Sequence[Size], width: float | str) -> Size | None:
+    """Return the size with the name `width` in reports, else the one of this width with the fewest whole groups."""
+    from fedcross.tasks.models.slicing.plan import TOLERANCE
+
+    for size in sizes:
+        if size.text == width:
+            return size
+    try:
+        number = float(width)
+    except ValueError:
+        return None
+    return min((size for size in sizes if abs(size.width - number) < TOLERANCE), key=lambda s: s.start, default=None)
 
 
 def _middleware(method: Method, model: int, run: Path) -> tuple[Arrays, Size]:
@@ -263,7 +275,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--round", type=int, help="round of a checkpoint (default: the newest)")
     parser.add_argument("--model", type=int, help="index of a middleware model, from 0 (default: the global model)")
-    parser.add_argument("--width", type=float, help="the global model of this width (default: the widest)")
+    parser.add_argument("--width", help="the global model of this width, as 0.4 or 0.4@2 (default: the widest)")
     parser.add_argument("--out", type=Path, help="file to write (default: model-round-R.safetensors in RUN)")
     parser.add_argument(
         "--format",
@@ -280,14 +292,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _width_of(run: Path, number: int | None, model: int) -> float | None:
-    """Return the width of a middleware model; None if it is a full one."""
+def _width_of(run: Path, number: int | None, model: int) -> str | None:
+    """Return the name of a middleware model's size; None if it is a full one."""
     _, state, identity = _checkpoint(run, number)
     _, size = _middleware(_rebuilt(state, identity), model, run)
-    return None if size.width >= 1 else size.width
+    return None if size.width >= 1 else size.text
 
 
-def _loading(run: Path, path: Path, kind: str, data_root: str | None, width: float | None) -> str:
+def _loading(run: Path, path: Path, kind: str, data_root: str | None, width: str | None) -> str:
     """Return Python code that loads the file; on stderr, so that stdout is the path alone."""
     from fedcross.server.commands.formats import loading_network, loading_weights
 

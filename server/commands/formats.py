@@ -128,12 +128,12 @@ def loading_network(kind: str, path: Path, inputs: Tensor) -> str:
     )
 
 
-def loading_weights(path: Path, run: Path, data_root: str | None = None, width: float | None = None) -> str:
+def loading_weights(path: Path, run: Path, data_root: str | None = None, width: str | None = None) -> str:
     """Return Python code that loads a file of weights into the network of its run."""
     root = "" if data_root is None else f", {data_root!r}"
     return (
         "import fedcross\nfrom safetensors.torch import load_file\n\n"
-        f"network = fedcross.load({str(run)!r}{root}).{'model' if width is None else f'slice({width:g})'}\n"
+        f"network = fedcross.load({str(run)!r}{root}).{'model' if width is None else f'slice({width!r})'}\n"
         f"network.load_state_dict(load_file({str(path)!r}))"
     )
 

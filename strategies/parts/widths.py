@@ -42,6 +42,8 @@ class Widths(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         check_widths(self.widths)
+        if (self.whole or self.nested) and not self.widths:
+            raise ValueError(f"{'nested' if self.nested else 'whole'} is for models of several widths; give widths")
         if self.shares and len(self.shares) != len(self.widths):
             raise ValueError(f"{len(self.shares)} shares for {len(self.widths)} widths; give one for each")
         if self.shares and abs(sum(self.shares) - 1) > TOLERANCE:

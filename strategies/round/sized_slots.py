@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from fedcross.core.randomness import stream
 from fedcross.strategies.parts.nested import Nested
 from fedcross.strategies.parts.objective import Objective
-from fedcross.strategies.parts.widths import Widths, deal_slots, described, trainable_slots
+from fedcross.strategies.parts.widths import Widths, deal_slots, described, holds, trainable_slots
 from fedcross.strategies.pool.layout import Layout
 from fedcross.strategies.pool.pool import Pool, Storage
 from fedcross.strategies.pool.sliced import SlicedPool
@@ -49,6 +49,21 @@ class SizedSlots(Method[W]):
     def all_sizes(self) -> Sequence[Size]:
         """Return the sizes of the pool's models, the largest first; empty without widths."""
         return [self.params.size(width) for width in sorted(self.params.widths, reverse=True)]
+
+    def budget_remarks(self) -> list[str]:
+        """Return remarks on devices that can hold no model, and on slots that wait for one in every round."""
+        found = super().budget_remarks()
+        if not self.budgets or self.federation.networked:
+            return found
+        slots = self.params.slots(self.federation.clients_per_round)
+        for size in self.all_sizes():
+            wanted = sum(slot.width >= size.width for slot in slots)
+            if (devices := sum(holds(budget, size) for budget in self.budgets.values())) < wanted:
+                found.append(
+                    f"method.widths: {wanted} slots have width {size.width:g} or above, {devices} devices can hold it. "
+                    "So slots wait in every round. Lower clients_per_round or their share (method.shares)."
+                )
+        return found
 
     @property
     def global_size(self) -> Size:
@@ -100,7 +115,7 @@ class SizedSlots(Method[W]):
             self._report.metrics["waiting_slots"] = float(waiting)
             log(
                 WARNING,
-                "fedcross: round %s: %s slots wait, no device that is free can hold them",
+                "fedcross: round %s: slots that wait, since no device that is free can hold them: %s",
                 current.number,
                 waiting,
             )

@@ -114,5 +114,16 @@ class Sizes(FlowerHooks[P]):
                 "Leave that width out or raise a device's."
             )
 
+    def budget_remarks(self) -> list[str]:
+        """Return remarks on devices that can hold no model, if the widths of all are known."""
+        sizes = self.all_sizes()
+        if not self.budgets or not sizes or self.federation.networked:
+            return []
+        lost = [budget for budget in self.budgets.values() if not holds(budget, sizes[-1])]
+        if not lost:
+            return []
+        widths = sorted({size.width for size in sizes}, reverse=True)
+        return [f"method.widths={widths}: {len(lost)} of {len(self.budgets)} devices can hold none and never train."]
+
     #: Whether every size must have a device; else a client simply gets what it can hold.
     each_needs_a_device = False

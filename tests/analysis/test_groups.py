@@ -37,7 +37,7 @@ def test_seeds_are_one_group_and_other_settings_are_not(tmp_path: Path):
         config("fedavg", 1, 2, train__lr=0.1),
     )
     assert [[run.seed for run in group.runs] for group in found] == [[1, 2], [1]]
-    assert [group.label for group in found] == ["fedavg lr=0.01", "fedavg lr=0.1"]
+    assert [group.label for group in found] == ["fedavg train.lr=0.01", "fedavg train.lr=0.1"]
 
 
 def test_labels_name_only_what_differs(tmp_path: Path):

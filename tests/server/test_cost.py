@@ -132,6 +132,13 @@ def test_jobs_with_other_widths_are_measured_apart():
     assert [cell.runs for cell in cells(checked_plan(line))] == [1, 1]
 
 
+def test_rows_of_the_same_names_say_in_what_they_differ(capsys):
+    line = ["-m", *SMALL, "method=fedcross,fedavg", "method.widths=[1.0,0.5],[1.0]"]
+    show(checked_plan(line), lambda jobs: [(1.0, 1.0)] * len(jobs))
+    rows = [[cell.strip() for cell in row.split("│")[1:]] for row in capsys.readouterr().out.splitlines() if "│" in row]
+    assert [row[4] for row in rows[:3]] == ["method.widths=[1.0,0.5]", "method.widths=[1.0]", ""]
+
+
 def test_done_runs_cost_nothing(monkeypatch, tmp_path, capsys):
     sweep = ["-m", *SMALL, "engine.workers=1", "method=fedavg", "rounds=2", f"hydra.sweep.dir={tmp_path / 'all'}"]
     assert call(monkeypatch, tmp_path, *sweep, "seed=1") == 0
@@ -190,4 +197,4 @@ def test_data_that_are_missing_altogether_are_an_error_before_the_first_step(mon
 
 
 def test_a_cell_without_rounds_has_no_hours():
-    assert Cell(("a", "b", "c", "d"), []).hours((5.0, 1.0)) == 0
+    assert Cell(("a", "b", "c", "d"), [], {}).hours((5.0, 1.0)) == 0

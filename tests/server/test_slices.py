@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch import Tensor, nn
 
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
@@ -14,7 +15,23 @@ def checked(*settings, clients=6):
     config = load([*SMALL, "devices=three_sizes", *settings])
     task = config.load_data().task
     network, _ = config.network(task)
-    check_run(config, network, task, clients)
+    return check_run(config, network, task, clients)
+
+
+class Softmaxed(nn.Module):
+    """A network that cannot be sliced: a softmax over channels."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores (batch, classes) of pictures (batch, 1, 8, 8)."""
+        scores: Tensor = self.last(self.first(x.flatten(1)).softmax(1))
+        return scores
+
+
+OWN = ("model=own", "model.path=tests.server.test_slices:Softmaxed")
 
 
 @pytest.mark.parametrize(
@@ -23,6 +40,9 @@ def checked(*settings, clients=6):
         (["method=fedfan_three_sizes"], "widths=0.66: this network has 1 group of channels, with the first 2 whole"),
         (["method=fedcross_three_sizes", "method.whole=1"], "with the first 1 whole, .* Keep fewer groups whole"),
         (["method=heterofl", "method.widths=[1.0,0.9]", "model.hidden=[2]"], "widths=0.9: .* Leave that width out"),
+        (["method=heterofl", "method.widths=[1.0,0.66,0.665]"], "0.665 and 0.66 cut this network alike. Leave one"),
+        (["method=adaptivefl", "method.starts=[9]"], r"method.starts=\[9\]: this network has 1 group .* 0 cuts all"),
+        (["method=fedcross_three_sizes", *OWN], "softmax"),
         (
             ["method=fedfan_three_sizes", "method.whole=0", "clients_per_round=2"],
             "0.66, 0.4]: 2 models; each width needs one. Raise clients_per_round",
@@ -37,6 +57,39 @@ def test_a_narrow_model_must_be_narrow_and_have_a_slot(settings, said):
 @pytest.mark.parametrize("method", ["fedfan_three_sizes", "fedcross_three_sizes", "heterofl", "adaptivefl"])
 def test_the_methods_run_on_a_network_with_one_group(method):
     checked(f"method={method}", *(["method.whole=0"] if method == "fedfan_three_sizes" else []))
+
+
+@pytest.mark.parametrize("method", ["fedcross", "heterofl"])
+def test_full_models_need_no_slices(method):
+    assert checked(f"method={method}", "method.widths=[1.0]", *OWN) == REMARKS[method]
+
+
+REMARKS = {
+    "heterofl": ["method.widths=[1.0]: 4 of 6 devices can hold none and never train."],
+    "fedcross": [
+        "method.widths=[1.0]: 4 of 6 devices can hold none and never train.",
+        "method.widths: 3 slots have width 1 or above, 2 devices can hold it. So slots wait in every round. Lower "
+        "clients_per_round or their share (method.shares).",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["method=heterofl", "method.widths=[1.0,0.7]"], ["4 of 6 devices can hold none and never train"]),
+        (["method=heterofl", "method.widths=[1.0,0.7]", "devices=equal"], []),
+        (["method=fedcross_three_sizes"], []),
+        (["method=fedcross", "method.widths=[1.0,0.4]", "method.shares=[0.9,0.1]", "clients_per_round=5"],
+         ["4 slots have width 1 or above, 2 devices can hold it"]),
+        (["method=fedcross_three_sizes", "devices.widths=[1.0,0.66,0.66]"], []),
+        (["method=adaptivefl", "devices.widths=[1.0,0.66,0.3]"], ["2 of 6 devices can hold none"]),
+    ],
+)  # fmt: skip
+def test_devices_without_a_model_and_models_without_a_device_are_told(settings, said):
+    found = checked(*settings)
+    assert len(found) == len(said)
+    assert all(part in remark for part, remark in zip(said, found))
 
 
 def test_methods_without_widths_are_not_looked_at():

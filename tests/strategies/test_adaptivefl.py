@@ -7,9 +7,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+import fedcross
 from fedcross.conf.schema import load
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.server.commands.export import export
+from fedcross.server.launch import launch
 from fedcross.strategies.adaptivefl import AdaptiveFL
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.tasks.models.slicing.plan import FULL, Group, Plan, Segment, Size
@@ -124,6 +128,22 @@ def test_it_goes_on_from_a_checkpoint_with_its_tables():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_every_model_is_exported_and_loaded_by_the_name_that_reports_give_it(tmp_path):
+    folder = launch([*SMALL, *THREE, "method=adaptivefl", "engine.workers=1", "rounds=2"], tmp_path / "run")
+    models = run(tmp_path / "again", *THREE, "method=adaptivefl", "rounds=2").method.slice_models()
+    assert [size.text for size in models] == ["1", "0.66@1", "0.66", "0.4@1", "0.4"]
+    for size, model in models.items():
+        file = load_file(export(folder, width=size.text))
+        assert same({name: file[name] for name in model}, model)
+        loaded = fedcross.load(folder).slice(size.text).state_dict()
+        assert {name: tuple(t.shape) for name, t in loaded.items()} == {n: a.shape for n, a in model.items()}
+    assert same(load_file(export(folder, width=0.66)), load_file(export(folder, width="0.66")))
+    for wrong in ("0.66@3", "wide", "nan", 0.5):
+        with pytest.raises(StorageError, match=f"--width {wrong}: .* has the widths 1, 0.66@1, 0.66, 0.4@1, 0.4"):
+            export(folder, width=wrong)
+
+
 def test_a_run_with_batch_normalisation_resumes_to_the_bit(tmp_path):
     own = (*THREE, "method=adaptivefl", "evaluate_every=3")
     whole = run(tmp_path / "whole", *own)

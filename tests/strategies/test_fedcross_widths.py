@@ -213,7 +213,7 @@ def test_a_slot_that_no_device_can_hold_waits_and_then_comes_first(tmp_path, cap
     payloads = method.dispatch(Round(1, 0, clients, 1))
     assert [payload.slot for payload in payloads] == [1, 2]
     assert method.report.metrics["waiting_slots"] == 1
-    assert "1 slots wait" in caplog.text
+    assert "slots that wait, since no device that is free can hold them: 1" in caplog.text
     node = method.nodes.online.setdefault(5, 55)
     method.nodes._note_width(node, 1.0)  # it says that it can
     clients = method.sample(2, range(6))

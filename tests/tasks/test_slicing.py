@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcross.core.errors import ConfigError
@@ -26,8 +27,8 @@ CONFIGURED = [
     ("mlp", {"hidden": [10, 7]}, SMALL, [10, 7]),
     ("cnn_femnist", {}, SimpleNamespace(name="f", shape=(1, 28, 28), classes=62, vocabulary=0), [16, 32, 256]),
     ("resnet20", {}, IMAGES, [16] * 4 + [32] * 4 + [64] * 4),
-    ("lstm", {"dropout": 0.5}, TEXT, [8, 256, 256]),
-    ("lstm_sent140", {"embedding": 10, "hidden": 12}, TEXT, [10, 12, 12, 128]),
+    ("lstm", {"dropout": 0.5}, TEXT, [8, 256]),
+    ("lstm_sent140", {"embedding": 10, "hidden": 12}, TEXT, [10, 12, 128]),
 ]
 
 
@@ -179,6 +180,27 @@ def test_recurrent_and_tied():
     assert small.words.weight.shape == (12, 4)
 
 
+class Rows(nn.Module):
+    """Scores from the last state of a stack of recurrent layers."""
+
+    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.words, self.states = nn.Embedding(30, 8), kind(8, 10, num_layers=2, batch_first=True, **settings)
+        self.scores = nn.Linear(20 if settings else 10, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(self.states(self.words(x))[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("settings", [{}, {"bidirectional": True}], ids=["one-way", "both-ways"])
+def test_layers_of_a_recurrent_stack_are_cut_together(kind, settings):
+    """torch has one size for all of them: a start, as AdaptiveFL's, lies before or behind the stack."""
+    plan = check_forward(Rows(kind, **settings), TEXT, Size(0.5), Size(0.5, 1))
+    assert [group.channels for group in plan.groups] == [8, 10]
+    assert plan.shape("states.weight_hh_l1", Size(0.5, 1))[1] == 5
+
+
 def test_a_layer_norm_over_channels_is_sliced_but_is_another_function():
     plan = plan_of(Words(normalised=True), TEXT)
     assert not plan.exact
@@ -289,9 +311,8 @@ def test_a_shortcut_from_a_stage_that_stays_whole_is_refused_with_what_to_do():
     network = create("resnet20", {}, IMAGES, 1)
     plan = plan_of(network, IMAGES)
     cut(network, plan, Size(0.66), IMAGES)
-    with pytest.raises(
-        ConfigError, match=r"width 0\.66@2: .* channels to those of a group that stays whole; method\.whole=0"
-    ):
+    said = r"width 0\.66@2: .* a group that stays whole; .* method\.whole=0, with AdaptiveFL method\.starts=\[0\]"
+    with pytest.raises(ConfigError, match=said):
         cut(network, plan, Size(0.66, 2), IMAGES)
 
 

@@ -167,7 +167,10 @@ def _check(network: nn.Module, small: nn.Module, plan: Plan, size: Size, task: T
     if expected.shape != found.shape or not torch.allclose(expected, found, AGREEMENT, AGREEMENT):
         why = "a layer treats channels in a way that was not followed"
         if size.start and plan.resized:
-            why = "a layer adds channels to those of a group that stays whole; method.whole=0 cuts every group"
+            why = (
+                "a layer adds channels to those of a group that stays whole; to cut every group, set method.whole=0, "
+                "with AdaptiveFL method.starts=[0]"
+            )
         raise refusal(
             name, "", f"width {size.text}", "the slice computes something else than the full network with the cut "
             f"channels set to zero; {why}",

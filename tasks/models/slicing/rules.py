@@ -294,20 +294,24 @@ def prelu(t: Tracer, call: Call) -> Label:
 
 
 def recurrent(t: Tracer, call: Call) -> list[Label]:
-    """Make a group of the state of each layer and direction; a gate's rows are cut like the state."""
+    """Make a group of the states of all layers and directions; a gate's rows are cut like the state.
+
+    torch has one size for all of them, so that none can stay whole while another is cut.
+    """
     if isinstance(call.args[1], Tensor) and call.args[1].dim() == 1 and not isinstance(call.args[2], list | tuple):
         raise UnsliceableError("packed sequences")
     x, weights, biased, layers, both = call.args[0], call.args[2], call.args[3], call.args[4], call.args[7]
     each, ways = 4 if biased else 2, 2 if both else 1
     if len(weights) != each * ways * layers:
         raise UnsliceableError("a projection of its state")
-    arriving, out = t.label(x)[-1], None
+    arriving, out, first = t.label(x)[-1], None, None
     for layer in range(layers):
         states: list[Axis] = []
         for way in range(ways):
             at = (layer * ways + way) * each
             hidden = weights[at + 1].shape[1]
             state = t.known(weights[at + 1])[1] or t.groups.new(hidden)
+            first = t.groups.join(first or state, state)
             gates = state * (weights[at].shape[0] // hidden)
             t.name_axis(weights[at], 0, gates)
             t.name_axis(weights[at], 1, arriving)

@@ -53,6 +53,8 @@ def test_what_does_not_divide_goes_to_the_largest_remainders(shares, counts):
         ({"widths": [1.0, 0.5], "shares": [1.0]}, "1 shares for 2 widths"),
         ({"widths": [1.0, 0.5], "shares": [0.5, 0.6]}, "sum to 1.1"),
         ({"shares": [1.0]}, "1 shares for 0 widths"),
+        ({"nested": True}, "nested is for models of several widths; give widths"),
+        ({"whole": 2}, "whole is for models of several widths; give widths"),
     ],
 )
 def test_bad_widths_are_refused(values, said):
