@@ -126,13 +126,17 @@ def memory_budget(memory: int | None, device: torch.device) -> float:
     return (free + max(unused, 0)) * GPU_SHARE
 
 
+#: Examples that a CPU scores at a time: what a layer returns then stays in its cache (docs/performance.md).
+CACHED = 100
+
+
 def evaluation_batch(device: torch.device, numbers: int, most: int = 1000, room: int = 2**24) -> int:
     """Return how many examples of `numbers` values each are scored at a time, at most `most`.
 
-    On a GPU a batch holds at most `room` values, for cards with little memory. On a CPU the size stays: another one
-    could change the last bit of a loss.
+    On a GPU a batch holds at most `room` values, for cards with little memory. On a CPU it is CACHED, whatever the
+    examples are: another size could change the last bit of a loss.
     """
-    return most if device.type == "cpu" else max(1, min(most, room // max(numbers, 1)))
+    return CACHED if device.type == "cpu" else max(1, min(most, room // max(numbers, 1)))
 
 
 def out_of_memory(error: BaseException) -> bool:
