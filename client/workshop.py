@@ -20,6 +20,7 @@ from fedcross.client.captured import Captured
 from fedcross.client.device import device_errors, evaluation_batch, repeats, set_arithmetic
 from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.freed_memory import keep_freed_memory
 from fedcross.client.recordings import Recorder
 from fedcross.client.trainer import train
 from fedcross.client.visit import Arrived, arrive, leave
@@ -55,6 +56,8 @@ class Workshop:
         #: Around every computation: what a broken GPU raises becomes a DeviceError.
         self.errors = device_errors if self.device.type == "cuda" else nullcontext
         set_arithmetic(self.device, config.train)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         deterministic = self.device.type == "cuda" and config.train.deterministic
         #: Around training: says once what on this GPU does not repeat itself, if that was asked for.
         self._repeats = partial(repeats, set()) if deterministic else nullcontext
