@@ -111,6 +111,6 @@ def test_a_device_with_two_fifths_of_the_memory_takes_part(tmp_path: Path) -> No
 
 def test_the_full_model_does_not_fit(tmp_path: Path) -> None:
     """The same device without a word on its width: its worker is killed, and the round goes on without it."""
-    (only,), _, small = federation(tmp_path, LIMIT, 1.0, "method.widths=[]")
+    (only,), _, small = federation(tmp_path, LIMIT, 1.0, "method.widths=[]", "federation.deadline_s=240")
     assert small == LIMIT
     assert only["dropped"] == 1
