@@ -49,7 +49,7 @@ def case(name: str, keep: bool) -> dict[str, float]:
     def steps(count: int) -> None:
         for _ in range(count):
             net.gradient.zero_()
-            functional.cross_entropy(net.logits(net.params, net.buffers, x), y).backward()
+            functional.cross_entropy(net.logits(net.params, net.buffers, x), y).backward()  # type: ignore[no-untyped-call]
             net.flat.data.sub_(net.gradient, alpha=0.01)
 
     steps(3)
