@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.models.dropout import dropout_names
 from fedcross.tasks.models.part import BUFFERS, base_tensors, hold_statistics
 from fedcross.tasks.models.weights import check_weights, tied
+
+if TYPE_CHECKING:
+    from fedcross.client.corner import Corner
 
 
 class ModuleNet:
@@ -75,8 +79,8 @@ class ModuleNet:
         #: What was found out of padded batches (:mod:`client.batched.padding`), each with its objective.
         self.padding: dict[Hashable, tuple[object, str]] = {}
         self.names = [name for name in module.state_dict() if name not in self._again]
-        #: Masks of the narrower sizes that are trained in this network (``visit.corners``); the workshop sets them.
-        self.corners: list[Tensors] = []
+        #: The narrower models in this one that are trained too (:mod:`client.corner`); the workshop sets them.
+        self.corners: Sequence[Corner] = ()
         self.dropout = dropout_names(self.module)
         self.params: Tensors = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         still = {n: p for n, p in self.module.named_parameters() if not p.requires_grad}

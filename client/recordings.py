@@ -193,8 +193,8 @@ class Recorder(Generic[S]):
         return self._recordings.replays
 
     def _records(self, prepared: Prepared) -> bool:
-        """Return whether steps are recorded; what is `prepared` may not be part of the model that they train."""
-        if self.refused is None and (reason := _live(prepared, self._net)):
+        """Return whether steps are recorded: the method has to allow it, and `prepared` be no part of the model."""
+        if self.refused is None and (reason := self._objective.unrecorded or _live(prepared, self._net)):
             self._recordings.refuse(reason)
         return self.refused is None
 

@@ -114,7 +114,6 @@ def arrive(shop: Workshop, content: RecordDict, net: ModuleNet, wire: ClientHalf
         lr=learning_rate(settings, number),
         augmented=shop.data.task.augment is not None,
         exchange=exchange,
-        corners=net.corners,
     )
     if net.dropout:
         seed_dropout(net.module, key(config.seed, "dropout", number, client, exchange))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedcross.client.attack import malicious
 from fedcross.client.batched.state import Work
 from fedcross.client.captured import Captured
+from fedcross.client.corner import Corner
 from fedcross.client.device import device_errors, evaluation_batch, repeats, set_arithmetic
 from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
@@ -119,14 +120,14 @@ class Workshop:
             self._benches[size] = net, ClientHalf(self.config.compression, initial)
         return self._benches[size]
 
-    def _corners(self, net: ModuleNet, size: Size) -> list[dict[str, Tensor]]:
-        """Return the masks of the narrower sizes that the objective trains in `net` (``visit.corners``)."""
+    def _corners(self, net: ModuleNet, size: Size) -> list[Corner]:
+        """Return the narrower sizes that the objective trains in `net`, of `size`."""
         return [
-            {
-                name: torch.from_numpy(self._plan.part(name, narrow, size)).to(self.device)
-                for name in net.params
-                if name in self._plan.entries and self._plan.cuts(name, narrow)
-            }
+            Corner(
+                self.at(narrow)[0],
+                net,
+                {name: self._plan.within(name, narrow, size) for name in net.names if self._plan.cuts(name, narrow)},
+            )
             for narrow in self.objective.corners(size)
         ]
 

@@ -5,7 +5,7 @@ A recorded step has one shape, so short batches are padded. torch's batch normal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,9 +19,9 @@ _SUMMED = (-3, -1)
 
 
 @contextmanager
-def masked(module: nn.Module, mask: Tensor) -> Iterator[None]:
-    """Let the batch normalisation of `module` see only the rows where `mask` (batch,) is 1, inside the block."""
-    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+def masked(modules: Sequence[nn.Module], mask: Tensor) -> Iterator[None]:
+    """Let the batch normalisation of `modules` see only the rows where `mask` (batch,) is 1, inside the block."""
+    layers = [layer for module in modules for layer in module.modules() if isinstance(layer, _BatchNorm)]
     rows = mask.sum()
     for layer in layers:
         layer.forward = partial(_forward, layer, mask, rows)  # type: ignore[method-assign]

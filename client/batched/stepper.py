@@ -63,6 +63,7 @@ class StackedStepper:
     ) -> None:
         self._net, self._objective, self._settings, self._like = net, objective, settings, like
         self._stacked, self._padded, self._recorded = stacked, padded, recorded
+        self._modules = [net.module, *(corner.module for corner in net.corners)]
         # `gradient` returns None for a method without a closed-form term, and vmap cannot return None.
         one = torch.cat([p.reshape(-1) for p in like.values()])
         self._has_term = objective.gradient(one, prepared) is not None
@@ -119,7 +120,7 @@ class StackedStepper:
         ) -> tuple[Tensor, Tensors]:
             changed = {name: buffer.clone() for name, buffer in b.items()}
             batch = Batch(x, y, mask if self._padded else None, rows, step.number)
-            with masked(self._net.module, mask) if self._recorded else nullcontext():
+            with masked(self._modules, mask) if self._recorded else nullcontext():
                 return self._objective.loss(self._net, p, changed, batch, self._stacked.tree(leaves)), changed
 
         dims = (0, 0, 0, 0, 0, 0, prepared.dims)

@@ -33,6 +33,13 @@ class Net(Protocol):
     given buffers are updated in place.
     """
 
+    @property
+    def corners(self) -> Sequence[Net]:
+        """The narrower models in this one that training needs (:meth:`Objective.corners`), the widest first; each is
+        given the tensors of this one.
+        """
+        ...
+
     def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
         """Return class scores, shape (batch, classes)."""
         ...
@@ -112,9 +119,6 @@ class Visit:
         invalid.
     exchange : int
         The exchange within the round, from 0.
-    corners : sequence of Tensors
-        For each size of :meth:`Objective.corners`, which values of the parameters it has, bool, by name; a parameter
-        that the size does not cut is not among them.
     """
 
     net: Net
@@ -134,7 +138,6 @@ class Visit:
     momentum: Tensor | None = None
     augmented: bool = False
     exchange: int = 0
-    corners: Sequence[Tensors] = ()
 
     @property
     def x(self) -> Tensor:
@@ -182,12 +185,14 @@ class Objective(Generic[P]):
     #: Whether a visit draws its examples from all clients' data together; the server's ``pooled-share`` says how large
     #: a share. Only for an upper bound: it needs a process that holds all data, which only a simulation has.
     pooled: bool = False
+    #: Why steps may not be recorded on a GPU; empty if they may. A recorded step runs the Python code of one step.
+    unrecorded: str = ""
 
     def __init__(self, params: P) -> None:
         self.params = params
 
     def corners(self, size: Size) -> Sequence[Size]:
-        """Return the narrower sizes whose place in a model of `size` training needs (``visit.corners``)."""
+        """Return the narrower sizes that training needs in a model of `size` (``net.corners``)."""
         return []
 
     def start(self, received: Arrays, state: Arrays) -> Arrays:

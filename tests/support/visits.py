@@ -19,16 +19,18 @@ from fedcross.tasks.models.dropout import Dropout, dropout_states, seed_dropout
 CPU = torch.device("cpu")
 
 
-def small_net(*, norm: bool = False, dropout: bool = False, dtype: torch.dtype = torch.float64) -> ModuleNet:
+def small_net(
+    *, norm: bool = False, dropout: bool = False, hidden: int = 8, dtype: torch.dtype = torch.float64
+) -> ModuleNet:
     """Return a little CNN for 2x6x6 images and 3 classes."""
     torch.manual_seed(7)
     parts: list[nn.Module] = [nn.Conv2d(2, 4, 3), nn.MaxPool2d(2)]
     if norm:
         parts.append(nn.BatchNorm2d(4))
-    parts += [nn.ReLU(), nn.Flatten(), nn.Linear(16, 8), nn.ReLU()]
+    parts += [nn.ReLU(), nn.Flatten(), nn.Linear(16, hidden), nn.ReLU()]
     if dropout:
         parts.append(Dropout(0.4))
-    return ModuleNet(Split(nn.Sequential(*parts), nn.Linear(8, 3)).to(dtype), CPU)
+    return ModuleNet(Split(nn.Sequential(*parts), nn.Linear(hidden, 3)).to(dtype), CPU)
 
 
 def visit(net: ModuleNet, client: int, n: int, **changes: Any) -> Visit:

@@ -161,11 +161,12 @@ class Plan:
             found[name] = mask
         return found
 
-    def part(self, name: str, narrow: Size, size: Size) -> NDArray[np.bool_]:
-        """Return which elements of the entry `name` of a slice of `size` a slice of `narrow` has too."""
-        mask = np.zeros(self.shapes[name], bool)
-        mask[self.index(name, narrow)] = True
-        return np.array(mask[self.index(name, size)])
+    def within(self, name: str, narrow: Size, size: Size) -> list[NDArray[np.intp]]:
+        """Return where a slice of `narrow` lies in the entry `name` of a slice of `size`: positions on each axis."""
+        return [
+            np.searchsorted(self.positions(axis, size, whole), self.positions(axis, narrow, whole))
+            for axis, whole in zip(self.entries[name], self.shapes[name])
+        ]
 
     def share(self, size: Size, shapes: Mapping[str, Sequence[int]]) -> float:
         """Return the share of the values of a model with entries of `shapes` that a slice has."""

@@ -40,7 +40,7 @@ def compare(layer: Any, x: Tensor, real: int) -> None:
     slope = batch(tuple(x.shape), 9)
     expected = alone(own)
     (expected * slope[:real]).sum().backward()
-    with masked(nn.Sequential(layer), rows(real)):
+    with masked([nn.Sequential(layer)], rows(real)):
         found = layer(padded)
         assert found.shape == x.shape
         (found * slope).sum().backward()
@@ -74,7 +74,7 @@ def test_one_picture_has_enough_values() -> None:
 def test_one_row_of_vectors_leaves_the_statistics() -> None:
     """Its variance is not known; the batch still counts."""
     layer = layer_of(nn.BatchNorm1d)
-    with masked(layer, rows(1)):
+    with masked([layer], rows(1)):
         layer(batch((5, 3), 1))
     assert layer.running_mean.tolist() == [0, 0, 0]
     assert layer.running_var.tolist() == [1, 1, 1]
@@ -86,7 +86,7 @@ def test_layers_that_stand_still_and_other_batches_are_torchs() -> None:
     layer = layer_of(nn.BatchNorm1d)
     compare(layer, batch((5, 3), 1), 4)
     alone = copy.deepcopy(layer)
-    with masked(layer, rows(2)):
+    with masked([layer], rows(2)):
         assert torch.equal(layer(batch((4, 3), 2)), alone(batch((4, 3), 2)))
         assert torch.equal(layer.eval()(batch((5, 3), 3)), alone.eval()(batch((5, 3), 3)))
     assert all(torch.equal(a, b) for a, b in zip(layer.buffers(), alone.buffers(), strict=True))
@@ -98,7 +98,7 @@ def test_narrow_inputs_are_computed_in_the_type_of_the_weights() -> None:
     x = batch((5, 3), 1).bfloat16()
     alone = copy.deepcopy(layer)
     expected = alone(x[:3].float())
-    with masked(layer, rows(3)):
+    with masked([layer], rows(3)):
         found = layer(x)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found[:3], expected.bfloat16())
