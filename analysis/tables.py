@@ -108,8 +108,10 @@ def width_table(groups: Sequence[Group]) -> Table | None:
     ]
     note = (
         "Test accuracy of the global model of every width at the last evaluation; mean ± sample standard deviation "
-        "over seeds. 0.4@2 keeps the first two groups of channels whole (AdaptiveFL)."
+        "over seeds."
     )
+    if any("@" in size for size in sizes):
+        note += " 0.4@2 keeps the first two groups of channels whole (method.whole; AdaptiveFL's starts)."
     return Table("Accuracy by width", ("problem", "method", *sizes), rows, note)
 
 

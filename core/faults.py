@@ -53,7 +53,7 @@ def sentences(kind: type[BaseModel], values: Mapping[str, Any], where: str, erro
             text = f"{message}."
         else:
             text = f"must be {allowed(kind, place)}.{_as_list(kind, place, where, value)}"
-        wrong = fault["type"] not in ("extra_forbidden", "missing") and place
+        wrong = fault["type"] not in ("extra_forbidden", "missing") and place and not isinstance(value, Mapping)
         name = _name(place, where)
         found.setdefault(_name(place, ""), f"{name}={shown(value)}: {text}" if wrong else f"{name}: {text}")
     return found

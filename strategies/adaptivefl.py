@@ -104,6 +104,16 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
             )
         super().check_budgets()
 
+    def budget_remarks(self) -> list[str]:
+        """Return remarks on devices that can hold no model, and on starts behind the network's last group."""
+        groups, found = len(self.sliced.groups), super().budget_remarks()
+        if behind := [start for start in self.params.starts if start >= groups]:
+            found.append(
+                f"method.starts={list(self.params.starts)}: this network has {groups} group{'s' * (groups != 1)} of "
+                f"channels, counted from 0. Models without {behind} are trained; those would be the full model."
+            )
+        return found
+
     def _models(self, number: int, count: int) -> list[Size]:
         """Return the model that each slot of a round draws."""
         draw = stream(self.federation.seed, "sizes", number).integers(len(self._ascending), size=count)

@@ -141,7 +141,8 @@ class FedCrossParams(Widths):
         """Return errors where the settings do not fit the number of clients drawn each round."""
         fewest = min(self.k.values()) if self.k is not None else clients_per_round
         if fewest < len(self.widths):
-            return [f"method.widths={list(self.widths)}: {fewest:g} models; each width needs one. Raise method.k."]
+            name = "clients_per_round" if self.k is None else "method.k"
+            return [f"method.widths={list(self.widths)}: {fewest:g} models; each width needs one. Raise {name}."]
         if fewest >= clients_per_round:
             return []
         return [
@@ -215,6 +216,11 @@ class FedCross(SizedSlots[FedCrossParams]):
         for slot, arrays in zip(range(len(self.pool)), models, strict=True):
             self.pool.write(slot, self.corner_of(slot, arrays))
         self._started = True
+
+    @property
+    def models(self) -> int:
+        """K in the first round."""
+        return self._k(1)
 
     def _k(self, number: int) -> int:
         """Return how many models round `number` has."""

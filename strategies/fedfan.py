@@ -110,7 +110,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         self.mean, self.counters = self.pool.mean_row()
         self.origin, self.average = self.mean.copy(), self.mean.copy()
         self.steps = np.zeros((2, len(self.mean)), self.mean.dtype)
-        self._spare, self._newest, self.visit, self._way = np.empty_like(self.mean), 0, 0.0, 0.0
+        self._spare, self._newest, self.visit, self._way = np.zeros_like(self.mean), 0, 0.0, 0.0
         self.statistics = self._statistics()
 
     def dispatch(self, current: Round) -> list[Payload]:
@@ -202,7 +202,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
             state.arrays[f"{name}.row"].copy() for name in ("mean", "average", "origin")
         )
         self.steps = np.stack([state.arrays["step.row"], np.zeros_like(self.mean)])
-        self._spare, self._newest = np.empty_like(self.mean), 0
+        self._spare, self._newest = np.zeros_like(self.mean), 0
         self.counters = state.arrays["mean.integers"].copy()
         if isinstance(self.pool, SlicedPool):
             self.statistics = state.arrays["statistics"].copy()

@@ -44,8 +44,15 @@ class Widths(Settings):
         check_widths(self.widths)
         if (self.whole or self.nested) and not self.widths:
             raise ValueError(f"{'nested' if self.nested else 'whole'} is for models of several widths; give widths")
+        if self.nested_steps != "in_turn" and not self.nested:
+            raise ValueError(f"nested_steps={self.nested_steps} is for nested training; set nested=true")
+        if self.shares and not self.widths:
+            raise ValueError("shares are for models of several widths; give widths")
         if self.shares and len(self.shares) != len(self.widths):
-            raise ValueError(f"{len(self.shares)} shares for {len(self.widths)} widths; give one for each")
+            raise ValueError(
+                f"shares {list(self.shares)} are {len(self.shares)}, widths {list(self.widths)} are "
+                f"{len(self.widths)}; set shares to one for each width, or to [] for equal ones"
+            )
         if self.shares and abs(sum(self.shares) - 1) > TOLERANCE:
             raise ValueError(f"shares {list(self.shares)} sum to {sum(self.shares):g}; they must sum to 1")
         return self

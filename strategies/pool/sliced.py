@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcross.core.errors import UploadError
+from fedcross.core.errors import ConfigError, UploadError
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Entry, Layout
 from fedcross.strategies.pool.mixing import Mixing
@@ -275,6 +275,21 @@ class SlicedPool(Pool):
                 blocks.mix(self.rows[:, band.columns], part.targets, *part.padded())
         if self.integers.size and len(own.targets):
             self._mix_integers(own.dense()[own.targets], own.targets)
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Load the models of :meth:`state`.
+
+        Raises
+        ------
+        ConfigError
+            If they are not as many as the slots, each of which has its width.
+        """
+        if (before := len(state["rows"])) != len(self):
+            raise ConfigError(
+                f"the run in that folder has a pool of {before} models of several widths, now it would have "
+                f"{len(self)}. Their number cannot change: leave method.k, or without it clients_per_round, as it was."
+            )
+        super().restore(state)
 
     def resize(self, k: int) -> None:
         """Refuse another number of models: each slot has its width."""

@@ -53,17 +53,24 @@ class SizedSlots(Method[W]):
     def budget_remarks(self) -> list[str]:
         """Return remarks on devices that can hold no model, and on slots that wait for one in every round."""
         found = super().budget_remarks()
-        if not self.budgets or self.federation.networked:
+        drawn = self.federation.clients_per_round
+        if not self.budgets or self.federation.networked or self.models > drawn:  # with more models some wait anyhow
             return found
-        slots = self.params.slots(self.federation.clients_per_round)
-        for size in self.all_sizes():
+        slots, sizes = self.params.slots(drawn), self.all_sizes()
+        for size in sizes:
             wanted = sum(slot.width >= size.width for slot in slots)
             if (devices := sum(holds(budget, size) for budget in self.budgets.values())) < wanted:
+                above = "" if size == sizes[0] else " or above"
                 found.append(
-                    f"method.widths: {wanted} slots have width {size.width:g} or above, {devices} devices can hold it. "
-                    "So slots wait in every round. Lower clients_per_round or their share (method.shares)."
+                    f"method.widths: slots of width {size.width:g}{above}: {wanted}, devices that can hold one: "
+                    f"{devices}. So slots wait in every round. Lower clients_per_round or their share (method.shares)."
                 )
         return found
+
+    @property
+    def models(self) -> int:
+        """How many models the pool has at the start."""
+        return self.federation.clients_per_round
 
     @property
     def global_size(self) -> Size:

@@ -111,7 +111,8 @@ class Sizes(FlowerHooks[P]):
         if not holds(widest, needed):
             raise ConfigError(
                 f"method.widths={needed.width:g}: no device can hold it, the widest is {widest:g} (devices.widths). "
-                "Leave that width out or raise a device's."
+                + ("Leave that width out" if self.each_needs_a_device else "Add a narrower one")
+                + " or raise a device's."
             )
 
     def budget_remarks(self) -> list[str]:

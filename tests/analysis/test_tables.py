@@ -131,5 +131,9 @@ def test_a_column_for_every_width_over_seeds(tmp_path: Path) -> None:
         "fedcross": ["55.00 ± 7.07", "–", "40.00 ± 14.14"],
         "adaptivefl": ["40.00", "35.00", "30.00"],
     }
+    assert "0.4@2 keeps" in table.note
+    plain = width_table(group_runs(load_runs([tmp_path / "fedcross1"]).runs)[0])
+    assert plain is not None
+    assert "@" not in plain.note
     alone = load_runs([tmp_path / "fedavg1"]).runs
     assert width_table(group_runs(alone)[0]) is None

@@ -66,6 +66,15 @@ def test_resume_with_another_configuration_names_the_differing_settings(tmp_path
     assert [fault.split(":")[0] for fault in caught.value.faults] == ["method.alpha", "train.lr"]
 
 
+def test_a_setting_that_had_its_default_is_shown_with_it():
+    config = load(["task=digits"])
+    changed = load(["task=digits", "evaluate_local=true"])
+    before = describe(config)
+    del before["evaluate_local"]
+    with pytest.raises(ConfigError, match="evaluate_local: the run in that folder has False, now it is True"):
+        check_continues({"config": before}, changed)
+
+
 def test_more_rounds_another_engine_or_place_are_no_difference():
     a = load(("rounds=1", "output=a", "engine.workers=1", "checkpoint.keep=1"))
     b = load(("rounds=9", "output=b", "device=cpu", "checkpoint.keep=5"))

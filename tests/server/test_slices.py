@@ -68,7 +68,7 @@ REMARKS = {
     "heterofl": ["method.widths=[1.0]: 4 of 6 devices can hold none and never train."],
     "fedcross": [
         "method.widths=[1.0]: 4 of 6 devices can hold none and never train.",
-        "method.widths: 3 slots have width 1 or above, 2 devices can hold it. So slots wait in every round. Lower "
+        "method.widths: slots of width 1: 3, devices that can hold one: 2. So slots wait in every round. Lower "
         "clients_per_round or their share (method.shares).",
     ],
 }
@@ -81,9 +81,14 @@ REMARKS = {
         (["method=heterofl", "method.widths=[1.0,0.7]", "devices=equal"], []),
         (["method=fedcross_three_sizes"], []),
         (["method=fedcross", "method.widths=[1.0,0.4]", "method.shares=[0.9,0.1]", "clients_per_round=5"],
-         ["4 slots have width 1 or above, 2 devices can hold it"]),
+         ["slots of width 1: 4, devices that can hold one: 2."]),
+        (["method=fedcross", "method.widths=[1.0,0.7,0.4]", "method.shares=[0.2,0.6,0.2]", "clients_per_round=5",
+          "devices.widths=[1.0,0.66,0.4]"], ["slots of width 0.7 or above: 4, devices that can hold one: 2."]),
+        (["method=fedcross_three_sizes", "method.k=13", "clients_per_round=2"], []),
+        (["method=adaptivefl", "method.starts=[0,1,5]"], ["starts=[0, 1, 5]: this network has 1 group of channels, "
+          "counted from 0. Models without [1, 5] are trained"]),
         (["method=fedcross_three_sizes", "devices.widths=[1.0,0.66,0.66]"], []),
-        (["method=adaptivefl", "devices.widths=[1.0,0.66,0.3]"], ["2 of 6 devices can hold none"]),
+        (["method=adaptivefl", "method.starts=[0]", "devices.widths=[1.0,0.66,0.3]"], ["2 of 6 devices can hold none"]),
     ],
 )  # fmt: skip
 def test_devices_without_a_model_and_models_without_a_device_are_told(settings, said):

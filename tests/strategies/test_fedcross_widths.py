@@ -258,16 +258,25 @@ def test_widths_of_devices_are_checked_before_the_run():
     [
         (["method.widths=[1.0,0.5]", "method.similarity=manhattan"], "wrong: similarity"),
         (["method.widths=[1.0,0.5]", "method.part=state", "method.global_model=uploads"], "wrong: part, global_model"),
-        (["method.widths=[1.0,0.8,0.6,0.4]"], "3 models; each width needs one"),
-        (["method.widths=[1.0,0.5]", "method.shares=[0.5]"], "1 shares for 2 widths"),
+        (["method.widths=[1.0,0.8,0.6,0.4]"], "3 models; each width needs one. Raise clients_per_round."),
+        (["method.widths=[1.0,0.8,0.6,0.4]", "method.k=3"], "3 models; each width needs one. Raise method.k."),
+        (["method.widths=[1.0,0.5]", "method.shares=[0.5]"], "shares [0.5] are 1, widths [1.0, 0.5] are 2"),
         (["devices.widths=[0.0]", "devices=equal"], "above 0, and 1 at most"),
-        (["devices.widths=[0.4,1.0]", "devices=equal"], "widths has 2 entries for 1 shares"),
+        (["devices.widths=[0.4,1.0]", "devices=equal"], "devices: widths has 2 entries for 1 shares"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, said):
     with pytest.raises(ConfigError) as caught:
         load([*SMALL, "method=fedcross", *wrong])
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("changed", ["clients_per_round=2", "method.k=4"])
+def test_a_resumed_run_has_as_many_models(tmp_path, changed):
+    run(tmp_path / "run", *POOL, "rounds=1", "method.widths=[1.0,0.4]")
+    again = [*SMALL, *POOL, "rounds=2", "method.widths=[1.0,0.4]", changed, f"resume={tmp_path / 'run'}"]
+    with pytest.raises(ConfigError, match=r"has a pool of 3 models of several widths, now it would have [24]"):
+        session(tmp_path / "run", *again).execute()
 
 
 def test_a_pool_of_several_widths_has_the_same_number_of_models_in_all_rounds():

@@ -155,3 +155,31 @@ def test_a_width_whose_first_groups_are_whole_is_exported_and_loaded(tmp_path, m
     assert last["width_accuracy"][size.text] == hits.mean()
     with pytest.raises(StorageError, match=r"has the widths 1, 0\.66.*, 0\.4.*\. Name one of them"):
         network(folder, width=0.5)
+
+
+def test_values_that_no_slot_has_count_for_nothing(monkeypatch):
+    """Without a model of width 1: memory that was never written would count in step and way."""
+
+    def ways(fill):
+        def dirty(like, *args, **kwargs):
+            found = np.zeros_like(like, *args, **kwargs)
+            found[...] = fill
+            return found
+
+        monkeypatch.setattr(np, "empty_like", dirty)
+        method = FedFan(clients_per_round=2, widths=(0.66, 0.3))
+        method.plan = PLAN
+        method.begin(full(), TRAINED)
+        other = FedFan(clients_per_round=2, widths=(0.66, 0.3))
+        other.plan = PLAN
+        other.begin(full(), TRAINED)
+        other.restore(method.state())
+        sizes = method.pool.sizes
+        sent = [Upload(slot, slot, PLAN.corner(full(2, slot), sizes[slot]), {}, 1, {}) for slot in range(2)]
+        return [
+            [one.aggregate(Round(number, 0, (0, 1), 2), sent)["way"] for number in (1, 2, 3)] for one in (method, other)
+        ]
+
+    (clean, again), (other, resumed) = ways(0), ways(1e6)
+    assert clean[0] > 0
+    assert clean == again == other == resumed
