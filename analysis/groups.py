@@ -13,7 +13,7 @@ from fedcross.analysis.runs import Curve, Run
 
 IGNORED = (
     "seed", "logger", "log", "serve", "hydra", "experiment", "output", "resume", "checkpoint", "snapshots",
-    "federation", "data_root", "task.root", "task.download", "clock.events",
+    "federation", "data_root", "stop_at", "task.root", "task.download", "clock.events",
 )  # fmt: skip
 """Settings and groups of settings that do not change the result; they are not part of a configuration's identity."""
 
@@ -107,8 +107,11 @@ def counts(name: str, ignored: Sequence[str] = IGNORED) -> bool:
 
 
 def identity(run: Run, ignored: Sequence[str] = IGNORED + WHERE) -> tuple[tuple[str, Any], ...]:
-    """Return the configuration in hashable form, without the seed and settings that do not change the result."""
-    kept = ((k, v) for k, v in run.settings.items() if counts(k, ignored))
+    """Return the configuration in hashable form, without the seed and settings that do not change the result.
+
+    A setting that is null is not there either: older runs lack those of later versions.
+    """
+    kept = ((k, v) for k, v in run.settings.items() if v is not None and counts(k, ignored))
     return tuple(sorted((k, str(v) if isinstance(v, (tuple, dict)) else v) for k, v in kept))
 
 

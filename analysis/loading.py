@@ -141,8 +141,8 @@ def _read_result(folder: Path) -> dict[str, Any]:
     return result if isinstance(result, dict) else {}
 
 
-def load_run(folder: Path, until: int | None = None) -> Run:
-    """Read one run folder, up to round `until`.
+def load_run(folder: Path, until: int | None = None, every: int | None = None) -> Run:
+    """Read one run folder, up to round `until`, with the evaluations of every `every`-th round alone.
 
     Raises
     ------
@@ -162,11 +162,15 @@ def load_run(folder: Path, until: int | None = None) -> Run:
     elif isinstance(planned, int) and done < planned:
         note = f"unfinished, {done} of {planned} rounds"
     run = Run(folder, settings, columns, result, note)
-    if until is None:
-        return run
-    run = run.until(until)
+    if until is not None:
+        run = run.until(until)
+    if every is not None:
+        try:
+            run = run.every(every)
+        except ValueError as error:
+            raise BadRunError(str(error)) from None
     if not run.accuracy.size:
-        raise BadRunError(f"no evaluation up to round {until}")
+        raise BadRunError("no evaluation" + (f" up to round {until}" if until is not None else ""))
     return run
 
 
@@ -183,7 +187,9 @@ def run_folders(paths: Iterable[str | Path]) -> list[Path]:
     return sorted(found)
 
 
-def load_runs(paths: Sequence[str | Path], unfinished: bool = False, until: int | None = None) -> Loaded:
+def load_runs(
+    paths: Sequence[str | Path], unfinished: bool = False, until: int | None = None, every: int | None = None
+) -> Loaded:
     """Read all runs at or below `paths`.
 
     Parameters
@@ -195,6 +201,8 @@ def load_runs(paths: Sequence[str | Path], unfinished: bool = False, until: int 
     until : int, optional
         Use only rounds up to this one, so that runs of different lengths are compared at equal rounds. A run that has
         reached this round counts as finished.
+    every : int, optional
+        Use only the evaluations of every such round, so that runs evaluated at other intervals are compared alike.
 
     Raises
     ------
@@ -205,7 +213,7 @@ def load_runs(paths: Sequence[str | Path], unfinished: bool = False, until: int 
     notes: list[str] = []
     for folder in run_folders(paths):
         try:
-            run = load_run(folder, until)
+            run = load_run(folder, until, every)
         except BadRunError as error:
             notes.append(f"left out {folder}: {error}")
             continue

@@ -186,6 +186,10 @@ class Shown:
     """Folders of other records that the section shows too; names below RESULTS in the file."""
     until: int | None = None
     """The last round that counts; None: all of them."""
+    every: int | None = None
+    """Rounds between the evaluations that count; None: all of them."""
+    methods: list[str] = field(default_factory=list)
+    """Names of the methods that are shown; none: all."""
     targets: list[float] = field(default_factory=list)
     """Target accuracies between 0 and 1; none: the report's own choice."""
     at: list[int] = field(default_factory=list)
@@ -203,8 +207,9 @@ def _section(folder: Path, pictures: Path) -> str:
     from fedcross.analysis.summary import build
 
     shown = _shown(folder)
-    loaded = load_runs([folder, *shown.also], until=shown.until)
-    groups, notes = group_runs(loaded.runs)
+    loaded = load_runs([folder, *shown.also], until=shown.until, every=shown.every)
+    runs = [run for run in loaded.runs if not shown.methods or run.settings["method.name"] in shown.methods]
+    groups, notes = group_runs(runs)
     report = build(groups, [*loaded.notes, *notes], shown.targets, shown.at)
     parts = [f"## {folder.name}\n"]
     if (folder / NOTE).exists():
@@ -216,7 +221,7 @@ def _section(folder: Path, pictures: Path) -> str:
         plot_grids(report.grids, pictures / f"results-{folder.name}-ablation.png")
         parts.append(f"![{folder.name}: ablation](images/results-{folder.name}-ablation.png)\n")
     parts += [f"- {note.replace(str(folder.resolve()) + os.sep, '')}\n" for note in report.notes]
-    return "\n".join([*parts, _provenance([dict(run.result) for run in loaded.runs])])
+    return "\n".join([*parts, _provenance([dict(run.result) for run in runs])])
 
 
 def _shown(folder: Path) -> Shown:
@@ -231,12 +236,16 @@ def _shown(folder: Path) -> Shown:
                 f"{', '.join(sorted(unknown))} is unknown; {', '.join(one.name for one in fields(Shown))} are known"
             )
         shown = Shown(**{**asked, "also": [folder.parent / name for name in asked.get("also", [])]})
-        if not (shown.until is None or (isinstance(shown.until, int) and shown.until > 0)):
-            raise ValueError(f"'until' is a round, not {shown.until!r}")
+        for name in ("until", "every"):
+            value = getattr(shown, name)
+            if not (value is None or (isinstance(value, int) and value > 0)):
+                raise ValueError(f"'{name}' is a number of rounds, not {value!r}")
         if not all(isinstance(target, float) and 0 < target < 1 for target in shown.targets):
             raise ValueError(f"'targets' is a list of numbers between 0 and 1, not {shown.targets!r}")
         if not all(isinstance(number, int) and number > 0 for number in shown.at):
             raise ValueError(f"'at' is a list of rounds, not {shown.at!r}")
+        if not (isinstance(shown.methods, list) and all(isinstance(name, str) for name in shown.methods)):
+            raise ValueError(f"'methods' is a list of names, not {shown.methods!r}")
         if shown.x not in AXES:
             raise ValueError(f"'x' is one of {', '.join(AXES)}, not {shown.x!r}")
     except (ValueError, TypeError, AttributeError) as error:

@@ -22,6 +22,7 @@ def write_report(
     html: bool = True,
     until: int | None = None,
     at: Sequence[int] = (),
+    every: int | None = None,
 ) -> str:
     """Read the runs below `folders` and write the report into `out`.
 
@@ -46,6 +47,8 @@ def write_report(
         Use only rounds up to this one.
     at : sequence of int
         Rounds whose accuracy is shown; none: no such table.
+    every : int, optional
+        Use only the evaluations of every such round.
 
     Returns
     -------
@@ -63,7 +66,7 @@ def write_report(
     from fedcross.analysis.loading import load_runs
     from fedcross.analysis.summary import build
 
-    loaded = load_runs(folders, unfinished, until)
+    loaded = load_runs(folders, unfinished, until, every)
     groups, notes = group_runs(loaded.runs)
     if html and find_spec("plotly") is None:
         html = False

@@ -163,3 +163,22 @@ class Run:
         return replace(
             self, columns=columns, settings={**self.settings, "rounds": last}, note="" if whole else self.note
         )
+
+    def every(self, interval: int) -> Run:
+        """Return this run as if it had been evaluated every `interval` rounds, for comparisons at equal measures.
+
+        The smoothed accuracy is a mean over evaluations, so over more rounds where these are rarer.
+
+        Raises
+        ------
+        ValueError
+            If it was not evaluated in all of those rounds.
+        """
+        rare = self.columns["round"] % interval != 0
+        if not self.evaluated[~rare].all():
+            raise ValueError(f"not evaluated in every {interval}th round")
+        columns = {
+            name: np.where(rare, np.nan, column) if name.startswith(("test_", WIDTHS)) else column
+            for name, column in self.columns.items()
+        }
+        return replace(self, columns=columns, settings={**self.settings, "evaluate_every": interval})

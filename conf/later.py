@@ -19,6 +19,8 @@ LATER: dict[str, dict[str, Any]] = {
         "widths": [],
         "shares": [],
         "whole": 0,
+        "nested": False,
+        "nested_steps": "in_turn",
     },
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
     "devices": {"widths": None},
@@ -29,8 +31,8 @@ LATER: dict[str, dict[str, Any]] = {
 def as_before(plain: dict[str, Any]) -> None:
     """Change `plain`, the settings of a run, to what an older version would have written for the same run."""
     for group, settings in LATER.items():
-        for name, value in settings.items():
-            if name in plain[group] and plain[group][name] == value:
-                del plain[group][name]
+        own = plain.get(group, {})
+        for name in [name for name, value in settings.items() if name in own and own[name] == value]:
+            del own[name]
     if plain["method"].get("mode") == "cross" and "propeller_weighting" in plain["method"]:
         plain["method"]["propeller_weighting"] = "alpha"  # has no effect here; write the default of older versions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Collection, Mapping
@@ -75,8 +76,9 @@ def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
     """Raise a ConfigError if `config` does not continue the run with this `identity`, as its checkpoint holds it."""
     from fedcross.strategies.round.registry import method_class
 
-    may_change = method_class(config.modules["method"]).may_change
-    check_same(identity["config"], describe(config), may_change, defaults(config))
+    may_change, before = method_class(config.modules["method"]).may_change, copy.deepcopy(dict(identity["config"]))
+    as_before(before)
+    check_same(before, describe(config), may_change, defaults(config))
 
 
 def check_same(

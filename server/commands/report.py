@@ -44,6 +44,12 @@ def parser() -> argparse.ArgumentParser:
         "--until", type=_round, metavar="ROUND", help="use only rounds up to this one, to compare runs at equal rounds"
     )
     line.add_argument(
+        "--every",
+        type=_round,
+        metavar="ROUNDS",
+        help="use only evaluations at multiples of this, to compare runs that were evaluated at other intervals",
+    )
+    line.add_argument(
         "--html", action=argparse.BooleanOptionalAction, default=True, help="write the interactive page report.html"
     )
     return line
@@ -56,7 +62,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     out = options.out or options.folders[0] / "report"
     text = write_report(
-        options.folders, out, options.target, options.x, options.unfinished, options.html, options.until, options.at
+        options.folders,
+        out,
+        options.target,
+        options.x,
+        options.unfinished,
+        options.html,
+        options.until,
+        options.at,
+        options.every,
     )
     print(text)
     print(f"Written to {out}", file=sys.stderr)

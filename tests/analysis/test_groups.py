@@ -103,3 +103,13 @@ def test_settings_of_any_type_can_be_grouped(tmp_path: Path):
         tmp_path, {"method.name": "x", "a": ("1", ("2",)), "b": None, "c": json.loads("1.5")}, {"round": np.ones(1)}
     )
     assert len(group_runs([run])[0]) == 1
+
+
+def test_runs_of_older_versions_are_seeds_of_the_same_group(tmp_path: Path):
+    """Which lack settings that are null, that have the old behaviour, or that do not change the result."""
+    old, new = config("fedcross", 1), config("fedcross", 2)
+    new |= {"stop_at": 7, "evaluate_at": None}
+    new["method"] |= {"nested": False, "nested_steps": "in_turn"}
+    (group,), _ = groups_of(tmp_path, old, new)
+    assert group.method == "fedcross"
+    assert [run.seed for run in group.runs] == [1, 2]

@@ -140,8 +140,24 @@ def test_a_section_names_its_targets(tmp_path):
     assert "| 55 %   | fedavg | 1 of 1  | 3 " in section
 
 
+@pytest.mark.slow
+def test_a_section_of_other_records_alone(tmp_path):
+    """Of chosen methods, with the evaluations that all have."""
+    results = tmp_path / "results"
+    for name, accuracies in (("fedavg", [0.1, 0.2]), ("fedcross", [0.3, 0.4]), ("moon", [0.7, 0.8])):
+        run(tmp_path / name, accuracies, name)
+    record([tmp_path], "all", results)
+    (results / "pair").mkdir()
+    (results / "pair" / "section.json").write_text('{"also": ["all"], "every": 2, "methods": ["fedavg", "fedcross"]}')
+    section = write_page(results, tmp_path / "page.md").split("## pair")[1]
+    assert "| fedavg   | 20.00   | 20.00 " in section
+    assert "| fedcross | 40.00   | 40.00 " in section
+    assert "moon" not in section
+    assert "2 runs." in section
+
+
 WRONG = ['{"until": 0}', '{"untl": 2}', '{"targets": [50]}', '{"targets": 0.5}', '{"x": "y"}', '["long"]']
-WRONG += ['{"at": [0]}', "nonsense"]
+WRONG += ['{"at": [0]}', '{"every": 0}', '{"every": "2"}', '{"methods": "fedavg"}', "nonsense"]
 
 
 @pytest.mark.parametrize("text", WRONG)

@@ -136,4 +136,10 @@ def test_runs_of_different_length_at_equal_rounds(sweep: Path, capsys: pytest.Ca
     assert "rounds=" not in printed
     with pytest.raises(SystemExit):
         main([str(sweep), "--until", "0"])
+    assert main([str(sweep / "long"), "--every", "3", "--no-html"]) == 0
+    assert "| moon   | 90.00   | 90.00  | 90.00" in capsys.readouterr().out
+    assert main([str(sweep / "long"), "--every", "1", "--no-html"]) == 0
+    assert "| moon   | 90.00   | 90.00  | 60.00" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([str(sweep), "--every", "0"])
     assert "rounds count from 1" in capsys.readouterr().err

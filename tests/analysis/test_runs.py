@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcross.analysis.loading import load_run
+from fedcross.analysis.loading import BadRunError, load_run
 from fedcross.analysis.runs import smoothed
 from tests.support.fake import config, write_run
 
@@ -84,3 +84,25 @@ def test_until_cuts_a_run_to_equal_rounds(tmp_path: Path):
     assert run.final == 0.4
     assert run.until(4) is run
     assert run.until(9) is run
+
+
+def test_every_keeps_the_evaluations_of_those_rounds(tmp_path: Path):
+    """Two runs that differ in how often they were evaluated make one group then."""
+    often = write_run(tmp_path / "often", [0.1, 0.5, 0.3, 0.4], config(rounds=4))
+    lines = [json.loads(line) for line in (often / "metrics.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines, 1):
+        line["width_accuracy"] = {"0.4": number / 10}
+    (often / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run = load_run(often, every=2)
+    assert run.accuracy.tolist() == [0.5, 0.4]
+    assert run.of_size("0.4") == 0.4
+    assert (run.smoothed.mean, run.settings["evaluate_every"]) == (pytest.approx(0.45), 2)
+    assert run.bytes_total == load_run(often).bytes_total
+    assert load_run(often, every=3).of_size("0.4") == 0.3
+    with pytest.raises(BadRunError, match="no evaluation"):
+        load_run(often, every=5)
+    for line in lines[:2]:
+        line["test_accuracy"] = None
+    (often / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(BadRunError, match="not evaluated in every 2th round"):
+        load_run(often, every=2)
