@@ -107,7 +107,7 @@ def test_settings_of_any_type_can_be_grouped(tmp_path: Path):
 
 def test_runs_of_older_versions_are_seeds_of_the_same_group(tmp_path: Path):
     """Which lack settings that are null, that have the old behaviour, or that do not change the result."""
-    old, new = config("fedcross", 1), config("fedcross", 2)
+    old, new = config("fedcross", 1, 2), config("fedcross", 2, 2)
     new |= {"stop_at": 7, "evaluate_at": None}
     new["method"] |= {"nested": False, "nested_steps": "in_turn"}
     (group,), _ = groups_of(tmp_path, old, new)
