@@ -123,8 +123,7 @@ def test_a_few_steps_are_measured_for_every_kind_of_method(method):
 
 @pytest.mark.parametrize("method", ["fedfan_three_sizes", "fedcross_three_sizes", "heterofl", "adaptivefl"])
 def test_models_of_several_widths_are_measured_each(method):
-    whole = ["method.whole=0"] if method == "fedfan_three_sizes" else []
-    assert Pace()(read([*SMALL, f"method={method}", "devices=three_sizes", *whole, "rounds=1000"]))[0] > 0
+    assert Pace()(read([*SMALL, f"method={method}", "devices=three_sizes", "rounds=1000"]))[0] > 0
 
 
 def test_jobs_with_other_widths_are_measured_apart():
