@@ -176,7 +176,7 @@ class Run:
         """
         rare = self.columns["round"] % interval != 0
         if not self.evaluated[~rare].all():
-            raise ValueError(f"not evaluated in every {interval}th round")
+            raise ValueError(f"not evaluated every {interval} rounds")
         columns = {
             name: np.where(rare, np.nan, column) if name.startswith(("test_", WIDTHS)) else column
             for name, column in self.columns.items()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from logging import WARNING
 
-from flwr.app import Error, Message, MessageType
+from flwr.app import Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from pydantic import Field
 
 from fedcross.core.errors import DeviceError, FederationError
 from fedcross.core.settings import Settings
-from fedcross.engines.grid import CLIENT_APP_RAISED, LocalGrid, serve
+from fedcross.engines.grid import LocalGrid, serve
 from fedcross.engines.job import Capabilities, Job, Together
 
 CAPABILITIES = Capabilities()
@@ -30,7 +30,7 @@ class Params(Settings):
 class BatchedGrid(LocalGrid):
     """A Flower Grid on top of a function that answers many train messages at once.
 
-    Messages of other kinds go to the ClientApp one by one.
+    Messages of other kinds go to the ClientApp one by one; so do those of a round that cannot be computed together.
 
     Parameters
     ----------
@@ -78,10 +78,10 @@ class BatchedGrid(LocalGrid):
             return self._together(messages, contexts, limit, self._settings.cuda_graph)
         except DeviceError:  # every later message would fail too
             raise
-        except Exception as error:  # noqa: BLE001 - as for one client: an error in training must not end the run
+        except Exception as error:  # noqa: BLE001 - one client's error must not cost the others their round
             reason = f"{type(error).__name__}: {error}"
-            log(WARNING, "a round of %s clients: %s", len(messages), reason)
-            return [Message(Error(CLIENT_APP_RAISED, reason), reply_to=message) for message in messages]
+            log(WARNING, "a round of %s clients: %s. They are trained one after another.", len(messages), reason)
+            return [self._carry_out(message) for message in messages]
 
 
 def run(job: Job) -> None:

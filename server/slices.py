@@ -66,21 +66,24 @@ def check_run(config: RunConfig, network: nn.Module, task: Task, clients: int) -
     method.check_budgets()
     sizes = method.all_sizes()
     for size in sizes:
-        _check_cut(plan, size)
+        _check_cut(plan, size, "method.whole" if hasattr(config.method, "whole") else "method.starts")
         cut(network, plan, size, task)
     _check_different(plan, sizes)
     return method.budget_remarks()
 
 
-def _check_cut(plan: Plan, size: Size) -> None:
-    """Raise a ConfigError if a narrow model would be the full one, which its devices cannot hold."""
+def _check_cut(plan: Plan, size: Size, whole: str) -> None:
+    """Raise a ConfigError if a narrow model would be the full one; `whole` is the setting that keeps groups whole."""
     if size.width >= 1 or any(plan.kept(group, size) < found.channels for group, found in enumerate(plan.groups)):
         return
-    groups = f"{len(plan.groups)} group{'s' * (len(plan.groups) != 1)} of channels"
-    whole = f", with the first {size.start} whole" if size.start else ""
+    groups = f"this network has {len(plan.groups)} group{'s' * (len(plan.groups) != 1)} of channels"
+    if size.start:
+        raise ConfigError(
+            f"{whole}={size.start}: {groups}, so a model of width {size.width:g} would be the full one. Keep fewer "
+            "groups whole; 0 cuts all."
+        )
     raise ConfigError(
-        f"method.widths={size.width:g}: this network has {groups}{whole}, and none is cut, so it is the full model. "
-        + ("Keep fewer groups whole (method.whole=0 cuts all)." if size.start else "Leave that width out.")
+        f"method.widths={size.width:g}: {groups}, and none is cut, so it is the full model. Leave that width out."
     )
 
 

@@ -130,7 +130,7 @@ class FedCrossParams(Widths):
 
     def remarks(self) -> list[str]:
         """Return warnings about settings that are allowed but unusual."""
-        found = []
+        found = super().remarks()
         if set(self.alpha.values()) == {1.0}:
             found.append("method.alpha=1: no model takes anything from another, this is independent training.")
         if self.similarity == "chunked" and self.part != "state":

@@ -45,7 +45,9 @@ class Widths(Settings):
         if (self.whole or self.nested) and not self.widths:
             raise ValueError(f"{'nested' if self.nested else 'whole'} is for models of several widths; give widths")
         if self.nested_steps != "in_turn" and not self.nested:
-            raise ValueError(f"nested_steps={self.nested_steps} is for nested training; set nested=true")
+            raise ValueError(
+                f"nested_steps={self.nested_steps} is for nested training; set nested=true, or nested_steps=in_turn"
+            )
         if self.shares and not self.widths:
             raise ValueError("shares are for models of several widths; give widths")
         if self.shares and len(self.shares) != len(self.widths):
@@ -56,6 +58,14 @@ class Widths(Settings):
         if self.shares and abs(sum(self.shares) - 1) > TOLERANCE:
             raise ValueError(f"shares {list(self.shares)} sum to {sum(self.shares):g}; they must sum to 1")
         return self
+
+    def remarks(self) -> list[str]:
+        """Return warnings about settings that are allowed but unusual."""
+        if self.nested and len(self.widths) == 1:
+            return [
+                f"method.nested=true: with one width, {list(self.widths)}, no model has a narrower corner to train."
+            ]
+        return []
 
     def slots(self, k: int) -> list[Size]:
         """Return the size of each of K slots, the widest first; each width has one slot at least.

@@ -85,5 +85,6 @@ def _check_repeatable(network: nn.Module, inputs: Tensor, given: str, task: Task
     if not torch.equal(before, torch.default_generator.get_state()):
         raise ConfigError(
             f"{given}: forward draws random numbers from torch's global generator, so no run could be repeated. Use "
-            "nn.Dropout as a layer (fedcross replaces it by one that is repeatable), not functional.dropout."
+            "nn.Dropout as a layer (fedcross replaces it by one that is repeatable), not functional.dropout or "
+            "nn.Dropout2d."
         )

@@ -104,5 +104,5 @@ def test_every_keeps_the_evaluations_of_those_rounds(tmp_path: Path):
     for line in lines[:2]:
         line["test_accuracy"] = None
     (often / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(BadRunError, match="not evaluated in every 2th round"):
+    with pytest.raises(BadRunError, match="not evaluated every 2 rounds"):
         load_run(often, every=2)

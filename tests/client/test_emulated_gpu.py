@@ -126,7 +126,7 @@ def test_a_site_without_recorded_steps_trains_the_same(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", (*TOGETHER, "fedfan_three_sizes"))
+@pytest.mark.parametrize("method", [*TOGETHER, "fedfan_three_sizes"])
 def test_a_whole_round_trains_together_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Without recorded steps equal to the CPU to the bit; recorded ones pad all batches, so sums differ in rounding."""
 

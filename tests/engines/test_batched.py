@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Message
+from torch import Tensor, nn
 
 from fedcross.client.app import app as client_app
 from fedcross.client.app import together
 from fedcross.conf.compose import CONF, join
 from fedcross.conf.schema import load
-from fedcross.core.errors import FederationError
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.server.session import Session
 from fedcross.strategies.round.registry import method_class
@@ -51,12 +52,40 @@ def test_agrees_with_the_local_engine(tmp_path: Path, method: str, caplog: pytes
         np.testing.assert_allclose(b[name], a[name], rtol=0, atol=SINGLE, err_msg=name)
 
 
-def test_a_fault_is_an_error_reply_of_every_client(tmp_path: Path) -> None:
+def test_a_round_that_cannot_be_computed_together_is_trained_one_after_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(messages: list[Message], *_: Any) -> list[Message]:
-        raise RuntimeError("out of memory")
+        raise RuntimeError("no rule for this layer")
 
-    with pytest.raises(FederationError, match="client_error 3"):  # nothing was trained, so the run fails
-        batched(tmp_path, "rounds=1", answer=broken)
-    entry = (tmp_path / "metrics.jsonl").read_text()
-    assert '"dropped": 3' in entry
-    assert '"client_error": 3' in entry
+    alone = federation.run(tmp_path / "local", *SETTINGS)
+    many, _ = batched(tmp_path / "batched", answer=broken)
+    assert federation.same(alone.method.global_model(), many.method.global_model())
+    assert "a round of 3 clients: RuntimeError: no rule for this layer. They are trained one after" in caplog.text
+
+
+class Narrow(nn.Module):
+    """A network that cannot train on a batch of one example."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores (batch, classes)."""
+        scores: Tensor = self.last(self.norm(self.first(x.flatten(1))).relu())
+        return scores
+
+
+def test_one_clients_error_loses_that_client_alone(tmp_path: Path) -> None:
+    """Batches of one example at the end of some clients' data: as on the local engine."""
+    own = ["model=own", "model.path=tests.engines.test_batched:Narrow", "train.batch=3", "rounds=2"]
+    alone = federation.run(tmp_path / "local", *SETTINGS, *own)
+    many, _ = batched(tmp_path / "batched", *own)
+    lines = [json.loads(line) for line in (tmp_path / "batched" / "metrics.jsonl").read_text().splitlines()]
+    plain = [json.loads(line) for line in (tmp_path / "local" / "metrics.jsonl").read_text().splitlines()]
+    lost = [line["rejected"]["client_error"] for line in lines]
+    assert lost == [line["rejected"]["client_error"] for line in plain]
+    assert 0 < sum(lost) < 6
+    for name, array in alone.method.global_model().items():
+        np.testing.assert_allclose(many.method.global_model()[name], array, rtol=0, atol=SINGLE, err_msg=name)

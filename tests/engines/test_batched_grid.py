@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import DeviceError, FederationError
 from fedcross.engines import batched
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.engines.grid import FIRST_NODE
@@ -80,17 +80,33 @@ def test_the_memory_limit_is_told_in_bytes() -> None:
     assert together.asked == [(1, 1_610_612_736, False)]
 
 
-def test_a_fault_is_said_with_the_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_cannot_be_computed_together_is_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So one client's error is its own."""
     said: list[str] = []
     monkeypatch.setattr(batched, "log", lambda _level, text, *words: said.append(text % words))
+    own = ClientApp()
+
+    @own.train()
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 3:
+            raise ValueError("client 3 alone")
+        return reply(message, "alone", context)
 
     def broken(*_: Any) -> list[Message]:
         raise ValueError("on purpose")
 
-    grid = BatchedGrid(app, 5, {}, broken, Params())
-    replies = list(grid.send_and_receive(ask("train", 0, 3)))
-    assert [(reply.error.code, reply.error.reason) for reply in replies] == [(2, "ValueError: on purpose")] * 2
-    assert said == ["a round of 2 clients: ValueError: on purpose"]
+    good, bad = BatchedGrid(own, 5, {"overrides": "x"}, broken, Params()).send_and_receive(ask("train", 0, 3))
+    assert answers([good]) == [("alone", 0)]
+    assert (bad.error.code, bad.error.reason) == (2, "ValueError: client 3 alone")
+    assert said == ["a round of 2 clients: ValueError: on purpose. They are trained one after another."]
+
+
+def test_a_broken_device_ends_the_run() -> None:
+    def broken(*_: Any) -> list[Message]:
+        raise DeviceError("the GPU is gone")
+
+    with pytest.raises(DeviceError):
+        BatchedGrid(app, 5, {}, broken, Params()).send_and_receive(ask("train", 0, 3))
 
 
 def test_a_run_serves_such_a_grid_and_needs_an_app_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

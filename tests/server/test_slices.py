@@ -37,11 +37,8 @@ OWN = ("model=own", "model.path=tests.server.test_slices:Softmaxed")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            ["method=fedfan_three_sizes", "method.whole=2"],
-            "widths=0.66: this network has 1 group of channels, with the first 2 whole",
-        ),
-        (["method=fedcross_three_sizes", "method.whole=1"], "with the first 1 whole, .* Keep fewer groups whole"),
+        (["method=fedfan_three_sizes", "method.whole=2"], "method.whole=2: this network has 1 group of channels, so"),
+        (["method=fedcross_three_sizes", "method.whole=1"], "method.whole=1: .* width 0.66 .* Keep fewer groups"),
         (["method=heterofl", "method.widths=[1.0,0.9]", "model.hidden=[2]"], "widths=0.9: .* Leave that width out"),
         (["method=heterofl", "method.widths=[1.0,0.66,0.665]"], "0.665 and 0.66 cut this network alike. Leave one"),
         (["method=adaptivefl", "method.starts=[9]"], r"method.starts=\[9\]: this network has 1 group .* 0 cuts all"),

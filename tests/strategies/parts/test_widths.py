@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedcross.strategies.fedcross import FedCrossParams
 from fedcross.strategies.parts.widths import Widths, asked, deal_slots, described, holds, trainable_slots
 from fedcross.tasks.models.slicing.plan import FULL, Size
 
@@ -53,7 +54,10 @@ def test_what_does_not_divide_goes_to_the_largest_remainders(shares, counts):
         ({"widths": [1.0, 0.5], "shares": [1.0]}, r"shares \[1.0\] are 1, widths \[1.0, 0.5\] are 2; set shares"),
         ({"widths": [1.0, 0.5], "shares": [0.5, 0.6]}, "sum to 1.1"),
         ({"shares": [1.0]}, "shares are for models of several widths; give widths"),
-        ({"widths": [1.0, 0.5], "nested_steps": "all"}, "nested_steps=all is for nested training; set nested=true"),
+        (
+            {"widths": [1.0, 0.5], "nested_steps": "all"},
+            "nested_steps=all is for nested training; set nested=true, or nested_steps=in_turn",
+        ),
         ({"nested": True}, "nested is for models of several widths; give widths"),
         ({"whole": 2}, "whole is for models of several widths; give widths"),
     ],
@@ -107,3 +111,9 @@ def test_as_many_slots_as_possible_find_a_device_and_the_first_claims_win(slots,
 
 def test_equal_slots_go_to_the_clients_in_their_order():
     assert deal_slots([2, 0, 1], [FULL] * 3, [7, 5, 9], {7: 1.0, 5: 1.0, 9: 1.0}) == {0: 7, 1: 5, 2: 9}
+
+
+def test_nested_training_with_one_width_is_told():
+    assert "no model has a narrower corner" in Widths(widths=[0.4], nested=True).remarks()[0]
+    assert Widths(widths=[1.0, 0.4], nested=True).remarks() == []
+    assert FedCrossParams(widths=[0.4], nested=True, alpha=1.0).remarks()[1].startswith("method.alpha=1")
