@@ -53,7 +53,7 @@ def sentences(kind: type[BaseModel], values: Mapping[str, Any], where: str, erro
             text = f"{message}."
         else:
             text = f"must be {allowed(kind, place)}.{_as_list(kind, place, where, value)}"
-        wrong = fault["type"] not in ("extra_forbidden", "missing") and place and not isinstance(value, Mapping)
+        wrong = fault["type"] not in ("extra_forbidden", "missing") and place and not _is_long(value)
         name = _name(place, where)
         found.setdefault(_name(place, ""), f"{name}={shown(value)}: {text}" if wrong else f"{name}: {text}")
     return found
@@ -86,6 +86,11 @@ def shown(value: Any) -> str:
     else:
         text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _is_long(value: Any) -> bool:
+    """Return whether `value` is a whole group of settings, which would be cut off where it gets interesting."""
+    return isinstance(value, Mapping) and shown(value).endswith("...")
 
 
 def _name(place: Sequence[str | int], where: str) -> str:
