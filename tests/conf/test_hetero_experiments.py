@@ -15,7 +15,7 @@ def jobs(name):
 
 
 def test_the_methods_differ_in_nothing_else():
-    configs = jobs("widths")
+    configs = [*jobs("widths"), *jobs("fedfan")]
     assert len({fingerprint(config) for config in configs}) == 12
     for config in configs:
         assert tuple(config.method.widths) == (1.0, 0.66, 0.4)
@@ -34,3 +34,8 @@ def test_the_references_have_one_width_each_and_devices_that_can_hold_it():
         ((width,), seed) for width in (0.4, 1.0) for seed in (1, 2, 3)
     ]
     assert {config.devices.widths for config in configs} == {None}
+
+
+def test_fedfans_settings_are_those_of_its_records():
+    found = {(config.names["method"], config.method.whole, config.method.nested_steps) for config in jobs("fedfan")}
+    assert found == {("fedfan_three_sizes", 2, "in_turn")}
