@@ -16,6 +16,8 @@ from fedcross.engines.grid import LocalGrid, serve
 from fedcross.engines.job import Capabilities, Job, Together
 
 CAPABILITIES = Capabilities()
+APART = "a round of %s clients: %s. They are trained one after another."
+"""The warning for a round that cannot be computed together."""
 
 
 class Params(Settings):
@@ -80,7 +82,7 @@ class BatchedGrid(LocalGrid):
             raise
         except Exception as error:  # noqa: BLE001 - one client's error must not cost the others their round
             reason = f"{type(error).__name__}: {error}"
-            log(WARNING, "a round of %s clients: %s. They are trained one after another.", len(messages), reason)
+            log(WARNING, APART, len(messages), reason)
             return [self._carry_out(message) for message in messages]
 
 

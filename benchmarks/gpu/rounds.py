@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.common.logger import FLOWER_LOGGER as logger
 
 from benchmarks.gpu.models import WORDS
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import Found, Lines
 from benchmarks.gpu.trainers import replayed
 from fedcross.client import workshop
+from fedcross.engines.batched import APART
 
 #: Two rounds, because some methods begin in the second; a visit has some 12 full batches, of which most are replayed.
 SIZES = (
@@ -55,7 +59,8 @@ def ran(method: str, engine: Sequence[str], device: str, network: str = "") -> t
         x, y = draw.integers(0, most, shape, np.uint8), draw.integers(0, 10, 250)
         np.savez(f"{folder}/data.npz", x=x, y=y)
         where = [f"task.root={folder}", f"device={device}", f"output={folder}/run"]
-        finished = run(f"method={method}", *engine, *SIZES, *where, *own)
+        with together():
+            finished = run(f"method={method}", *engine, *SIZES, *where, *own)
         first = _network(finished.folder, finished.data_root, None)[0]
         model, start = _arrays(finished.model), _arrays(first)
         weights = {name: start[name] for name, _ in first.named_parameters()}
@@ -63,6 +68,25 @@ def ran(method: str, engine: Sequence[str], device: str, network: str = "") -> t
     if lost := sum(int(row.get("dropped") or 0) for row in rounds):
         raise RuntimeError(f"{lost} visits were lost, see the log")
     return model, [one for shop in workshop._open.values() for one in shop.recorders], farthest(weights, model)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Raise a RuntimeError if, inside the block, the batched engine trained a round one client after another."""
+    apart: list[str] = []
+
+    def look(record: logging.LogRecord) -> bool:
+        if record.msg == APART:
+            apart.append(record.getMessage())
+        return True
+
+    logger.addFilter(look)
+    try:
+        yield
+    finally:
+        logger.removeFilter(look)
+    if apart:
+        raise RuntimeError(apart[0])
 
 
 def on_both_engines(place: Place, line: Lines, method: str, network: str = "") -> None:
@@ -80,7 +104,7 @@ def two_rounds(place: Place, method: str, engine: Sequence[str], network: str = 
     Raises
     ------
     RuntimeError
-        If a visit was lost; the log says why.
+        If a visit was lost, or a round could not be computed together; the log says why.
     """
     expected, moved = on_cpu(method, network)
     model, recorders, _ = ran(method, engine, str(place.device), network)
