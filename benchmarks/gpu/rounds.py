@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.common.logger import FLOWER_LOGGER as logger
+from flwr.common.logger import FLOWER_LOGGER
 
 from benchmarks.gpu.models import WORDS
 from benchmarks.gpu.place import Place
@@ -80,11 +80,11 @@ def together() -> Iterator[None]:
             apart.append(record.getMessage())
         return True
 
-    logger.addFilter(look)
+    FLOWER_LOGGER.addFilter(look)
     try:
         yield
     finally:
-        logger.removeFilter(look)
+        FLOWER_LOGGER.removeFilter(look)
     if apart:
         raise RuntimeError(apart[0])
 
