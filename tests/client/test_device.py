@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -192,11 +193,11 @@ def test_a_broken_device_ends_the_process_that_trains() -> None:
 
 
 def test_a_broken_device_ends_the_run_of_the_batched_engine() -> None:
-    """Any other error is a fault of the clients, which a run outlives."""
+    """Any other error is a fault of the clients, which a run outlives: they are asked one by one."""
     grid = BatchedGrid(app, 2, {}, failing, Params())
     with pytest.raises(DeviceError):
         grid.send_and_receive([message(0), message(1)])
-    odd = BatchedGrid(app, 2, {}, lambda *_: 1 / 0, Params())  # type: ignore[arg-type, return-value]
+    odd = BatchedGrid(ClientApp(), 2, {}, lambda *_: 1 / 0, Params())  # type: ignore[arg-type, return-value]
     assert [reply.has_error() for reply in odd.send_and_receive([message(0), message(1)])] == [True, True]
 
 
