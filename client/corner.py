@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcross.client.flat_model import ModuleNet
+from fedcross.client.flat_model import ModuleNet, Parts
 from fedcross.strategies.parts.objective import Tensors
 
 #: What selects a corner's part of an axis: how many of the first positions, the positions, or None for all.
 Part = int | Tensor | None
 
 
-class Corner:
+class Corner(Parts):
     """A :class:`strategies.parts.objective.Net` that is given the parameters and buffers of a wide model.
 
     Gradients reach the weights of the corner alone. Statistics of batch normalisation are those of the wide model's own
@@ -47,18 +47,6 @@ class Corner:
     def module(self) -> nn.Module:
         """The slice's module."""
         return self._net.module
-
-    def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
-        """Return class scores, shape (batch, classes)."""
-        return self.call("", params, buffers, x, train=train)
-
-    def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
-        """Return embeddings, shape (batch, embedding of the slice)."""
-        return self.call("features", params, buffers, x, train=train)
-
-    def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
-        """Return class scores of the slice's embeddings `z`, shape (batch, classes)."""
-        return self.call("classifier", params, buffers, z, train=train)
 
     def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
         """Return the output of the slice's submodule `part` for `inputs`, with weights of the wide model."""

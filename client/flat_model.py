@@ -28,7 +28,27 @@ if TYPE_CHECKING:
     from fedcross.client.corner import Corner
 
 
-class ModuleNet:
+class Parts:
+    """The functions of a :class:`strategies.parts.objective.Net` whose `call` computes any submodule."""
+
+    def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
+        """Return class scores, shape (batch, classes)."""
+        return self.call("", params, buffers, x, train=train)
+
+    def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
+        """Return embeddings, shape (batch, embedding)."""
+        return self.call("features", params, buffers, x, train=train)
+
+    def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
+        """Return class scores of embeddings `z`, shape (batch, classes)."""
+        return self.call("classifier", params, buffers, z, train=train)
+
+    def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
+        """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
+        raise NotImplementedError
+
+
+class ModuleNet(Parts):
     """A module as a :class:`strategies.parts.objective.Net`.
 
     Parameters
@@ -207,18 +227,6 @@ class ModuleNet:
         Weights keep their layout: views of one vector in the order of ``parameters()``, on which all methods rely.
         """
         return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.dim() == 4 else x
-
-    def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
-        """Return class scores, shape (batch, classes)."""
-        return self.call("", params, buffers, x, train=train)
-
-    def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
-        """Return embeddings, shape (batch, embedding)."""
-        return self.call("features", params, buffers, x, train=train)
-
-    def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
-        """Return class scores of embeddings `z`, shape (batch, classes)."""
-        return self.call("classifier", params, buffers, z, train=train)
 
     def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
         """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
