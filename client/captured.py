@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unfla
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.device import breaks_device
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.graph_memory import give_back
 from fedcross.client.outside import Outside
 from fedcross.client.recordings import Key, Recorder, is_by_row, kinds_of, rows_of_plan, steps
 from fedcross.client.trainer import Augment, Stepper, augmentation_stream, host_orders, train
@@ -54,8 +55,7 @@ class Captured(Recorder["_Stage"]):
         if back is not None:
             back()
         del stage  # with its copy of the data; outside of the handler, whose error keeps the tensors of the step
-        if self._net.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(self._net.device)
         with torch.no_grad():
             for tensor, old in zip(self._changing(), start, strict=True):
                 tensor.copy_(old)

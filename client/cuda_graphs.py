@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedcross.client.cuda_recorder import cause, record_cuda
 from fedcross.client.device import out_of_memory
+from fedcross.client.graph_memory import give_back
 from fedcross.client.outside import Back, Outside, changed
 
 #: Largest length of the difference between a replayed and a called step, as a share of what the step changes; the GPU
@@ -138,7 +139,7 @@ class Replay:
         for known in self._recorded.values():
             known.replay = _released  # the caller may hold this one
         self._recorded.clear()
-        torch.cuda.empty_cache()
+        give_back(before[0].device)
         self._restore(before)
         self._step(*inputs)
 

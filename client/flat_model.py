@@ -57,9 +57,9 @@ class ModuleNet(Parts):
         Must have the parts ``features`` and ``classifier`` if the objective uses them.
     device : torch.device
         Device for the training.
-    precision : {"float32", "bfloat16"}
-        Precision of the arithmetic inside the network (:mod:`client.autocast`). Weights, gradients, the optimiser and
-        the loss function stay float32.
+    precision : {"float32", "tf32", "bfloat16"}
+        Precision of the arithmetic inside the network (:mod:`client.autocast`; TF32 is a setting of the process,
+        :mod:`client.device`). Weights, gradients, the optimiser and the loss function stay float32.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class ModuleNet(Parts):
         self.base_buffers = {n: b.clone() for n, b in self.module.named_buffers() if id(b) in written}
         self.device = device
         self._narrow, self._recurrent = precision == "bfloat16", is_recurrent(self.module)
-        self._channels_last = _bears_channels_last(module)
+        self._channels_last = channels_last(module, device, precision)
         self._again = tied(self.module)
         self._rows: dict[tuple[torch.dtype, int], Tensor] = {}
         #: What was found out of padded batches (:mod:`client.batched.padding`), each with its objective.
@@ -224,6 +224,8 @@ class ModuleNet(Parts):
     def arrange(self, x: Tensor) -> Tensor:
         """Return inputs in the network's fastest memory layout: channels last for images of a convolutional network.
 
+        On a GPU that holds in TF32 and bfloat16; in float32 it is channels first.
+
         Weights keep their layout: views of one vector in the order of ``parameters()``, on which all methods rely.
         """
         return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.dim() == 4 else x
@@ -245,6 +247,14 @@ class ModuleNet(Parts):
         given |= {name: given[first] for name, first in self._again.items() if first in given}
         values = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
         return functional_call(module, values, inputs)  # type: ignore[no-any-return]
+
+
+def channels_last(module: nn.Module, device: torch.device, precision: str) -> bool:
+    """Return whether images for `module` lie with channels last: where that is safe, and not slower.
+
+    cuDNN's convolutions in float32 are faster with channels first (docs/performance.md, GPU).
+    """
+    return not (device.type == "cuda" and precision == "float32") and _bears_channels_last(module)
 
 
 def _bears_channels_last(module: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict
 from weakref import WeakSet, finalize
 
@@ -52,6 +53,20 @@ def _let_go(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, free: list[t
     """Give a graph's memory back, and after that its stream."""
     graph.reset()
     free.append(stream)
+
+
+def give_back(device: torch.device) -> None:
+    """Give the memory that torch holds on `device` and does not use back to it; nothing on a CPU.
+
+    cuBLAS's own memory too, if no recording is left that has its place: 32 MB and more for each stream on an H200, so
+    that after a recording too little was left for a loop that fitted before it.
+    """
+    if device.type != "cuda":
+        return
+    gc.collect()
+    if not _alive:
+        torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
 
 
 def lose(device: torch.device, nbytes: int) -> None:

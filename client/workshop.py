@@ -22,6 +22,7 @@ from fedcross.client.device import device_errors, evaluation_batch, repeats, set
 from fedcross.client.device import pick_device as pick_device
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.freed_memory import keep_freed_memory
+from fedcross.client.graph_memory import give_back
 from fedcross.client.recordings import Recorder
 from fedcross.client.trainer import train
 from fedcross.client.visit import Arrived, arrive, leave
@@ -220,8 +221,7 @@ class Workshop:
         """Give the GPU's memory of recorded steps back, and what torch keeps of it for later; another run comes."""
         for recorder in self.recorders:
             recorder.release()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(self.device)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Return the accuracy and loss of the received model on the client's own test part."""

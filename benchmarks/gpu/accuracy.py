@@ -26,6 +26,9 @@ from fedcross.tasks.inputs import Inputs, Prepare
 
 MODELS = ("lenet5", "resnet20", "lstm")
 PRECISIONS = ("float32", "tf32", "bfloat16")
+#: Pictures and weights of convolutions, a small one and VGG-16's, and the factors of a product.
+CONVOLUTIONS = (((16, 32, 16, 16), (64, 32, 3, 3)), ((50, 256, 8, 8), (512, 256, 3, 3)))
+PRODUCT = ((256, 512), (512, 256))
 #: For a model that takes a CPU long.
 EXAMPLES = {"vgg_femnist": 110}
 
@@ -54,20 +57,28 @@ def method_twice(place: Place, method: str) -> Found:
 
 
 def rounding(place: Place, precision: str) -> dict[str, float]:
-    """Return how far a convolution and a product on this device are from float64's, as a share of their length.
+    """Return how far convolutions and a product on this device are from float64's, as a share of their length.
 
-    A training's weights do not tell TF32 from float32: these are apart by 3e-4 and by 1e-6.
+    A training's weights do not tell TF32 from float32: these are apart by 3e-4 and by 1e-6. Of convolutions it is the
+    farthest one's: cuDNN computes small ones in float32 where TF32 is allowed (seen on an H200).
     """
     arithmetic(place, precision)
     generator = torch.Generator().manual_seed(1)
-    x, w, a, b = (
-        torch.randn(shape, generator=generator).to(place.device)
-        for shape in ((16, 32, 16, 16), (64, 32, 3, 3), (256, 512), (512, 256))
-    )
+    rows = CONVOLUTIONS if place.gpu else CONVOLUTIONS[:1]
+    pairs = [
+        [torch.randn(shape, generator=generator).to(place.device) for shape in shapes] for shapes in (*rows, PRODUCT)
+    ]
     with bfloat16(place.device, recurrent=False) if precision == "bfloat16" else nullcontext():
-        found = {"convolution": functional.conv2d(x, w, padding=1), "product": a @ b}
-    exact = {"convolution": functional.conv2d(x.double(), w.double(), padding=1), "product": a.double() @ b.double()}
-    return {name: float((found[name].double() - one).norm() / one.norm()) for name, one in exact.items()}
+        found = [_product(*pair) for pair in pairs]
+    exact = [_product(*(one.double() for one in pair)) for pair in pairs]
+    *convolutions, product = (
+        float((one.double() - other).norm() / other.norm()) for one, other in zip(found, exact, strict=True)
+    )
+    return {"convolution": max(convolutions), "product": product}
+
+
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    return functional.conv2d(one, other, padding=1) if one.dim() == 4 else one @ other
 
 
 def _same_bytes(place: Place) -> bool:

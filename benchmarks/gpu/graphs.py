@@ -9,11 +9,10 @@ from statistics import median
 import torch
 
 from benchmarks.gpu.machine import other_processes
-from benchmarks.gpu.place import BATCH, CLIENTS, Place, network, settings, stepper, visit
+from benchmarks.gpu.place import BATCH, CLIENTS, Place, network, settings, stepper
 from benchmarks.gpu.report import Found, Lines
-from benchmarks.gpu.trainers import one_by_one, replayed
+from benchmarks.gpu.trainers import one_by_one, replayed, works
 from fedcross.client.batched.captured import Together
-from fedcross.client.batched.state import Work
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.captured import Captured
 from fedcross.client.cuda_recorder import record_cuda
@@ -53,13 +52,13 @@ def _seconds(place: Place, model: str) -> float:
 def _rounds(place: Place, model: str) -> Found:
     net, objective = network(place, model), Objective(Settings())
     start = {name: array.copy() for name, array in net.read().items()}
-    examples, clients = (BATCH * 2, 2) if place.tiny else (BATCH * 10, CLIENTS)
+    examples, count = (BATCH * 2, 2) if place.tiny else (BATCH * 10, CLIENTS)
     captured, together = Captured(net, objective, examples), Together(net, objective, examples)
-    works = [Work(visit(net, i, examples, model), {}, {}) for i in range(clients)]
+    clients = works(place, net, model, count=count, examples=examples)
     reserved, kept, used, others = [], [], [], other_processes(place.device)
     for _ in range(20):
-        train_batched(net, objective, works, settings(), together=together)
-        one_by_one(net, start, works, captured.train)
+        train_batched(net, objective, clients, settings(), together=together)
+        one_by_one(net, start, clients, captured.train)
         reserved.append(round(torch.cuda.memory_reserved(place.device) / 1e6, 1))
         kept.append(round(kept_by_graphs(place.device) / 1e6, 1))
         free, whole = torch.cuda.mem_get_info(place.device)

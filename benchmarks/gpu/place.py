@@ -99,17 +99,21 @@ def visit(net: ModuleNet, client: int, examples: int, model: str = "lenet5") -> 
     )
 
 
-def inputs_of(net: ModuleNet, model: str, count: int, number: int = 0, *, last: bool = True) -> Inputs:
+def inputs_of(net: ModuleNet, model: str, count: int, number: int = 0, *, last: bool | None = None) -> Inputs:
     """Return random examples as they lie on the device of `net`: words, or pictures as bytes.
 
-    `last`: pictures with channels last.
+    `last`: pictures with channels last, or first; default: as `net` arranges them.
     """
     generator, shape = torch.Generator().manual_seed(1000 + number), (count, *SHAPES[model])
     if is_text(model):
         return Inputs(torch.randint(WORDS, shape, generator=generator).to(net.device))
     held = torch.randint(256, shape, generator=generator, dtype=torch.uint8).to(net.device)
     how = NORMALISE if shape[1] == 3 else GREY
-    return Inputs(net.arrange(held) if last else held, Prepare(how, 4, net.device))
+    if last is None:
+        held = net.arrange(held)
+    elif last:
+        held = held.contiguous(memory_format=torch.channels_last)
+    return Inputs(held, Prepare(how, 4, net.device))
 
 
 def stepper(place: Place, model: str, precision: str = "float32", *, last: bool = True) -> Callable[[], None]:

@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.place import BATCH, CLIENTS, Place, network, settings, stepper, visit
+from benchmarks.gpu.place import BATCH, CLIENTS, Place, network, settings, stepper
 from benchmarks.gpu.report import Lines
+from benchmarks.gpu.trainers import works
 from fedcross.client.batched.captured import Together
-from fedcross.client.batched.state import Work
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.cuda_recorder import record_cuda
 from fedcross.core.settings import Settings
@@ -67,10 +67,10 @@ def _batched(place: Place, model: str, *, recorded: bool) -> float:
         If steps should have been recorded and were not.
     """
     net, examples = network(place, model), BATCH * (2 if place.tiny else 10)  # the first step is called
-    works = [Work(visit(net, i, examples), {}, {}) for i in range(2 if place.tiny else CLIENTS)]
+    clients = works(place, net, model, count=2 if place.tiny else CLIENTS, examples=examples)
     together = Together(net, Objective(Settings()), examples) if recorded else None
-    call = partial(train_batched, net, Objective(Settings()), works, settings(), together=together)
+    call = partial(train_batched, net, Objective(Settings()), clients, settings(), together=together)
     whole = place.ms(call, 3)
     if together is not None and (together.refused or not together.replays):
         raise RuntimeError(f"not recorded: {together.refused}")
-    return whole / len(works) / (examples / BATCH)
+    return whole / len(clients) / (examples / BATCH)

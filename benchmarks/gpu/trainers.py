@@ -71,9 +71,14 @@ def both_trainers(place: Place, model: str) -> Found:
 
 
 def pair(place: Place, net: ModuleNet, model: str) -> list[Work]:
-    """Return two clients of four full batches and a short one; dropout draws the same on every device."""
+    """Return two clients of four full batches and a short one."""
+    return works(place, net, model, count=2, examples=4 * BATCH + 20)
+
+
+def works(place: Place, net: ModuleNet, model: str, *, count: int, examples: int) -> list[Work]:
+    """Return `count` clients with `examples` each; dropout draws the same on every device."""
     scratch = {n: s.to(place.device) for n, s in dropout_states(net.module, 1).items()}
-    return [Work(visit(net, i, 4 * BATCH + 20, model), {}, scratch) for i in range(2)]
+    return [Work(visit(net, i, examples, model), {}, scratch) for i in range(count)]
 
 
 def apart(one: Sequence[Trained], other: Sequence[Trained]) -> float:

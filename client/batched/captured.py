@@ -20,6 +20,7 @@ from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.cuda_graphs import Record, Replay
 from fedcross.client.device import breaks_device, out_of_memory
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.graph_memory import give_back
 from fedcross.client.outside import Outside
 from fedcross.client.recordings import Key, Recorder, kinds_of, rows_of_plan, steps
 from fedcross.client.trainer import Augment, augmentation_stream
@@ -83,6 +84,7 @@ class Together(Recorder["_Stage"]):
             if len(works) > 1:
                 raise
         self._recordings.refuse("the device's memory is too small for a recorded step")
+        give_back(self._net.device)  # here, because the error above holds the tensors of the failed attempt
         return None
 
     def _train(self, works: Sequence[Work], settings: Train, augment: Augment | None) -> list[Trained] | None:

@@ -26,6 +26,7 @@ from fedcross.client.batched.state import StackedPrepared, StackedState, Work, a
 from fedcross.client.batched.stepper import StackedStepper, Step
 from fedcross.client.device import out_of_memory
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.graph_memory import give_back
 from fedcross.client.trainer import Augment, augmentation_stream
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Objective, Trained
@@ -93,8 +94,7 @@ def train_batched(
 def _make_room(device: torch.device, size: int) -> None:
     """Say that `size` clients are trained at once from now on, and give torch's unused memory back."""
     log(WARNING, "fedcross: the device's memory was too small: %s clients are trained at once from now on.", size)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    give_back(device)
 
 
 class _Stack:

@@ -8,15 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedcross.client import cuda_recorder, graph_memory
+from fedcross.client import cuda_graphs, cuda_recorder, graph_memory
 from fedcross.client.cuda_graphs import Replay
 from fedcross.client.cuda_recorder import WARM_UP, record_cuda
-from fedcross.client.graph_memory import kept_by_graphs
+from fedcross.client.graph_memory import give_back, kept_by_graphs
 from tests.support.tape import Recorder
 
 
@@ -262,6 +263,24 @@ def test_a_recording_has_a_stream_of_its_own_as_long_as_it_exists(monkeypatch: p
     assert other.stream is captured[1]
 
 
+def test_cublas_gives_its_memory_back_once_no_recording_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 MB and more for each stream; after a recording that found too little, the plain loop needs them."""
+    Driver(monkeypatch)
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cache"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: calls.append("cuBLAS"))
+    monkeypatch.setattr(graph_memory, "_alive", WeakSet())
+    one = record_cuda(lambda: None)
+    give_back(torch.device("cuda:1"))
+    assert calls == ["cache"]  # the graph has the place of cuBLAS's memory
+    one.graph.reset()
+    del one
+    give_back(torch.device("cuda:1"))
+    assert calls == ["cache", "cuBLAS", "cache"]
+    give_back(torch.device("cpu"))
+    assert len(calls) == 3
+
+
 def raising() -> None:
     raise RuntimeError("no")
 
@@ -281,7 +300,7 @@ def test_a_step_without_room_beside_its_recording_is_called_without_it(
 ) -> None:
     """At its first call, or at the comparison: the visit goes on."""
     graphs: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: graphs.append("emptied"))
+    monkeypatch.setattr(cuda_graphs, "give_back", lambda _: graphs.append("emptied"))
 
     class Graph:
         def __call__(self) -> None:

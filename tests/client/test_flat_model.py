@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedcross.client import flat_model
-from fedcross.client.flat_model import ModuleNet
+from fedcross.client.flat_model import ModuleNet, channels_last
 from fedcross.tasks.models._split import Split
 
 X = torch.tensor([[1.0], [3.0]])
@@ -80,6 +80,13 @@ def test_only_images_of_convolutions_are_laid_out_channels_last():
     assert not line.arrange(x).is_contiguous(memory_format=torch.channels_last)
     for other in (X, torch.zeros(2, 3, 4), torch.zeros(1, 2, 3, 4, 5)):
         assert image.arrange(other) is other
+
+
+@pytest.mark.parametrize(("precision", "last"), [("float32", False), ("tf32", True), ("bfloat16", True)])
+def test_images_lie_channels_first_on_a_gpu_in_float32(precision, last):
+    image = Split(nn.Conv2d(2, 1, 1), nn.Linear(1, 1))
+    assert channels_last(image, torch.device("cuda:0"), precision) == last
+    assert channels_last(image, torch.device("cpu"), precision)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedcross.client import flat_model
 from fedcross.client.host_work import NoHostWork
 from tests.support.tape import Tape
 from tests.support.waits import INDEXING, name_of, unrepeatable, waits
@@ -297,6 +299,8 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> Iterator[Cou
         monkeypatch.setattr("fedcross.client.workshop.set_arithmetic", lambda *_: None)
         monkeypatch.setattr("fedcross.server.session.set_arithmetic", lambda *_: None)
         monkeypatch.setattr("fedcross.client.cuda_graphs.record_cuda", counted.recorder)
+        # The CPU's layout of pictures, for the CPU's order of sums.
+        monkeypatch.setattr(flat_model, "channels_last", partial(_on_cpu, flat_model.channels_last))
         mode = stack.enter_context(_Operations(counted))
         stack.enter_context(_Functions())
         _Operations.current = mode
@@ -304,6 +308,10 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> Iterator[Cou
             yield counted
         finally:
             _Operations.current = None
+
+
+def _on_cpu(layout: Callable[..., bool], module: torch.nn.Module, _: torch.device, precision: str) -> bool:
+    return layout(module, torch.device("cpu"), precision)
 
 
 def _driver(gpus: int) -> dict[str, Any]:
