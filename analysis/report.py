@@ -71,6 +71,13 @@ def write_report(
     if html and find_spec("plotly") is None:
         html = False
         notes.append("report.html was not written: it needs plotly. Install the extra: fedcross[analysis]")
+    if until is not None:
+        notes.append(f"only rounds up to {until} count (--until)")
+    if every is not None:
+        notes.append(
+            f"only evaluations in rounds that {every} divides count (--every): final, best, smoothed and last ten are "
+            "of those; rounds, bytes and time are the whole run's"
+        )
     report = build(groups, [*loaded.notes, *notes], targets, at)
     try:
         out.mkdir(parents=True, exist_ok=True)

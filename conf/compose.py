@@ -332,7 +332,7 @@ def _not_among(name: str, overrides: Sequence[str]) -> str:
     values = {one.lstrip("+").partition("=")[0]: one.partition("=")[2] for one in overrides}
     given = f"{name}={values[name]}" if name in values else name
     chosen = f"{group}={values[group]}" if group in values else f"the {group} that is chosen here"
-    return f"{given}: {chosen} has no setting {setting}. docs/reference lists its settings."
+    return f"{given}: {chosen} has no setting {setting}. Leave it out; docs/reference lists what there is."
 
 
 def _known_settings() -> list[str]:

@@ -6,6 +6,7 @@ setting become one sentence in the words of the command line.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,9 @@ def sentences(kind: type[BaseModel], values: Mapping[str, Any], where: str, erro
         elif fault["type"] in ("value_error", "assertion_error"):
             message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
             text = f"{message}."
+            if not place and (named := _named(kind, message)):
+                found.setdefault(named, f"{_name([], where)}.{text}" if where else text)
+                continue
         else:
             text = f"must be {allowed(kind, place)}.{_as_list(kind, place, where, value)}"
         wrong = fault["type"] not in ("extra_forbidden", "missing") and place and not _is_long(value)
@@ -86,6 +90,12 @@ def shown(value: Any) -> str:
     else:
         text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _named(kind: type[BaseModel], message: str) -> str:
+    """Return the setting of `kind` with which `message`, about several of them, begins; empty if with none."""
+    first = re.match(r"\w+", message)
+    return first.group() if first is not None and first.group() in kind.model_fields else ""
 
 
 def _is_long(value: Any) -> bool:

@@ -16,8 +16,8 @@ from fedcross.engines.grid import LocalGrid, serve
 from fedcross.engines.job import Capabilities, Job, Together
 
 CAPABILITIES = Capabilities()
-APART = "a round of %s clients: %s. They are trained one after another."
-"""The warning for a round that cannot be computed together."""
+APART = "A round of %s clients is trained one client after another, as engine=local does: %s."
+"""The warning for a round that cannot be computed together; once for each reason."""
 
 
 class Params(Settings):
@@ -55,6 +55,7 @@ class BatchedGrid(LocalGrid):
         super().__init__(client_app, clients, run_config)
         self._together = together
         self._settings = settings
+        self._reasons: set[str] = set()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Carry out all queued messages among `message_ids` and return their replies."""
@@ -81,9 +82,17 @@ class BatchedGrid(LocalGrid):
         except DeviceError:  # every later message would fail too
             raise
         except Exception as error:  # noqa: BLE001 - one client's error must not cost the others their round
-            reason = f"{type(error).__name__}: {error}"
-            log(WARNING, APART, len(messages), reason)
+            reason = _reason(error)
+            if reason not in self._reasons:
+                self._reasons.add(reason)
+                log(WARNING, APART, len(messages), reason)
             return [self._carry_out(message) for message in messages]
+
+
+def _reason(error: Exception) -> str:
+    """Return the kind and the first sentence of `error`; torch's go on with whom to ask."""
+    first = next(iter(str(error).splitlines()), "").partition(". ")[0].rstrip(".")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def run(job: Job) -> None:

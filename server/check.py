@@ -189,4 +189,20 @@ def _saved(overrides: list[str]) -> list[str]:
     if not (folder / ".hydra" / "overrides.yaml").exists():
         raise StorageError(f"resume={folder}: this folder holds no run. Name the folder of a run.")
     saved = [one for one in saved_overrides(folder) if not one.startswith(("resume=", "hydra."))]
-    return places.added(folder, saved, overrides)
+    return places.added(folder, _of_engine(saved, overrides), overrides)
+
+
+def _of_engine(saved: list[str], given: list[str]) -> list[str]:
+    """Return `saved` without settings of its engine that another one, which `given` names, does not have."""
+    from fedcross.conf.compose import compose
+
+    chosen = [one for one in given if one.startswith("engine=")]
+    own = [one.lstrip("+") for one in saved if one.lstrip("+").startswith("engine.")]
+    if not chosen or not own:
+        return saved
+    try:
+        known = compose(chosen[-1:])["engine"]
+    except ConfigError:  # the run's own check says what is wrong
+        return saved
+    lacking = {one for one in own if one.partition("=")[0].removeprefix("engine.").partition(".")[0] not in known}
+    return [one for one in saved if one.lstrip("+") not in lacking]

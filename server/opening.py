@@ -72,9 +72,13 @@ def _workers(raw: Mapping[str, Any]) -> str:
 
 
 def _unusual(raw: Mapping[str, Any]) -> list[str]:
-    """Return what is switched on that no method has by itself: an attack, compression, privacy, part of the data."""
+    """Return what not every run has: models of several widths, an attack, compression, privacy, part of the data."""
     compression, privacy = raw.get("compression") or {}, raw.get("privacy") or {}
     found = []
+    if isinstance(widths := (raw.get("method") or {}).get("widths"), list) and widths:
+        found.append(
+            f"models of width {' / '.join(map(str, widths))} on devices {(raw.get('devices') or {}).get('name')}"
+        )
     if (attack := (raw.get("attack") or {}).get("name", "none")) != "none":
         found.append(f"attack {attack}")
     if (wire := {way: kind for way, kind in compression.items() if kind != "float32"}) and wire:

@@ -36,7 +36,10 @@ def plan_for(config: RunConfig, network: nn.Module, task: Task) -> Plan | None:
     if all(width >= 1 for width in getattr(config.method, "widths", ())):
         return Plan((), {}, {})  # only full models, but they go to devices that can hold them alone
     if config.train.only:
-        raise ConfigError("train.only: a part of a model cannot be sliced by width. Leave out method.widths.")
+        raise ConfigError(
+            "train.only: a part of a model cannot be sliced by width. Choose a method whose models have one size, or "
+            "method.widths=[]."
+        )
     return plan_of(network, task)
 
 

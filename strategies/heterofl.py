@@ -63,6 +63,19 @@ class HeteroFL(SizedModel[HeteroFLParams]):
         """One size for each width, the widest first."""
         return [Size(width) for width in sorted(self.params.widths, reverse=True)]
 
+    def budget_remarks(self) -> list[str]:
+        """Return remarks on devices that can hold no model, and on widths that no device trains."""
+        found = super().budget_remarks()
+        if not self.budgets or self.federation.networked:
+            return found
+        trained = {self.largest(budget) for budget in self.budgets.values()}
+        if idle := [f"{size.width:g}" for size in self.sizes if size not in trained]:
+            found.append(
+                f"method.widths: no device trains width {', '.join(idle)}, because each can hold a wider one. What the "
+                "run says of that width is of a corner that nobody trains by itself."
+            )
+        return found
+
     def size_for(self, slot: int, client: int) -> Size | None:
         """Return the widest slice that the client's device can hold."""
         return self.largest(self.budget(client))

@@ -240,8 +240,8 @@ def _global(method: Method, width: float | str | None, run: Path) -> tuple[Array
         return method.evaluation_arrays(), method.global_size
     if (size := _named(list(models), width)) is None:
         known = ", ".join(size.text for size in models)
-        told = f"has the widths {known}. Name one of them." if known else "has models of one size. Leave out --width."
-        raise StorageError(f"--width {width}: {run} {told}")
+        told = f"has the widths {known}. Name one of them." if known else "has models of one size. Leave the width out."
+        raise StorageError(f"width {width}: {run} {told}")
     return models[size], size
 
 

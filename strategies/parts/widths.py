@@ -46,7 +46,8 @@ class Widths(Settings):
             raise ValueError(f"{'nested' if self.nested else 'whole'} is for models of several widths; give widths")
         if self.nested_steps != "in_turn" and not self.nested:
             raise ValueError(
-                f"nested_steps={self.nested_steps} is for nested training; set nested=true, or nested_steps=in_turn"
+                f"nested_steps={self.nested_steps} is for nested training; set nested=true, or give "
+                "nested_steps=in_turn too"
             )
         if self.shares and not self.widths:
             raise ValueError("shares are for models of several widths; give widths")

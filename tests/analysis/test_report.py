@@ -134,10 +134,13 @@ def test_runs_of_different_length_at_equal_rounds(sweep: Path, capsys: pytest.Ca
     assert "| moon     | 35.00" in printed
     assert "90.00" not in printed
     assert "rounds=" not in printed
+    assert "only rounds up to 2 count (--until)" in printed
     with pytest.raises(SystemExit):
         main([str(sweep), "--until", "0"])
     assert main([str(sweep / "long"), "--every", "3", "--no-html"]) == 0
-    assert "| moon   | 90.00   | 90.00  | 90.00" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| moon   | 90.00   | 90.00  | 90.00" in printed
+    assert "only evaluations in rounds that 3 divides count (--every): final, best" in printed
     assert main([str(sweep / "long"), "--every", "1", "--no-html"]) == 0
     assert "| moon   | 90.00   | 90.00  | 60.00" in capsys.readouterr().out
     with pytest.raises(SystemExit):

@@ -32,6 +32,11 @@ def test_all_faults_are_told_at_once():
     assert any(f.startswith("method.alpha=2") for f in found)
 
 
+def test_a_fault_of_several_settings_names_one_of_them():
+    (found,) = faults("method=fedcross_three_sizes", "method.shares=[1.0]")
+    assert found.startswith("method.shares [1.0] are 1, widths [1.0, 0.66, 0.4] are 3; set shares")
+
+
 @pytest.mark.parametrize("alpha", [0.49, -1, 1.01, 2, "nan", "high"])
 def test_alpha_outside_its_range(alpha):
     (found,) = faults(f"method.alpha={alpha}")

@@ -93,12 +93,16 @@ def test_a_round_that_cannot_be_computed_together_is_answered_one_by_one(monkeyp
         return reply(message, "alone", context)
 
     def broken(*_: Any) -> list[Message]:
-        raise ValueError("on purpose")
+        raise ValueError("on purpose. Ask elsewhere.\nAnd there.")
 
-    good, bad = BatchedGrid(own, 5, {"overrides": "x"}, broken, Params()).send_and_receive(ask("train", 0, 3))
+    grid = BatchedGrid(own, 5, {"overrides": "x"}, broken, Params())
+    good, bad = grid.send_and_receive(ask("train", 0, 3))
     assert answers([good]) == [("alone", 0)]
     assert (bad.error.code, bad.error.reason) == (2, "ValueError: client 3 alone")
-    assert said == ["a round of 2 clients: ValueError: on purpose. They are trained one after another."]
+    grid.send_and_receive(ask("train", 0, 3))  # nothing new to say
+    assert said == [
+        "A round of 2 clients is trained one client after another, as engine=local does: ValueError: on purpose."
+    ]
 
 
 def test_a_broken_device_ends_the_run() -> None:

@@ -37,6 +37,9 @@ def test_what_no_method_has_by_itself_is_named():
     text = describe(compose(chosen), Path("/x"))
     assert "clients as the data have them (natural)" in text
     assert "attack scaling, compression up int8, privacy on, continues /x" in text
+    sized = compose(["method=fedcross_three_sizes", "devices=three_sizes"])
+    assert "models of width 1.0 / 0.66 / 0.4 on devices three_sizes, folder" in describe(sized, Path("/x"))
+    assert "width" not in describe(compose(["method=fedcross"]), Path("/x"))
 
 
 @pytest.mark.slow

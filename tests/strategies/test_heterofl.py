@@ -130,6 +130,12 @@ def test_a_device_gives_the_full_network_up_and_builds_it_anew_with_the_same_wei
     assert shop.at(Size(0.5))[0] is narrow
 
 
+def test_a_width_that_no_device_trains_is_named():
+    assert begun(budgets=(1.0, 0.66, 0.3)).budget_remarks() == []
+    (said,) = begun(budgets=(1.0, 0.4, 0.4)).budget_remarks()
+    assert said.startswith("method.widths: no device trains width 0.66, because each can hold a wider one")
+
+
 @pytest.mark.parametrize(
     ("own", "said"),
     [

@@ -80,7 +80,7 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["method=fedavg", "method.alpha=0.9"],
-        "method.alpha=0.9: method=fedavg has no setting alpha. docs/reference lists its settings.",
+        "method.alpha=0.9: method=fedavg has no setting alpha. Leave it out; docs/reference lists what there is.",
     ),
     (
         ["rounds"],
@@ -337,7 +337,7 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["task.mean=[0,0]"],
-        "task: mean has 2 values and std 1: give one each per channel.",
+        "task.mean has 2 values and std 1: give one each per channel.",
     ),
     (
         ["task.limit=0"],

@@ -58,6 +58,15 @@ def test_resume_continues_with_the_runs_own_settings(monkeypatch, tmp_path):
     assert (result["method"], result["rounds"]) == ("fedavg", 3)
 
 
+@pytest.mark.slow
+def test_resume_on_another_engine_leaves_out_what_that_one_lacks(monkeypatch, tmp_path):
+    small = [*SMALL, "method=fedavg", "engine=local", "engine.workers=1"]
+    assert call(monkeypatch, tmp_path, *small, "rounds=1", "hydra.run.dir=one") == 0
+    assert call(monkeypatch, tmp_path, "resume=one", "rounds=2", "engine=batched") == 0
+    result = json.loads((tmp_path / "one" / "result.json").read_text())
+    assert (result["engine"], result["rounds"]) == ("batched", 2)
+
+
 def test_a_job_of_an_experiment_that_is_a_sweep_goes_on_alone(tmp_path):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("[experiment=demo, method=fedavg, seed=2]")

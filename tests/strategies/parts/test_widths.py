@@ -56,7 +56,7 @@ def test_what_does_not_divide_goes_to_the_largest_remainders(shares, counts):
         ({"shares": [1.0]}, "shares are for models of several widths; give widths"),
         (
             {"widths": [1.0, 0.5], "nested_steps": "all"},
-            "nested_steps=all is for nested training; set nested=true, or nested_steps=in_turn",
+            "nested_steps=all is for nested training; set nested=true, or give nested_steps=in_turn too",
         ),
         ({"nested": True}, "nested is for models of several widths; give widths"),
         ({"whole": 2}, "whole is for models of several widths; give widths"),
