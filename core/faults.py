@@ -52,8 +52,8 @@ def sentences(kind: type[BaseModel], values: Mapping[str, Any], where: str, erro
         elif fault["type"] in ("value_error", "assertion_error"):
             message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
             text = f"{message}."
-            if not place and (named := _named(kind, message)):
-                found.setdefault(named, f"{_name([], where)}.{text}" if where else text)
+            if named := _named(_owner(kind, place), message, value):
+                found.setdefault(_name((*place, named), ""), f"{_name((*place, named), where)}{text[len(named) :]}")
                 continue
         else:
             text = f"must be {allowed(kind, place)}.{_as_list(kind, place, where, value)}"
@@ -92,10 +92,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def _named(kind: type[BaseModel], message: str) -> str:
-    """Return the setting of `kind` with which `message`, about several of them, begins; empty if with none."""
+def _named(kind: type[BaseModel], message: str, value: Any) -> str:
+    """Return the setting of `kind` with which `message`, about several of them, begins; empty if with none.
+
+    `value` is what is wrong: all settings of `kind`, or one of them.
+    """
     first = re.match(r"\w+", message)
-    return first.group() if first is not None and first.group() in kind.model_fields else ""
+    named = first is not None and isinstance(value, Mapping) and first.group() in kind.model_fields
+    return first.group() if first is not None and named else ""
 
 
 def _is_long(value: Any) -> bool:

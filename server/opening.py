@@ -76,9 +76,9 @@ def _unusual(raw: Mapping[str, Any]) -> list[str]:
     compression, privacy = raw.get("compression") or {}, raw.get("privacy") or {}
     found = []
     if isinstance(widths := (raw.get("method") or {}).get("widths"), list) and widths:
-        found.append(
-            f"models of width {' / '.join(map(str, widths))} on devices {(raw.get('devices') or {}).get('name')}"
-        )
+        devices = raw.get("devices") or {}
+        where = f" on devices {devices.get('name')}" if devices.get("widths") else ""
+        found.append(f"models of width {' / '.join(map(str, widths))}{where}")
     if (attack := (raw.get("attack") or {}).get("name", "none")) != "none":
         found.append(f"attack {attack}")
     if (wire := {way: kind for way, kind in compression.items() if kind != "float32"}) and wire:
