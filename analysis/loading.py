@@ -170,7 +170,11 @@ def load_run(folder: Path, until: int | None = None, every: int | None = None) -
         except ValueError as error:
             raise BadRunError(str(error)) from None
     if not run.accuracy.size:
-        raise BadRunError("no evaluation" + (f" up to round {until}" if until is not None else ""))
+        raise BadRunError(
+            "no evaluation"
+            + (f" in a round that {every} divides" if every is not None else "")
+            + (f" up to round {until}" if until is not None else "")
+        )
     return run
 
 

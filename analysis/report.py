@@ -75,8 +75,8 @@ def write_report(
         notes.append(f"only rounds up to {until} count (--until)")
     if every is not None:
         notes.append(
-            f"only evaluations in rounds that {every} divides count (--every): final, best, smoothed and last ten are "
-            "of those; rounds, bytes and time are the whole run's"
+            f"only evaluations in rounds that {every} divides count (--every), in every table; rounds, bytes and time "
+            "are of all rounds"
         )
     report = build(groups, [*loaded.notes, *notes], targets, at)
     try:

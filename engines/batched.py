@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from logging import WARNING
 
@@ -16,7 +17,9 @@ from fedcross.engines.grid import LocalGrid, serve
 from fedcross.engines.job import Capabilities, Job, Together
 
 CAPABILITIES = Capabilities()
-APART = "A round of %s clients is trained one client after another, as engine=local does: %s."
+APART = (
+    "A round of %s clients is trained one client after another, as engine=local does: %s. So are later ones like it."
+)
 """The warning for a round that cannot be computed together; once for each reason."""
 
 
@@ -83,8 +86,8 @@ class BatchedGrid(LocalGrid):
             raise
         except Exception as error:  # noqa: BLE001 - one client's error must not cost the others their round
             reason = _reason(error)
-            if reason not in self._reasons:
-                self._reasons.add(reason)
+            if (kind := re.sub(r"[-+.\d]+", "#", reason)) not in self._reasons:
+                self._reasons.add(kind)
                 log(WARNING, APART, len(messages), reason)
             return [self._carry_out(message) for message in messages]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -149,8 +150,28 @@ def _check_continued(config: RunConfig, folder: Path) -> None:
     wrong = [path for place, names in places for path in place.glob(names) if path.is_dir() and path.name != ".hydra"]
     if wrong:
         raise StorageError(f"{wrong[0]}: a folder, where the run keeps a file or nothing. Move it away.")
-    _, _, identity = Checkpoints(folder).latest()
+    done, _, identity = Checkpoints(folder).latest()
     check_continues(identity, config)
+    if config.rounds < done:
+        raise ConfigError(f"rounds={config.rounds}: the run in that folder has {done} already. Give {done} or more.")
+    if config.rounds == done and not _evaluated(folder, done):
+        raise ConfigError(
+            f"rounds={done}: that round was not evaluated, for evaluate_every={config.evaluate_every}. Give more "
+            "rounds; the last one always is."
+        )
+
+
+def _evaluated(folder: Path, number: int) -> bool:
+    """Return whether the run in `folder` has the accuracy after round `number`, or no metrics of that round at all."""
+    path = folder / "metrics.jsonl"
+    for line in reversed(path.read_text(encoding="utf-8").splitlines() if path.exists() else []):
+        try:
+            entry = json.loads(line)
+        except ValueError:  # cut off; the session says what is wrong
+            continue
+        if entry.get("round") == number:
+            return entry.get("test_accuracy") is not None
+    return True
 
 
 def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:

@@ -37,8 +37,8 @@ def plan_for(config: RunConfig, network: nn.Module, task: Task) -> Plan | None:
         return Plan((), {}, {})  # only full models, but they go to devices that can hold them alone
     if config.train.only:
         raise ConfigError(
-            "train.only: a part of a model cannot be sliced by width. Choose a method whose models have one size, or "
-            "method.widths=[]."
+            "train.only: a part of a model cannot be sliced by width. Choose a method whose models have one "
+            "size, as fedavg, fedcross or fedfan."
         )
     return plan_of(network, task)
 

@@ -46,7 +46,7 @@ class AdaptiveFLParams(Settings):
     def _sound(self) -> Self:
         check_widths(self.widths)
         if 1.0 not in self.widths or len(self.widths) < 2:
-            raise ValueError(f"widths {list(self.widths)}: the full model, 1.0, and a smaller one belong to them")
+            raise ValueError(f"widths {list(self.widths)}: give 1.0, the full model, and a smaller one at least")
         if len(set(self.starts)) < len(self.starts):
             raise ValueError(f"starts {list(self.starts)}: one of them is there twice")
         return self
@@ -110,7 +110,8 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
         if behind := [start for start in self.params.starts if start >= groups]:
             found.append(
                 f"method.starts={list(self.params.starts)}: this network has {groups} group{'s' * (groups != 1)} of "
-                f"channels, counted from 0. Models without {behind} are trained; those would be the full model."
+                f"channels, counted from 0. A model that cuts from group {behind} on would be the full one, so there "
+                "are none of these."
             )
         return found
 

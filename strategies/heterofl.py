@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import model_validator
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.widths import Width, check_widths
+from fedcross.strategies.parts.widths import Width, check_widths, holds
 from fedcross.strategies.round.sized_model import SizedModel
 from fedcross.strategies.wire.protocol import Upload
 from fedcross.tasks.models.slicing.plan import Size
@@ -64,15 +64,15 @@ class HeteroFL(SizedModel[HeteroFLParams]):
         return [Size(width) for width in sorted(self.params.widths, reverse=True)]
 
     def budget_remarks(self) -> list[str]:
-        """Return remarks on devices that can hold no model, and on widths that no device trains."""
+        """Return remarks as its base does, and on widths that no device trains."""
         found = super().budget_remarks()
         if not self.budgets or self.federation.networked:
             return found
-        trained = {self.largest(budget) for budget in self.budgets.values()}
-        if idle := [f"{size.width:g}" for size in self.sizes if size not in trained]:
+        trained, widest = {self.largest(budget) for budget in self.budgets.values()}, max(self.budgets.values())
+        if idle := [size.width for size in self.sizes if size not in trained and holds(widest, size)]:
             found.append(
-                f"method.widths: no device trains width {', '.join(idle)}, because each can hold a wider one. What the "
-                "run says of that width is of a corner that nobody trains by itself."
+                f"method.widths={idle}: no device trains these, because each can hold a wider one, or none of them. "
+                "What the run says of such a width is of a corner that nobody trains by itself."
             )
         return found
 

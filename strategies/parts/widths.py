@@ -43,14 +43,16 @@ class Widths(Settings):
     def _fits(self) -> Self:
         check_widths(self.widths)
         if (self.whole or self.nested) and not self.widths:
-            raise ValueError(f"{'nested' if self.nested else 'whole'} is for models of several widths; give widths")
+            raise ValueError(
+                f"{'nested' if self.nested else 'whole'} is for models of several widths; give method.widths=[1.0,0.5]"
+            )
         if self.nested_steps != "in_turn" and not self.nested:
             raise ValueError(
-                f"nested_steps={self.nested_steps} is for nested training; set nested=true, or give "
-                "nested_steps=in_turn too"
+                f"nested_steps={self.nested_steps} is for nested training; set method.nested=true, "
+                "or give method.nested_steps=in_turn too"
             )
         if self.shares and not self.widths:
-            raise ValueError("shares are for models of several widths; give widths")
+            raise ValueError("shares are for models of several widths; give method.widths=[1.0,0.5]")
         if self.shares and len(self.shares) != len(self.widths):
             raise ValueError(
                 f"shares {list(self.shares)} are {len(self.shares)}, widths {list(self.widths)} are "
@@ -93,7 +95,7 @@ class Widths(Settings):
 def check_widths(widths: Sequence[float]) -> None:
     """Raise a ValueError if two widths are equal."""
     if len(set(widths)) < len(widths):
-        raise ValueError(f"widths {list(widths)}: one of them is there twice")
+        raise ValueError(f"widths {list(widths)}: one of them is there twice. Leave it out once")
 
 
 def _dealt(shares: Sequence[float], k: int) -> list[int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from logging import WARNING
 
 import numpy as np
+from flwr.common.logger import log
 from typing_extensions import TypeVar
 
 from fedcross.core.settings import Settings
@@ -48,6 +50,19 @@ class SizedModel(Method[S]):
         """Return the sizes."""
         return self.sizes
 
+    def budget_remarks(self) -> list[str]:
+        """Return remarks on devices that can hold no model, and on widths that no device can hold."""
+        found = super().budget_remarks()
+        if not self.budgets or self.federation.networked:
+            return found
+        widest = max(self.budgets.values())
+        if wide := sorted({size.width for size in self.sizes if not holds(widest, size)}, reverse=True):
+            found.append(
+                f"method.widths={wide}: no device can hold these, so a part of the global model is never trained, and "
+                f"its accuracy is of that model. Leave them out; the widest device has {widest:g} (devices.widths)."
+            )
+        return found
+
     def setup(self, arrays: Arrays) -> None:
         """Keep a copy of the initial model, and its statistics for every size."""
         self.model: Arrays = {n: a.copy() for n, a in arrays.items() if n in self.parameter_names}
@@ -74,6 +89,8 @@ class SizedModel(Method[S]):
         self._slots = {slot: size for slot, size in found.items() if size is not None}
         if len(self._slots) < len(found):
             self._report.metrics["waiting_slots"] = float(len(found) - len(self._slots))
+        if found and not self._slots:
+            log(WARNING, "fedcross: round %s: nobody trains, since no drawn device can hold a model.", current.number)
         models = {size: self.slice_of(size) for size in set(self._slots.values())}
         return [
             Payload(current.clients[slot], slot, models[size], config=described(size))

@@ -92,8 +92,10 @@ def test_a_round_that_cannot_be_computed_together_is_answered_one_by_one(monkeyp
             raise ValueError("client 3 alone")
         return reply(message, "alone", context)
 
+    numbers = iter((-0.25, 7.5))
+
     def broken(*_: Any) -> list[Message]:
-        raise ValueError("on purpose. Ask elsewhere.\nAnd there.")
+        raise ValueError(f"mean {next(numbers)}; on purpose. Ask elsewhere.\nAnd there.")
 
     grid = BatchedGrid(own, 5, {"overrides": "x"}, broken, Params())
     good, bad = grid.send_and_receive(ask("train", 0, 3))
@@ -101,7 +103,8 @@ def test_a_round_that_cannot_be_computed_together_is_answered_one_by_one(monkeyp
     assert (bad.error.code, bad.error.reason) == (2, "ValueError: client 3 alone")
     grid.send_and_receive(ask("train", 0, 3))  # nothing new to say
     assert said == [
-        "A round of 2 clients is trained one client after another, as engine=local does: ValueError: on purpose."
+        "A round of 2 clients is trained one client after another, as engine=local does: "
+        "ValueError: mean -0.25; on purpose. So are later ones like it."
     ]
 
 

@@ -77,7 +77,8 @@ REMARKS = {
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["method=heterofl", "method.widths=[1.0,0.7]"], ["4 of 6 devices can hold none and never train"]),
+        (["method=heterofl", "method.widths=[1.0,0.7]"], ["4 of 6 devices can hold none and never train",
+          "method.widths=[0.7]: no device trains these"]),
         (["method=heterofl", "method.widths=[1.0,0.7]", "devices=equal"], []),
         (["method=fedcross_three_sizes"], []),
         (["method=fedcross", "method.widths=[1.0,0.4]", "method.shares=[0.9,0.1]", "clients_per_round=5"],
@@ -86,7 +87,7 @@ REMARKS = {
           "devices.widths=[1.0,0.66,0.4]"], ["slots of width 0.7 or above: 4, devices that can hold one: 2."]),
         (["method=fedcross_three_sizes", "method.k=13", "clients_per_round=2"], []),
         (["method=adaptivefl", "method.starts=[0,1,5]"], ["starts=[0, 1, 5]: this network has 1 group of channels, "
-          "counted from 0. Models without [1, 5] are trained"]),
+          "counted from 0. A model that cuts from group [1, 5] on would be the full one"]),
         (["method=fedcross_three_sizes", "devices.widths=[1.0,0.66,0.66]"], []),
         (["method=adaptivefl", "method.starts=[0]", "devices.widths=[1.0,0.66,0.3]"], ["2 of 6 devices can hold none"]),
     ],

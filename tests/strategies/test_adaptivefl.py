@@ -140,7 +140,7 @@ def test_every_model_is_exported_and_loaded_by_the_name_that_reports_give_it(tmp
         assert {name: tuple(t.shape) for name, t in loaded.items()} == {n: a.shape for n, a in model.items()}
     assert same(load_file(export(folder, width=0.66)), load_file(export(folder, width="0.66")))
     for wrong in ("0.66@3", "wide", "nan", 0.5):
-        with pytest.raises(StorageError, match=f"--width {wrong}: .* has the widths 1, 0.66@1, 0.66, 0.4@1, 0.4"):
+        with pytest.raises(StorageError, match=f"^width {wrong}: .* has the widths 1, 0.66@1, 0.66, 0.4@1, 0.4"):
             export(folder, width=wrong)
 
 
@@ -157,7 +157,7 @@ def test_a_run_with_batch_normalisation_resumes_to_the_bit(tmp_path):
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        (["method.widths=[0.66,0.4]"], "the full model, 1.0"),
+        (["method.widths=[0.66,0.4]"], "give 1.0, the full model"),
         (["method.widths=[1.0]"], "and a smaller one"),
         (["method.starts=[1,1]"], "there twice"),
         (["method.starts=[-1]"], "0"),

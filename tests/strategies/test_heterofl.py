@@ -133,7 +133,19 @@ def test_a_device_gives_the_full_network_up_and_builds_it_anew_with_the_same_wei
 def test_a_width_that_no_device_trains_is_named():
     assert begun(budgets=(1.0, 0.66, 0.3)).budget_remarks() == []
     (said,) = begun(budgets=(1.0, 0.4, 0.4)).budget_remarks()
-    assert said.startswith("method.widths: no device trains width 0.66, because each can hold a wider one")
+    assert said.startswith("method.widths=[0.66]: no device trains these, because each can hold a wider one, or none")
+    wide, few = begun(budgets=(0.66, 0.1, 0.1)).budget_remarks()[::-1][:2][::-1], begun(budgets=(0.4, 0.4, 0.4))
+    assert wide[0].startswith("method.widths=[1.0]: no device can hold these, so a part of the global model is never")
+    assert wide[1].startswith("method.widths=[0.3]: no device trains these")
+    (said,) = few.budget_remarks()
+    assert said.startswith("method.widths=[1.0, 0.66]: no device can hold these")
+    assert said.endswith("the widest device has 0.4 (devices.widths).")
+
+
+def test_a_round_in_which_nobody_can_train_says_so(caplog):
+    method = begun(budgets=(0.1, 0.2, 1.0))
+    assert method.dispatch(Round(1, 0, (0, 1), 0)) == []
+    assert "round 1: nobody trains, since no drawn device can hold a model" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,21 @@ def test_resume_on_another_engine_leaves_out_what_that_one_lacks(monkeypatch, tm
     assert (result["engine"], result["rounds"]) == ("batched", 2)
 
 
+@pytest.mark.slow
+def test_a_run_ends_at_a_round_that_it_has_and_that_was_evaluated(monkeypatch, tmp_path, capsys):
+    """Else its last accuracy would be of an older model, or its settings would name other rounds than it has."""
+    small = [*SMALL, "method=fedavg", "evaluate_every=2", "rounds=9", "checkpoint.every=1"]
+    assert call(monkeypatch, tmp_path, *small, "stop_at=3", "hydra.run.dir=one") == 0
+    assert call(monkeypatch, tmp_path, "resume=one", "rounds=2") == 2
+    assert "rounds=2: the run in that folder has 3 already. Give 3 or more." in capsys.readouterr().err
+    assert call(monkeypatch, tmp_path, "resume=one", "rounds=3") == 2
+    assert "rounds=3: that round was not evaluated, for evaluate_every=2." in capsys.readouterr().err
+    assert "rounds: 9" in (tmp_path / "one" / ".hydra" / "config.yaml").read_text()
+    assert call(monkeypatch, tmp_path, "resume=one", "stop_at=4") == 0
+    assert call(monkeypatch, tmp_path, "resume=one", "rounds=4") == 0
+    assert json.loads((tmp_path / "one" / "result.json").read_text())["rounds"] == 4
+
+
 def test_a_job_of_an_experiment_that_is_a_sweep_goes_on_alone(tmp_path):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("[experiment=demo, method=fedavg, seed=2]")
