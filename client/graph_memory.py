@@ -58,8 +58,8 @@ def _let_go(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, free: list[t
 def give_back(device: torch.device) -> None:
     """Give the memory that torch holds on `device` and does not use back to it; nothing on a CPU.
 
-    cuBLAS's own memory too, if no recording is left that has its place: 32 MB and more for each stream on an H200, so
-    that after a recording too little was left for a loop that fitted before it.
+    cuBLAS's own memory too, if no recording is left that has its place. On an H200 a loop that had fitted did not fit
+    after a failed recording, with 32 MB still in a graph's pool; that it was cuBLAS's is not proven.
     """
     if device.type != "cuda":
         return

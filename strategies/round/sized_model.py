@@ -59,7 +59,7 @@ class SizedModel(Method[S]):
         if wide := sorted({size.width for size in self.sizes if not holds(widest, size)}, reverse=True):
             found.append(
                 f"method.widths={wide}: no device can hold these, so a part of the global model is never trained, and "
-                f"its accuracy is of that model. Leave them out; the widest device has {widest:g} (devices.widths)."
+                f"its accuracy is of that model. Raise a device's width; the widest is {widest:g} (devices.widths)."
             )
         return found
 

@@ -98,7 +98,7 @@ WRONG = [
         "plain: 0.02 of the CPU's change, more than 0.01",
     ),
     ("smoke", "vgg16_bn", {"apart": {"batched": 0.02}, "captured": GOOD}, "batched: 0.02 apart, more than 0.01"),
-    ("smoke", "fedfusion_multi engine=local", METHOD | {"from CPU": 0.2}, "0.2 from the CPU, more than 0.03"),
+    ("smoke", "fedfusion_multi engine=local", METHOD | {"from CPU": 0.2}, "0.2 from the CPU, more than 0.01"),
     ("smoke", "little memory", SHORT | {"apart": {"captured": 0.1}}, "captured: 0.1 apart, more than 0.003"),
     ("smoke", "deterministic, asked for late", {"lenet5": False}, "lenet5: another result the second time"),
     ("smoke", "a worker on each GPU", {"from CPU": 0.1}, "0.1 from the CPU, more than 0.001"),

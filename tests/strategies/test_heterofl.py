@@ -139,7 +139,7 @@ def test_a_width_that_no_device_trains_is_named():
     assert wide[1].startswith("method.widths=[0.3]: no device trains these")
     (said,) = few.budget_remarks()
     assert said.startswith("method.widths=[1.0, 0.66]: no device can hold these")
-    assert said.endswith("the widest device has 0.4 (devices.widths).")
+    assert said.endswith("Raise a device's width; the widest is 0.4 (devices.widths).")
 
 
 def test_a_round_in_which_nobody_can_train_says_so(caplog):
