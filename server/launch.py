@@ -33,7 +33,7 @@ class RunInterrupted(KeyboardInterrupt):
         """Return how far the run came and how it goes on."""
         rounds = rounds_in(self.folder)
         if rounds == 0:
-            return f"Interrupted before the first round ended. Nothing of {self.folder} can be continued: start again."
+            return f"Interrupted before the first checkpoint. Nothing of {self.folder} can be continued: start again."
         return f"Interrupted after round {rounds}. Continue it with: fedcross resume={shown(self.folder)}"
 
 
