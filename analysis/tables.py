@@ -82,9 +82,10 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
             )
         )
     windows = sorted({run.smoothed.window for group in groups for run in group.runs})
+    few = " (a run with fewer has their mean, which is another measure)" if len(windows) > 1 else ""
     note = (
         "Test accuracy of the global model; mean ± sample standard deviation over seeds. Final is the last evaluation. "
-        f"Smoothed is the largest moving mean over {' or '.join(map(str, windows))} evaluations; "
+        f"Smoothed is the largest moving mean over {windows[-1]} evaluations{few}; "
         "the column after it is the standard deviation of the evaluations in that window. Last ten is the mean of the "
         "last ten evaluations: it takes no maximum, so it does not favour the method that varies most."
     )

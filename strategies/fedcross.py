@@ -142,7 +142,10 @@ class FedCrossParams(Widths):
         fewest = min(self.k.values()) if self.k is not None else clients_per_round
         if fewest < len(self.widths):
             name = "clients_per_round" if self.k is None else "method.k"
-            return [f"method.widths={list(self.widths)}: {fewest:g} models; each width needs one. Raise {name}."]
+            return [
+                f"method.widths={list(self.widths)}: {fewest:g} models; each width needs one. Raise {name} or "
+                "give fewer widths."
+            ]
         if fewest >= clients_per_round:
             return []
         return [

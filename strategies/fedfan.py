@@ -53,7 +53,10 @@ class FedFanParams(PooledParams, Widths):
         if clients_per_round >= len(self.widths):
             return []
         widths = list(self.widths)
-        return [f"method.widths={widths}: {clients_per_round} models; each width needs one. Raise clients_per_round."]
+        return [
+            f"method.widths={widths}: {clients_per_round} models; each width needs one. Raise clients_per_round or "
+            "give fewer widths."
+        ]
 
     def own(self, visits: float) -> float:
         """Return a, the weight of a model's own upload when the mean has come so many visits far."""

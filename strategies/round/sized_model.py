@@ -88,7 +88,7 @@ class SizedModel(Method[S]):
         found = {slot: self.size_for(slot, client) for slot, client in enumerate(current.clients)}
         self._slots = {slot: size for slot, size in found.items() if size is not None}
         if len(self._slots) < len(found):
-            self._report.metrics["waiting_slots"] = float(len(found) - len(self._slots))
+            self._report.metrics["clients_without_a_model"] = float(len(found) - len(self._slots))
         if found and not self._slots:
             log(WARNING, "fedcross: round %s: nobody trains, since no drawn device can hold a model.", current.number)
         models = {size: self.slice_of(size) for size in set(self._slots.values())}

@@ -124,7 +124,10 @@ class Sizes(FlowerHooks[P]):
         if not lost:
             return []
         widths = sorted({size.width for size in sizes}, reverse=True)
-        return [f"method.widths={widths}: {len(lost)} of {len(self.budgets)} devices can hold none and never train."]
+        fewer = "" if self.each_needs_a_device else " A round has so many clients less as it draws of them."
+        return [
+            f"method.widths={widths}: {len(lost)} of {len(self.budgets)} devices can hold none and never train.{fewer}"
+        ]
 
     #: Whether every size must have a device; else a client simply gets what it can hold.
     each_needs_a_device = False

@@ -63,6 +63,10 @@ def test_the_mean_of_the_last_ten_stands_beside_the_smoothed_maximum(tmp_path: P
     table = accuracy_table(groups)
     row = dict(zip(table.header, table.rows[0]))
     assert (row["smoothed %"], row["last ten %"], row["final %"]) == ("10.00", "5.00", "50.00")
+    assert "moving mean over 10 evaluations;" in (table.note or "")
+    write_run(tmp_path / "2", [0.2, 0.5], config("fedcross", 1, 2))
+    groups, _ = group_runs(load_runs([tmp_path]).runs)
+    assert "10 evaluations (a run with fewer has their mean" in (accuracy_table(groups).note or "")
 
 
 def test_targets_that_only_some_seeds_reach(tmp_path: Path):

@@ -65,7 +65,10 @@ def test_full_models_need_no_slices(method):
 
 
 REMARKS = {
-    "heterofl": ["method.widths=[1.0]: 4 of 6 devices can hold none and never train."],
+    "heterofl": [
+        "method.widths=[1.0]: 4 of 6 devices can hold none and never train. A round has so many clients less as it "
+        "draws of them."
+    ],
     "fedcross": [
         "method.widths=[1.0]: 4 of 6 devices can hold none and never train.",
         "method.widths: slots of width 1: 3, devices that can hold one: 2. So slots wait in every round. Lower "

@@ -258,8 +258,14 @@ def test_widths_of_devices_are_checked_before_the_run():
     [
         (["method.widths=[1.0,0.5]", "method.similarity=manhattan"], "wrong: similarity"),
         (["method.widths=[1.0,0.5]", "method.part=state", "method.global_model=uploads"], "wrong: part, global_model"),
-        (["method.widths=[1.0,0.8,0.6,0.4]"], "3 models; each width needs one. Raise clients_per_round."),
-        (["method.widths=[1.0,0.8,0.6,0.4]", "method.k=3"], "3 models; each width needs one. Raise method.k."),
+        (
+            ["method.widths=[1.0,0.8,0.6,0.4]"],
+            "3 models; each width needs one. Raise clients_per_round or",
+        ),
+        (
+            ["method.widths=[1.0,0.8,0.6,0.4]", "method.k=3"],
+            "3 models; each width needs one. Raise method.k or give fewer",
+        ),
         (["method.widths=[1.0,0.5]", "method.shares=[0.5]"], "shares [0.5] are 1, widths [1.0, 0.5] are 2"),
         (["devices.widths=[0.0]", "devices=equal"], "above 0, and 1 at most"),
         (["devices.widths=[0.4,1.0]", "devices=equal"], "devices.widths has 2 entries for 1 shares"),

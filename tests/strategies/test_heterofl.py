@@ -39,7 +39,7 @@ def test_everybody_gets_the_widest_slice_that_it_can_hold():
     method = begun(budgets=(0.5, 1.0, 0.66))
     payloads = method.dispatch(Round(1, 0, (0, 1, 2), 0))
     assert [payload.config for payload in payloads] == [{"width": 0.3}, {}, {"width": 0.66}]
-    assert "waiting_slots" not in method.report.metrics
+    assert "clients_without_a_model" not in method.report.metrics
     assert method.global_model()["in"].shape == (3, 2)
     assert [payload.arrays["in"].shape for payload in payloads] == [(1, 2), (3, 2), (2, 2)]
     assert [method.upload_model(payload)["out"][0] for payload in payloads] == [(1, 1), (1, 3), (1, 2)]
@@ -75,7 +75,7 @@ def test_weights_that_no_upload_has_stay():
 def test_a_device_that_can_hold_no_width_is_not_asked():
     method = begun(budgets=(1.0, 0.2, 0.3))
     assert [payload.slot for payload in method.dispatch(Round(1, 0, (0, 1, 2), 0))] == [0, 2]
-    assert method.report.metrics["waiting_slots"] == 1
+    assert method.report.metrics["clients_without_a_model"] == 1
 
 
 def test_it_goes_on_from_a_checkpoint():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedcross.core.errors import ConfigError
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._fitting import trial_inputs
-from fedcross.tasks.models.slicing.labels import refusal
+from fedcross.tasks.models.slicing.labels import called, refusal
 from fedcross.tasks.models.slicing.plan import FULL as FULL
 from fedcross.tasks.models.slicing.plan import Group as Group
 from fedcross.tasks.models.slicing.plan import Plan as Plan
@@ -147,7 +147,7 @@ def _tell_sizes(layer: nn.Module) -> None:
 
 def _check(network: nn.Module, small: nn.Module, plan: Plan, size: Size, task: Task) -> None:
     """Raise a ConfigError unless the slice runs and agrees with the full network with the cut channels set to zero."""
-    inputs, name = random_inputs(task), type(network).__name__
+    inputs, name = random_inputs(task), called(network)
     try:
         found = _scores(small, inputs)
     except Exception as error:  # a user's forward can raise anything

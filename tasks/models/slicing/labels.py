@@ -141,9 +141,15 @@ def _around(outer: Axis, size: int, inner: Axis, length: int) -> Axis:
     return tuple(Segment(s.group, s.inner * length) for s in outer)
 
 
+def called(network: object) -> str:
+    """Return what a user calls `network`: by its class, unless that is one of this project's, which nobody named."""
+    kind = type(network)
+    return "this model" if kind.__module__.startswith("fedcross.") else f"model {kind.__name__}"
+
+
 def refusal(model: str, place: str, operation: str, why: str) -> ConfigError:
-    """Return the error that a model cannot be sliced, with the layer and the reason."""
+    """Return the error that a model, :func:`called` so, cannot be sliced, with the layer and the reason."""
     return ConfigError(
-        f"model {model}: it cannot be sliced by width. Layer {place or '(the network itself)'}, {operation}: {why}. "
-        "docs/heterogeneous.md says what can be; width 1 for every client needs no slices."
+        f"{model} cannot be sliced by width. Layer {place or '(the network itself)'}, {operation}: {why}. "
+        "docs/heterogeneous.md says what can be; method.widths=[1.0] needs no slices."
     )

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from fedcross.tasks.models.pooling import MaxPool2
-from fedcross.tasks.models.slicing.labels import Groups, Label, UnsliceableError, refusal
+from fedcross.tasks.models.slicing.labels import Groups, Label, UnsliceableError, called, refusal
 from fedcross.tasks.models.slicing.plan import Axis, Group, Plan, Segment
 from fedcross.tasks.models.slicing.rules import (
     RULES,
@@ -60,7 +60,7 @@ class Tracer(TorchFunctionMode):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.model = type(network).__name__
+        self.model = called(network)
         self.groups = Groups()
         self.exact = True
         self.stack: list[str] = []
@@ -247,5 +247,5 @@ def trace(network: nn.Module, inputs: Tensor) -> Plan:
         output = twin(inputs)
     found = tracer.plan(twin, output)
     if not found.groups:
-        raise refusal(type(network).__name__, "", "forward", "it has no hidden channels")
+        raise refusal(called(network), "", "forward", "it has no hidden channels")
     return found
