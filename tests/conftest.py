@@ -110,6 +110,24 @@ def _flowers_log() -> Generator[None, None, None]:
     root.handlers[:] = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
 
 
+@pytest.fixture(autouse=True)
+def _environment() -> Generator[None, None, None]:
+    """Take back what a test, or a command that it called here, has set in the environment.
+
+    ``fedcross deploy superlink`` sets there what the program needs that it becomes: a SuperLink of a later test would
+    refuse all devices that do not come through that gateway.
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() ^ before.keys() | {n for n in before if os.environ.get(n) != before[n]}:
+        if name == "PYTEST_CURRENT_TEST":
+            continue  # pytest's own
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Let one worker run the files that import :data:`DEAR` libraries, so that these are imported once."""
