@@ -151,5 +151,5 @@ def refusal(model: str, place: str, operation: str, why: str) -> ConfigError:
     """Return the error that a model, :func:`called` so, cannot be sliced, with the layer and the reason."""
     return ConfigError(
         f"{model} cannot be sliced by width. Layer {place or '(the network itself)'}, {operation}: {why}. "
-        "docs/heterogeneous.md says what can be; method.widths=[1.0] needs no slices."
+        "docs/heterogeneous.md says what can be; a method whose models have one size, as fedcross, needs no slices."
     )
