@@ -1,4 +1,4 @@
-"""FedFan (this project's): a pool that is pushed along its mean's steps, opens on its way, and averages its means."""
+"""FedFan (this project's): clients' habits taken off, a pool pushed along its mean's steps and opened on its way."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedcross.strategies.parts.control_variates import MIB, ControlVariates
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Layout
-from fedcross.strategies.pool.passes import approach, follow, squared_distance
+from fedcross.strategies.pool.passes import approach, follow, shrink, squared_distance
 from fedcross.strategies.pool.pool import Pool
 from fedcross.strategies.pool.sliced import SlicedPool
 from fedcross.strategies.round.federation import State
@@ -41,12 +42,19 @@ class FedFanParams(PooledParams, Widths):
     tail : float
         e: the global model is an average over the pool's means, the last ``t / (e + 1)`` of round t weigh most;
         infinite would be the last mean alone, 0 the plain average of all.
+    shrink : float
+        Share by which all parameters are made smaller in a round; 0 never.
+    memory_mb : int
+        MiB for what each client changed last (:mod:`strategies.parts.control_variates`); the clients heard least
+        recently are forgotten first. 0 corrects no upload.
     """
 
     alpha: float = Field(0.99, ge=0, lt=1)
     reach: float = Field(4.0, ge=0)
     push: float = Field(1.0, ge=0, le=1)
     tail: float = Field(8.0, ge=0)
+    shrink: float = Field(0.002, ge=0, lt=1)
+    memory_mb: int = Field(256, ge=0)
 
     def faults(self, clients_per_round: int) -> list[str]:
         """Return an error if some width gets no slot."""
@@ -56,6 +64,15 @@ class FedFanParams(PooledParams, Widths):
         return [
             f"method.widths={widths}: {clients_per_round} models; each width needs one. Raise clients_per_round or "
             "give fewer widths."
+        ]
+
+    def remarks(self) -> list[str]:
+        """Return warnings about settings that are allowed but unusual."""
+        if not self.widths or not self.memory_mb:
+            return super().remarks()
+        return [
+            *super().remarks(),
+            f"method.memory_mb={self.memory_mb}: no upload is corrected with method.widths. Set method.memory_mb=0.",
         ]
 
     def own(self, visits: float) -> float:
@@ -70,37 +87,46 @@ class FedFanParams(PooledParams, Widths):
 class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
     """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
 
-    With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
-    ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0::
+    Round t brings uploads v_i from clients c(i), which were sent the models w_i. y_c is what client c changed last,
+    Y the mean of all y_c known, s the share of ``y_c - Y`` that clients repeat
+    (:class:`~strategies.parts.control_variates.ControlVariates`). Each upload is corrected first. M_t is the pool's
+    mean after that, ``D_t = M_t - M_(t-1)`` its step, ``c_t = max(0, cos(D_t, D_(t-1)))`` the steps' coherence,
+    c_1 = 0::
 
+        v_i := v_i - s (y_c(i) - Y)                               then y_c(i) is what the client itself changed
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit
         n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits
         a_t  = min(alpha, max(0, 1 - (reach / n_t)^4))
-        w_i  = a_t v_i + (1 - a_t) M_t + p c_t D_t
+        w_i  = (1 - shrink) (a_t v_i + (1 - a_t) M_t + p c_t D_t)
         W_t  = W_(t-1) + g_t (M_t - W_(t-1))                      g_t = (e + 1) / (e + t)
 
     As long as the mean has not come far, compared with what one client changes, all models start from it, as in FedAvg,
     and go on along its step while its steps agree. Then the pool opens, up to FedCross's share of alpha. Where clients
     differ much, their visits are long and the mean's way is short, so the pool stays closed for longer. W is the global
-    model. The averaging of W is Shamir and Zhang's polynomial-decay average (ICML 2013); a push by the last step is
-    Polyak's heavy ball (1964), and to drop it when steps turn is the idea of O'Donoghue and Candes's adaptive restart
-    (2015).
+    model. To shrink the parameters is decoupled weight decay on the server; that smaller models generalise better
+    is FedLAW's finding (ICML 2023). The averaging of W is Shamir and Zhang's polynomial-decay average (ICML 2013); a
+    push by the last step is Polyak's heavy ball (1964), and to drop it when steps turn is the idea of O'Donoghue and
+    Candes's adaptive restart (2015).
 
-    State: the pool, K models, four more, M, D, W and M_0, and u; clients keep none. Wire: one model down, one up.
+    State: the pool, K models, four more, M, D, W and M_0, u, and the parameters of one model for each client heard, in
+    `memory_mb`; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: one pass that compares the uploads with what was sent, one that reads the pool for the mean, one
-    that reads and writes it in place, and four over single models (step, cosine, way, average). Memory: the pool and
-    six models.
+    Cost on the server: six passes over the uploads for their correction, one that compares them with what was sent,
+    one that reads the pool for the mean, two that read and write it in place, and four over single models (step,
+    cosine, way, average). Memory: the pool, six models, `memory_mb`, and two models per upload during a round's end.
 
     Choices:
 
-    - Only trained parameters are pushed and measured: a variance of batch normalisation that is moved on could fall
-      below 0. Statistics are pulled and averaged like weights, integer entries pulled.
-    - A lost slot keeps its model, counts in M and follows the pool as all do; it does not count in u.
+    - Only trained parameters are corrected, pushed, measured and shrunk: a variance of batch normalisation that is
+      moved on could fall below 0. Statistics are pulled and averaged like weights, integer entries pulled.
+    - A lost slot keeps its model, counts in M and follows the pool as all do; it does not count in u or s. Its
+      client's y_c stays.
+    - A client that `memory_mb` has no room for, or that was not heard before, is not corrected. s is measured, and the
+      correction made, for each entry of the ``state_dict`` alone.
     - A round without uploads changes nothing, and counts in t.
     - With models of several widths (docs/heterogeneous.md) M has each value as the mean of the slots that have it, and
       every slot follows the part of M, and of D, that it has. Statistics are those of the slots of one width. c and
-      the way are those of the full model.
+      the way are those of the full model. No upload is corrected, since a client's models differ in size.
     """
 
     def make_pool(self, layout: Layout) -> Pool:
@@ -115,6 +141,8 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         self.steps = np.zeros((2, len(self.mean)), self.mean.dtype)
         self._spare, self._newest, self.visit, self._way = np.zeros_like(self.mean), 0, 0.0, 0.0
         self.statistics = self._statistics()
+        room = 0 if isinstance(self.pool, SlicedPool) else self.params.memory_mb * MIB
+        self.variates = ControlVariates(self.pool.layout, room)
 
     def dispatch(self, current: Round) -> list[Payload]:
         """Send every slot to a client; with `widths`, to one whose device can hold its model."""
@@ -138,6 +166,8 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         else:
             follow(self.pool, own, mean, self.steps[new], self.pushed)
         approach(self.average, mean, newest)
+        if self.params.shrink:
+            shrink(self.pool, trained, self.params.shrink)
         self.mean, self._spare, self._newest = mean, self.mean, new
 
     @property
@@ -146,13 +176,15 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         return self._way / math.sqrt(self.visit) if self.visit > 0 else 0.0
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Make the next pool; the metrics have p c, a and n of this round: ``push``, ``own_share``, ``way``."""
+        """Make the next pool; metrics: ``push`` (p c), ``own_share`` (a), ``way`` (n), ``recalled`` (s)."""
         if not uploads:
             return {}
+        uploads = self.variates.correct(uploads, self.pool.model)
         length = sum(self._changed(upload) for upload in uploads) / len(uploads)
         self.visit += self.params.newest(current.number) * (length - self.visit)
         metrics = super().aggregate(current, uploads)
-        return metrics | {"push": self.pushed, "own_share": self.params.own(self.visits), "way": self.visits}
+        metrics |= {"push": self.pushed, "own_share": self.params.own(self.visits), "way": self.visits}
+        return metrics | ({"recalled": self.variates.recalled()} if self.variates.most else {})
 
     def _changed(self, upload: Upload) -> float:
         """Return the squared length of what a client changed; call it before the upload is written."""
@@ -184,7 +216,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         return pool.assembled(row, size)
 
     def state(self) -> State:
-        """Return the pool, the queue, the means, the last step, the initial model, and the length of a visit."""
+        """Return the pool, the queue, the means, the last step, the initial model, a visit's length, the variates."""
         state = super().state()
         state.arrays |= {
             "mean.row": self.mean,
@@ -196,7 +228,8 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         if isinstance(self.pool, SlicedPool):
             state.arrays["statistics"] = self.statistics
         state.values["visit"] = self.visit
-        return state
+        variates = self.variates.state()
+        return State(state.arrays | variates.arrays, state.values | variates.values)
 
     def restore(self, state: State) -> None:
         """Load what :meth:`state` returned."""
@@ -210,6 +243,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         if isinstance(self.pool, SlicedPool):
             self.statistics = state.arrays["statistics"].copy()
         self.visit = float(state.values["visit"])
+        self.variates.restore(state)
 
 
 def cosine(products: NDArray[np.float64]) -> float:

@@ -123,6 +123,17 @@ def follow(pool: Pool, own: float, mean: Array, step: Array, push: float) -> Non
     _over(pool, compiled if _large(pool) else plain)
 
 
+def shrink(pool: Pool, columns: slice, share: float) -> None:
+    """Multiply `columns` of all rows by ``1 - share``, rounded to the rows' dtype, in place."""
+    factor = float(pool.rows.dtype.type(1 - share))
+
+    def task(_: int, pieces: list[slice]) -> None:
+        for piece in pieces:
+            torch.from_numpy(pool.rows[:, piece]).mul_(factor)
+
+    blocks.over_groups(task, blocks.column_groups(len(pool), pool.rows.itemsize, columns.start, columns.stop))
+
+
 def approach(average: Array, mean: Array, share: float) -> None:
     """Move `average` (d,) by `share` of its way towards `mean` (d,), in place, in pieces that fit a core's cache."""
     here, there, part = torch.from_numpy(average), torch.from_numpy(mean), float(average.dtype.type(share))
