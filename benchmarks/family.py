@@ -34,6 +34,7 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     import torch
 
     from fedcross.strategies.fedcross import FedCross
+    from fedcross.strategies.parts.control_variates import ControlVariates
     from fedcross.strategies.pool.selection import find_selection
     from fedcross.strategies.round.registry import method_class
     from fedcross.strategies.wire.protocol import Round
@@ -54,7 +55,7 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     fan = others["fedfan"]
     fan.steps, fan.average = np.stack([cross.pool.mean_row([1])[0]] * 2), cross.pool.mean_row([1])[0]
     fan.visit, fan.origin, fan._spare, fan._newest = 1.0, cross.pool.mean_row([1])[0], np.empty_like(fan.mean), 0
-    fan.parameter_names = cross.parameter_names
+    fan.parameter_names, fan.variates = cross.parameter_names, ControlVariates(cross.pool.layout, 2**40)
     uploads = [Upload(slot, slot, cross.pool.layout.views(fan.origin, fan.counters), {}, 1, {}) for slot in range(k)]
     generator = torch.Generator().manual_seed(0)
     for row in torch.from_numpy(cross.pool.rows):
@@ -70,6 +71,7 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
         for one, method in others.items():
             times[one] = seconds(partial(method.recombine, current, everybody))
         times["fedfan"] += seconds(lambda: [fan._changed(upload) for upload in uploads])
+        times["fedfan"] += seconds(lambda: fan.variates.correct(uploads, cross.pool.model))
         times["bound"] = times["read"] + times["scale"]
         times["total"] = times["fedmr"]
         return times

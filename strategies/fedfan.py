@@ -68,12 +68,17 @@ class FedFanParams(PooledParams, Widths):
 
     def remarks(self) -> list[str]:
         """Return warnings about settings that are allowed but unusual."""
-        if not self.widths or not self.memory_mb:
-            return super().remarks()
-        return [
-            *super().remarks(),
-            f"method.memory_mb={self.memory_mb}: no upload is corrected with method.widths. Set method.memory_mb=0.",
-        ]
+        found = super().remarks()
+        if self.cuts() and self.memory_mb:
+            found.append(
+                f"method.memory_mb={self.memory_mb}: with widths below 1 no upload is corrected. "
+                "Set method.memory_mb=0."
+            )
+        return found
+
+    def cuts(self) -> bool:
+        """Return whether some model of the pool is not the full one."""
+        return any(width < 1 for width in self.widths)
 
     def own(self, visits: float) -> float:
         """Return a, the weight of a model's own upload when the mean has come so many visits far."""
@@ -141,7 +146,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         self.steps = np.zeros((2, len(self.mean)), self.mean.dtype)
         self._spare, self._newest, self.visit, self._way = np.zeros_like(self.mean), 0, 0.0, 0.0
         self.statistics = self._statistics()
-        room = 0 if isinstance(self.pool, SlicedPool) else self.params.memory_mb * MIB
+        room = 0 if self.params.cuts() else self.params.memory_mb * MIB
         self.variates = ControlVariates(self.pool.layout, room)
 
     def dispatch(self, current: Round) -> list[Payload]:

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from fedcross.strategies.fedfan import FedFan, FedFanParams, cosine
 from tests.support.federation import run
-from tests.support.pools import begun, check_empty, check_state, draws, feed, model
+from tests.support.pools import begun as begun_pool
+from tests.support.pools import check_empty, check_state, draws, feed, model
+
+#: The rule without correction of uploads and without shrinking, whose numbers are simple.
+PLAIN = {"memory_mb": 0, "shrink": 0.0}
+
+
+def begun(kind, k, start=None, **values):
+    """Return FedFan with k slots, its uploads neither corrected nor the pool shrunk unless a test says so."""
+    return begun_pool(kind, k, start, **PLAIN | values)
 
 
 @contextmanager
@@ -149,6 +158,7 @@ def test_a_tail_of_0_is_the_plain_average_of_all_means():
 
 def test_a_pool_that_never_opens_and_is_not_pushed_is_fedavg_with_equal_weights(tmp_path):
     closed = ["method=fedfan", "method.alpha=0", "method.push=0", "method.tail=1e12"]
+    closed += ["method.memory_mb=0", "method.shrink=0"]
     a = run(tmp_path / "a", *closed).method.global_model()
     b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").method.global_model()
     for name in a:
@@ -204,6 +214,38 @@ def test_the_cosine_by_hand():
     assert cosine(np.diag([0.0, 4])) == cosine(np.diag([4.0, 0])) == 0
 
 
+def test_uploads_are_corrected_by_hand():
+    """K = 2, one weight, start 0, closed, not pushed. Client 0 always goes 1 up, client 1 3 up.
+
+    Round 1: both unknown: M = 2, and Y = 2. Round 2 from 2: they come to 3 and 5; both differ from Y as before (-1, 1),
+    so s = 1: 3 - (1 - 2) = 4 and 5 - (3 - 2) = 4. M = 4, no visit differs from the mean's step of 2: u = 4.
+    """
+    method = begun(FedFan, 2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=1e9, memory_mb=1)
+    assert feed(method, 1, one(1, 3))["recalled"] == 0
+    assert method.pool.rows.ravel().tolist() == [2, 2]
+    assert method.visit == pytest.approx(5)
+    assert feed(method, 2, one(3, 5))["recalled"] == 1
+    assert method.pool.rows.ravel().tolist() == [4, 4]
+    assert method.visit == pytest.approx(4)
+
+
+def test_the_pool_is_shrunk_behind_the_rule_but_not_its_statistics():
+    """All uploads are 1: the pool gets 1 and a step of 0, times .75; M and the global model stay at 1."""
+    method = begun(FedFan, 2, shrink=0.25)
+    feed(method, 1, {slot: model(1.0, count=4) for slot in range(2)})
+    sent, kept = method.pool.model(1), method.global_model()
+    assert (sent["w0"].tolist(), sent["mean"].tolist(), int(sent["n"])) == ([0.75, 0.75], [1.0], 4)
+    assert kept["w0"].tolist() == [1.0, 1.0]
+
+
+def test_models_of_several_widths_are_not_corrected_and_the_user_is_told():
+    remarks = FedFanParams(widths=(1.0, 0.5)).remarks()
+    assert len(remarks) == 1
+    assert "method.memory_mb=0" in remarks[0]
+    assert FedFanParams(widths=(1.0, 0.5), memory_mb=0).remarks() == FedFanParams().remarks() == []
+
+
 def test_resume_and_empty_rounds():
     check_state(FedFan)
+    check_state(FedFan, **PLAIN)
     check_empty(FedFan)

@@ -1,0 +1,118 @@
+"""Control variates of the clients: the shares by hand, what they do to a mean and its variance, memory, resume."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcross.strategies.parts.control_variates import DECAY, ControlVariates, product
+from fedcross.strategies.pool.layout import Layout
+from fedcross.strategies.round.federation import State
+from fedcross.strategies.wire.protocol import Upload
+
+START = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32), "mean": np.zeros(1, np.float32)}
+MIB = 1 << 20
+
+
+def begun(limit=MIB):
+    return ControlVariates(Layout.of(START, {"w", "b"}), limit)
+
+
+def upload(client, w, b=0.0, mean=0.0):
+    arrays = {"w": np.float32(w), "b": np.float32([b]), "mean": np.float32([mean])}
+    return Upload(client, 0, arrays, {}, 1, {})
+
+
+def correct(variates, *uploads):
+    """Return the corrected entries `w` and `b` of uploads from the model of zeros."""
+    return [(u.arrays["w"].tolist(), u.arrays["b"].tolist()) for u in variates.correct(uploads, lambda slot: START)]
+
+
+def test_two_rounds_by_hand():
+    """Round 1: (1, 0) and (3, 0): Y = (2, 0). Round 2: client 0 goes (1.5, 0), .5 below Y instead of 1: s = 1/2.
+
+    Entry b has not differed, so its s is 0. The correction is -1/2 (1 - 2) = .5. Round 3 finds Y = (1.5 + 3)/2.
+    """
+    variates = begun()
+    assert correct(variates, upload(0, [1, 0]), upload(1, [3, 0])) == [([1, 0], [0]), ([3, 0], [0])]
+    assert variates.share.tolist() == [0, 0]
+    assert correct(variates, upload(0, [1.5, 0], b=4)) == [([2, 0], [4])]
+    assert variates.share.tolist() == [0.5, 0]
+    assert variates.recalled() == 0.5
+    # Round 3, Y = (2.25, 0), (0, 2): client 1 differs by (.75, 0) and comes (2.25, 0): product 0; b: -2 and -2.
+    corrected = correct(variates, upload(1, [2.25, 0]))
+    share = DECAY * 0.5 / (DECAY * 1 + 0.75**2)
+    assert variates.share.tolist() == pytest.approx([share, 1])
+    assert corrected == [([pytest.approx(2.25 - share * 0.75), 0], [pytest.approx(2)])]
+
+
+def test_shares_stay_between_0_and_1():
+    """Client 0, below the mean first, comes far above it: s would be negative. Or three times as far below: 3."""
+    turned, further = begun(), begun()
+    for variates in (turned, further):
+        correct(variates, upload(0, [1, 0]), upload(1, [3, 0]))
+    assert correct(turned, upload(0, [9, 0])) == [([9, 0], [0])]
+    assert correct(further, upload(0, [-1, 0])) == [([0, 0], [0])]
+
+
+def test_statistics_and_strangers_stay_as_they_are():
+    variates = begun()
+    correct(variates, upload(0, [1, 0], mean=5), upload(1, [3, 0], mean=7))
+    known, stranger = variates.correct([upload(0, [1, 0], mean=5), upload(9, [8, 8], mean=1)], lambda slot: START)
+    assert known.arrays["mean"] == 5
+    assert stranger.arrays["w"].tolist() == [8, 8]
+
+
+def test_uploads_are_not_changed_in_place():
+    variates, again = begun(), upload(0, [1, 0])
+    correct(variates, upload(0, [1, 0]), upload(1, [3, 0]))
+    variates.correct([again], lambda slot: START)
+    assert again.arrays["w"].tolist() == [1, 0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 6), st.integers(0, 99))
+def test_clients_that_always_do_the_same_come_to_the_mean_of_all(clients, seed):
+    """With constant changes every corrected upload is the mean change of all clients, whoever takes part."""
+    generator = np.random.default_rng(seed)
+    habits = generator.normal(size=(clients, 2)).astype(np.float32)
+    variates = begun()
+    correct(variates, *(upload(client, habit) for client, habit in enumerate(habits)))
+    for client in generator.permutation(clients)[:2]:
+        ((w, _),) = correct(variates, upload(int(client), habits[client]))
+        np.testing.assert_allclose(w, habits.mean(0), rtol=0, atol=1e-5)
+
+
+def test_the_client_heard_least_recently_is_forgotten():
+    """Room for two clients of three values each."""
+    variates = begun(limit=2 * 3 * 4)
+    for client in (0, 1, 0, 2):
+        correct(variates, upload(client, [client, 1]))
+    assert list(variates.rows) == [0, 2]
+    np.testing.assert_allclose(variates.total, [2, 2, 0])
+
+
+def test_without_room_nothing_is_kept_or_changed():
+    for variates in (begun(limit=0), begun(limit=11)):
+        uploads = [upload(0, [1, 2])]
+        assert all(a is b for a, b in zip(variates.correct(uploads, lambda slot: START), uploads, strict=True))
+        assert (variates.rows, variates.state(), variates.recalled()) == ({}, State(), 0)
+
+
+def test_resume_goes_on_to_the_bit():
+    one, other, generator = begun(), begun(), np.random.default_rng(1)
+    rounds = [[upload(c, generator.normal(size=2), generator.normal()) for c in (n % 3, 3)] for n in range(8)]
+    for uploads in rounds[:4]:
+        correct(one, *uploads)
+    other.restore(one.state())
+    for uploads in rounds[4:]:
+        assert correct(one, *uploads) == correct(other, *uploads)
+    assert list(one.rows) == list(other.rows)
+
+
+def test_a_product_is_summed_in_float64():
+    ones = np.full(1 << 20, 1e-4, np.float32)
+    ones[0] = 1e4
+    assert product(ones, ones) == pytest.approx(1e8 + ((1 << 20) - 1) * float(np.float32(1e-4)) ** 2, rel=1e-12)
