@@ -233,8 +233,8 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         if isinstance(self.pool, SlicedPool):
             state.arrays["statistics"] = self.statistics
         state.values["visit"] = self.visit
-        variates = self.variates.state()
-        return State(state.arrays | variates.arrays, state.values | variates.values)
+        state.arrays |= self.variates.state()
+        return state
 
     def restore(self, state: State) -> None:
         """Load what :meth:`state` returned."""
@@ -248,7 +248,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         if isinstance(self.pool, SlicedPool):
             self.statistics = state.arrays["statistics"].copy()
         self.visit = float(state.values["visit"])
-        self.variates.restore(state)
+        self.variates.restore(state.arrays)
 
 
 def cosine(products: NDArray[np.float64]) -> float:

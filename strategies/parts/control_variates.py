@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcross.strategies.pool.layout import Array, Arrays, Layout
-from fedcross.strategies.round.federation import State
 from fedcross.strategies.wire.protocol import Upload
 
 DECAY = 0.8
@@ -113,20 +112,24 @@ class ControlVariates:
         while len(self.rows) > self.most:
             self.total -= self.rows.pop(next(iter(self.rows)))
 
-    def state(self) -> State:
-        """Return the changes, in the order in which the clients were heard, their sum and the products behind s."""
+    def state(self) -> Arrays:
+        """Return the changes in the order in which the clients were heard, their sum, and the products behind s."""
         if not self.rows:
-            return State()
-        arrays = {"rows": np.stack(list(self.rows.values())), "total": self.total, "products": self.products}
-        return State({f"variates.{name}": array for name, array in arrays.items()}, {"variates": list(self.rows)})
+            return {}
+        return {
+            "variates.clients": np.array(list(self.rows), np.int64),
+            "variates.rows": np.stack(list(self.rows.values())),
+            "variates.total": self.total,
+            "variates.products": self.products,
+        }
 
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        clients = [int(client) for client in state.values.get("variates", [])]
-        if clients:
-            self.rows = dict(zip(clients, state.arrays["variates.rows"].copy()))
-            self.total = state.arrays["variates.total"].copy()
-            self.products = state.arrays["variates.products"].copy()
+    def restore(self, arrays: Arrays) -> None:
+        """Load what :meth:`state` returned, from among all arrays of a checkpoint."""
+        if "variates.rows" in arrays:
+            clients = arrays["variates.clients"].tolist()
+            self.rows = dict(zip(clients, arrays["variates.rows"].copy()))
+            self.total = arrays["variates.total"].copy()
+            self.products = arrays["variates.products"].copy()
 
 
 def product(one: Array, other: Array) -> float:

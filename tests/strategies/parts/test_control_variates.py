@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from fedcross.strategies.parts.control_variates import DECAY, ControlVariates, product
 from fedcross.strategies.pool.layout import Layout
-from fedcross.strategies.round.federation import State
 from fedcross.strategies.wire.protocol import Upload
 
 START = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32), "mean": np.zeros(1, np.float32)}
@@ -98,7 +97,7 @@ def test_without_room_nothing_is_kept_or_changed():
     for variates in (begun(limit=0), begun(limit=11)):
         uploads = [upload(0, [1, 2])]
         assert all(a is b for a, b in zip(variates.correct(uploads, lambda slot: START), uploads, strict=True))
-        assert (variates.rows, variates.state(), variates.recalled()) == ({}, State(), 0)
+        assert (variates.rows, variates.state(), variates.recalled()) == ({}, {}, 0)
 
 
 def test_resume_goes_on_to_the_bit():
