@@ -129,6 +129,11 @@ def remarks(config: RunConfig) -> list[str]:
             "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, "
             "which then describe longer ways than the models went. SCAFFOLD as published: defence.enabled=false."
         )
+    if config.defence.enabled and config.modules["method"] == "fedfan" and getattr(config.method, "memory_mb", False):
+        found.append(
+            "defence.enabled=true: it shortens uploads before FedFan corrects them; a corrected one can be up to three "
+            "times as long. Without correction: method.memory_mb=0."
+        )
     if config.privacy.enabled and config.privacy.randomness == "seed":
         found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")
     return found

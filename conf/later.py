@@ -21,6 +21,8 @@ LATER: dict[str, dict[str, Any]] = {
         "whole": 0,
         "nested": False,
         "nested_steps": "in_turn",
+        "shrink": 0.0,
+        "memory_mb": 0,
     },
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
     "devices": {"widths": None},

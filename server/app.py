@@ -35,7 +35,8 @@ def main(grid: Grid, context: Context) -> None:
     config, given = load_text(overrides), split(overrides)
     with log_format(config.log.format):
         try:
-            result = Session(config, grid, pick()).execute()
+            session = Session(config, grid, pick())
+            result = session.execute()
         except MemoryError as error:
             raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
         except FedcrossError as error:
@@ -45,13 +46,13 @@ def main(grid: Grid, context: Context) -> None:
                     say(f"{error}\nCause: {cause.name} ({PAGE})")  # at once, to who reads along; the command ends later
             raise
         if not structured():
-            say(ending(result))
+            say(ending(result, session.folder))
 
 
-def ending(result: Mapping[str, Any]) -> str:
+def ending(result: Mapping[str, Any], folder: Path) -> str:
     """Return the last line of a run; its first lines have named the folder."""
     if not result:
-        return "Stopped at the round of stop_at. To go on: fedcross resume=RUN stop_at=null"
+        return f"Stopped at the round of stop_at. To go on: fedcross resume={folder} stop_at=null"
     accuracy = result.get("final_accuracy")
     told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
     return f"Finished: {result['rounds']} rounds{told}"

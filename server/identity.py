@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from fedcross.conf.later import as_before
+from fedcross.conf.later import LATER, as_before
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
@@ -78,7 +78,11 @@ def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
 
     may_change, before = method_class(config.modules["method"]).may_change, copy.deepcopy(dict(identity["config"]))
     as_before(before)
-    check_same(before, describe(config), may_change, defaults(config))
+    older = {f"{group}.{name}": value for group, settings in LATER.items() for name, value in settings.items()}
+    standard = defaults(config)
+    check_same(
+        before, describe(config), may_change, standard | {name: older[name] for name in older if name in standard}
+    )
 
 
 def check_same(

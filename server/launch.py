@@ -126,7 +126,9 @@ def _check_model(config: RunConfig, data: FederatedData) -> None:
     if 0 < count < config.clients_per_round:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: these data have {count} clients. Lower it.")
     network, _ = config.network(data.task)
-    for remark in check_run(config, network, data.task, count):
+    room = getattr(config.method, "room_remarks", None)
+    trained = sum(weight.numel() * weight.element_size() for weight in network.parameters() if weight.requires_grad)
+    for remark in [*check_run(config, network, data.task, count), *(room(trained, count) if callable(room) else [])]:
         say(f"Note: {remark}", "WARNING")
 
 

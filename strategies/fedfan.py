@@ -76,6 +76,17 @@ class FedFanParams(PooledParams, Widths):
             )
         return found
 
+    def room_remarks(self, nbytes: int, clients: int) -> list[str]:
+        """Return a warning if not all of `clients`, with `nbytes` of trained parameters each, can be remembered."""
+        places = self.memory_mb * MIB // max(1, nbytes)
+        if self.cuts() or not self.memory_mb or places >= clients:
+            return []
+        wanted = math.ceil(clients * nbytes / MIB)
+        return [
+            f"method.memory_mb={self.memory_mb}: room for what {places} of {clients} clients changed last; the others' "
+            f"uploads are not corrected. All: {wanted}, in memory and in each checkpoint; none: 0."
+        ]
+
     def cuts(self) -> bool:
         """Return whether some model of the pool is not the full one."""
         return any(width < 1 for width in self.widths)
@@ -118,7 +129,8 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
 
     Cost on the server: six passes over the uploads for their correction, one that compares them with what was sent,
     one that reads the pool for the mean, two that read and write it in place, and four over single models (step,
-    cosine, way, average). Memory: the pool, six models, `memory_mb`, and two models per upload during a round's end.
+    cosine, way, average). Memory: the pool, eight models (six with `memory_mb=0`), `memory_mb` and as much again while
+    a checkpoint is written, and two models per upload during a round's end.
 
     Choices:
 

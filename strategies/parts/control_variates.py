@@ -13,6 +13,10 @@ from fedcross.strategies.wire.protocol import Upload
 
 DECAY = 0.8
 """What the products of a round still count for in the next one."""
+AGE = 10
+"""A client is forgotten once this many times as many uploads came after its own as clients are known."""
+LARGE = 1e6
+"""The sum of all changes is added up anew without a change that was so many times as long as it."""
 MIB = 1 << 20
 
 
@@ -36,6 +40,11 @@ class ControlVariates:
         Of the models; only its parameters are corrected.
     limit : int
         Bytes for the changes, (p,) values each; the client heard least recently is forgotten first. 0 keeps none.
+
+    Notes
+    -----
+    Y stands for what all clients would change. A client that has stopped coming is therefore forgotten, after ``AGE``
+    times as many uploads as there are clients: with N clients and K uploads a round after ``AGE N / K`` rounds.
     """
 
     def __init__(self, layout: Layout, limit: int) -> None:
@@ -43,7 +52,9 @@ class ControlVariates:
         self.size, self.dtype = layout.parameter_size, layout.dtype
         self.most = limit // max(1, self.size * layout.dtype.itemsize)
         self.rows: dict[int, Array] = {}
-        self.total = np.zeros(self.size)
+        self.heard: dict[int, int] = {}
+        self.uploads = 0
+        self.total = np.zeros(self.size if self.most else 0)
         self.products = np.zeros((2, len(self.entries)))
 
     @property
@@ -64,6 +75,7 @@ class ControlVariates:
         """
         if not self.most:
             return list(uploads)
+        self._forget_the_gone()
         average = (self.total / max(1, len(self.rows))).astype(self.dtype)
         changes = [self._change(upload, sent(upload.slot)) for upload in uploads]
         self.products *= DECAY
@@ -106,11 +118,24 @@ class ControlVariates:
 
     def _remember(self, client: int, change: Array) -> None:
         if client in self.rows:
-            self.total -= self.rows.pop(client)
-        self.rows[client] = change
+            self._forget(client)
+        self.rows[client], self.heard[client] = change, self.uploads
         self.total += change
+        self.uploads += 1
         while len(self.rows) > self.most:
-            self.total -= self.rows.pop(next(iter(self.rows)))
+            self._forget(next(iter(self.rows)))
+
+    def _forget_the_gone(self) -> None:
+        oldest = self.uploads - AGE * len(self.rows)
+        for client in [client for client in self.rows if self.heard[client] < oldest]:
+            self._forget(client)
+
+    def _forget(self, client: int) -> None:
+        gone = self.rows.pop(client).astype(np.float64)
+        del self.heard[client]
+        self.total -= gone
+        if product(gone, gone) > LARGE**2 * product(self.total, self.total):
+            self.total = np.sum(list(self.rows.values()), axis=0, dtype=np.float64) if self.rows else 0 * gone
 
     def state(self) -> Arrays:
         """Return the changes in the order in which the clients were heard, their sum, and the products behind s."""
@@ -118,6 +143,7 @@ class ControlVariates:
             return {}
         return {
             "variates.clients": np.array(list(self.rows), np.int64),
+            "variates.heard": np.array([*self.heard.values(), self.uploads], np.int64),
             "variates.rows": np.stack(list(self.rows.values())),
             "variates.total": self.total,
             "variates.products": self.products,
@@ -127,7 +153,9 @@ class ControlVariates:
         """Load what :meth:`state` returned, from among all arrays of a checkpoint."""
         if "variates.rows" in arrays:
             clients = arrays["variates.clients"].tolist()
-            self.rows = dict(zip(clients, arrays["variates.rows"].copy()))
+            *heard, self.uploads = arrays["variates.heard"].tolist()
+            self.rows = {client: row.copy() for client, row in zip(clients, arrays["variates.rows"])}
+            self.heard = dict(zip(clients, heard))
             self.total = arrays["variates.total"].copy()
             self.products = arrays["variates.products"].copy()
 

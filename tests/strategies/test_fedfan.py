@@ -245,6 +245,14 @@ def test_models_of_several_widths_are_not_corrected_and_the_user_is_told():
     assert FedFanParams(widths=(1.0, 0.5), memory_mb=0).remarks() == FedFanParams().remarks() == []
 
 
+def test_a_memory_without_room_for_all_clients_is_told():
+    """3 MiB a client: 256 hold 85."""
+    (remark,) = FedFanParams().room_remarks(3 << 20, 100)
+    assert "room for what 85 of 100 clients changed last" in remark
+    assert "All: 300, in memory" in remark
+    assert FedFanParams().room_remarks(3 << 20, 85) == FedFanParams(memory_mb=0).room_remarks(3 << 20, 100) == []
+
+
 def test_resume_and_empty_rounds():
     check_state(FedFan)
     check_state(FedFan, **PLAIN)

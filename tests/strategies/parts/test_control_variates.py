@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcross.strategies.parts.control_variates import DECAY, ControlVariates, product
+from fedcross.strategies.parts.control_variates import AGE, DECAY, ControlVariates, product
 from fedcross.strategies.pool.layout import Layout
 from fedcross.strategies.wire.protocol import Upload
 
@@ -82,6 +82,28 @@ def test_clients_that_always_do_the_same_come_to_the_mean_of_all(clients, seed):
     for client in generator.permutation(clients)[:2]:
         ((w, _),) = correct(variates, upload(int(client), habits[client]))
         np.testing.assert_allclose(w, habits.mean(0), rtol=0, atol=1e-5)
+
+
+def test_a_client_that_has_stopped_coming_is_forgotten():
+    """Two clients known: 20 uploads of the other are too many. Then it is a stranger again."""
+    variates = begun()
+    correct(variates, upload(0, [100, 0]), upload(1, [1, 0]))
+    for _ in range(AGE * 2 - 1):
+        correct(variates, upload(1, [1, 0]))
+    assert list(variates.rows) == [0, 1]
+    correct(variates, upload(1, [1, 0]))
+    assert correct(variates, upload(1, [1, 0])) == [([1, 0], [0])]
+    assert variates.rows.keys() == variates.heard.keys() == {1}
+    np.testing.assert_allclose(variates.total, [1, 0, 0])
+
+
+def test_a_change_beyond_all_measure_leaves_nothing_behind():
+    """1e30 takes the others' ones out of a float64 sum; when it goes, the sum is added up anew."""
+    variates = begun()
+    correct(variates, *(upload(client, [1, 0]) for client in (1, 2, 3)))
+    correct(variates, upload(0, [1e30, 0]))
+    correct(variates, upload(0, [1, 0]))
+    np.testing.assert_allclose(variates.total, [4, 0, 0])
 
 
 def test_the_client_heard_least_recently_is_forgotten():
