@@ -79,6 +79,7 @@ class FedFanParams(PooledParams, Widths):
     def room_remarks(self, nbytes: int, clients: int) -> list[str]:
         """Return a warning if not all of `clients`, with `nbytes` of trained parameters each, can be remembered."""
         places = self.memory_mb * MIB // max(1, nbytes)
+        places = places if places > 1 else 0
         if self.cuts() or not self.memory_mb or places >= clients:
             return []
         wanted = math.ceil(clients * nbytes / MIB)

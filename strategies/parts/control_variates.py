@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcross.strategies.pool.layout import Array, Arrays, Layout
+from fedcross.strategies.pool.blocks import column_groups, over_groups
+from fedcross.strategies.pool.layout import Array, Arrays, Entry, Layout
 from fedcross.strategies.wire.protocol import Upload
 
 DECAY = 0.8
@@ -16,7 +17,9 @@ DECAY = 0.8
 AGE = 10
 """A client is forgotten once this many times as many uploads came after its own as clients are known."""
 LARGE = 1e6
-"""The sum of all changes is added up anew without a change that was so many times as long as it."""
+"""The sum of all changes is added up anew when a change goes that was so many times as long as all others."""
+ROWS = 8
+"""Rows of a block's columns that are in use at the same time."""
 MIB = 1 << 20
 
 
@@ -50,11 +53,14 @@ class ControlVariates:
     def __init__(self, layout: Layout, limit: int) -> None:
         self.entries = [entry for entry in layout.entries if entry.is_parameter]
         self.size, self.dtype = layout.parameter_size, layout.dtype
-        self.most = limit // max(1, self.size * layout.dtype.itemsize)
+        places = limit // max(1, self.size * layout.dtype.itemsize)
+        self.most = places if places > 1 else 0  # one client alone does not differ from the mean
         self.rows: dict[int, Array] = {}
         self.heard: dict[int, int] = {}
+        self.lengths: dict[int, float] = {}
         self.uploads = 0
         self.total = np.zeros(self.size if self.most else 0)
+        self._scratch = np.empty((0, 0), layout.dtype)
         self.products = np.zeros((2, len(self.entries)))
 
     @property
@@ -66,6 +72,8 @@ class ControlVariates:
     def correct(self, uploads: Sequence[Upload], sent: Callable[[int], Arrays]) -> list[Upload]:
         """Return the uploads without what their clients were going to change anyway, and remember what they changed.
 
+        The arrays of what is returned are good until the next call.
+
         Parameters
         ----------
         uploads : sequence of Upload
@@ -73,57 +81,82 @@ class ControlVariates:
         sent : callable
             Slot -> the model that its client got, with arrays of the upload's names and shapes.
         """
-        if not self.most:
+        if not self.most or not uploads:
             return list(uploads)
         self._forget_the_gone()
-        average = (self.total / max(1, len(self.rows))).astype(self.dtype)
-        changes = [self._change(upload, sent(upload.slot)) for upload in uploads]
+        models = [sent(upload.slot) for upload in uploads]
+        known = [self.rows.get(upload.client) for upload in uploads]
+        average = np.empty(self.size, self.dtype)
+        if len(self._scratch) < len(uploads):
+            self._scratch = np.empty((len(uploads), self.size), self.dtype)
+        changes = corrected = self._scratch
+        groups = column_groups(ROWS, self.dtype.itemsize, 0, self.size)
+        found = np.zeros((len(groups), len(uploads), 3, len(self.entries)))
+
+        def measure(number: int, columns: list[slice]) -> None:
+            for block in columns:
+                average[block] = self.total[block] / max(1, len(self.rows))
+                for i, (upload, model, row) in enumerate(zip(uploads, models, known)):
+                    for which, entry, place in self._pieces(block):
+                        change, mean = changes[i, place], average[place]
+                        np.subtract(values(upload.arrays, entry, place), values(model, entry, place), out=change)
+                        found[number, i, 2, which] += product(change, change)
+                        if row is not None:
+                            now, then = change - mean, row[place] - mean
+                            found[number, i, 0, which] += product(now, then)
+                            found[number, i, 1, which] += product(then, then)
+
+        over_groups(measure, groups)
+        products = found.sum(axis=0)
         self.products *= DECAY
-        for upload, change in zip(uploads, changes):
-            if upload.client in self.rows:
-                self._compare(change - average, self.rows[upload.client] - average)
+        for measured in products:
+            self.products += measured[:2]
         shares = self.share.astype(self.dtype)
-        corrected = [self._corrected(upload, average, shares) for upload in uploads]
-        for upload, change in zip(uploads, changes):
-            self._remember(upload.client, change)
-        return corrected
+
+        def correct(_: int, columns: list[slice]) -> None:
+            for block in columns:
+                for i, (upload, row) in enumerate(zip(uploads, known)):
+                    if row is None:
+                        self.total[block] += changes[i, block]
+                        continue
+                    self.total[block] -= row[block]
+                    self.total[block] += changes[i, block]
+                    shift = average[block] - row[block]
+                    row[block] = changes[i, block]
+                    for which, entry, place in self._pieces(block):
+                        part = shift[place.start - block.start : place.stop - block.start]
+                        part *= shares[which]
+                        np.add(values(upload.arrays, entry, place), part, out=corrected[i, place])
+
+        over_groups(correct, groups)
+        for upload, change, measured in zip(uploads, changes, products):
+            before = self.lengths.get(upload.client, 0.0)
+            row = self.rows.pop(upload.client, None)  # so that it comes last
+            self.rows[upload.client] = change.copy() if row is None else row
+            self.lengths[upload.client] = float(measured[2].sum())
+            self.heard[upload.client] = self.uploads
+            self.uploads += 1
+            self._without(before)
+        while len(self.rows) > self.most:
+            self._forget(next(iter(self.rows)))
+        return [
+            upload if row is None else replace(upload, arrays={**upload.arrays, **self._views(new)})
+            for upload, row, new in zip(uploads, known, corrected)
+        ]
 
     def recalled(self) -> float:
         """Return the mean of s over the entries, weighted by how much the clients' changes differ in them."""
         weights = self.products[1]
         return float(self.share @ weights / weights.sum()) if weights.sum() > 0 else 0.0
 
-    def _change(self, upload: Upload, model: Arrays) -> Array:
-        change = np.empty(self.size, self.dtype)
-        for entry in self.entries:
-            part = change[entry.start : entry.stop].reshape(entry.shape)
-            np.subtract(upload.arrays[entry.name], model[entry.name], out=part)
-        return change
+    def _pieces(self, block: slice) -> Iterator[tuple[int, Entry, slice]]:
+        """Yield number, entry and columns of each part of an entry in `block`."""
+        for which, entry in enumerate(self.entries):
+            if entry.start < block.stop and block.start < entry.stop:
+                yield which, entry, slice(max(entry.start, block.start), min(entry.stop, block.stop))
 
-    def _compare(self, change: Array, known: Array) -> None:
-        for number, entry in enumerate(self.entries):
-            now, then = change[entry.start : entry.stop], known[entry.start : entry.stop]
-            self.products[0, number] += product(now, then)
-            self.products[1, number] += product(then, then)
-
-    def _corrected(self, upload: Upload, average: Array, shares: Array) -> Upload:
-        if upload.client not in self.rows:
-            return upload
-        arrays, known = dict(upload.arrays), self.rows[upload.client]
-        for share, entry in zip(shares, self.entries):
-            part = slice(entry.start, entry.stop)
-            change = share * (average[part] - known[part])
-            arrays[entry.name] = upload.arrays[entry.name] + change.reshape(entry.shape)
-        return replace(upload, arrays=arrays)
-
-    def _remember(self, client: int, change: Array) -> None:
-        if client in self.rows:
-            self._forget(client)
-        self.rows[client], self.heard[client] = change, self.uploads
-        self.total += change
-        self.uploads += 1
-        while len(self.rows) > self.most:
-            self._forget(next(iter(self.rows)))
+    def _views(self, row: Array) -> Arrays:
+        return {entry.name: row[entry.start : entry.stop].reshape(entry.shape) for entry in self.entries}
 
     def _forget_the_gone(self) -> None:
         oldest = self.uploads - AGE * len(self.rows)
@@ -131,11 +164,14 @@ class ControlVariates:
             self._forget(client)
 
     def _forget(self, client: int) -> None:
-        gone = self.rows.pop(client).astype(np.float64)
+        self.total -= self.rows.pop(client)
         del self.heard[client]
-        self.total -= gone
-        if product(gone, gone) > LARGE**2 * product(self.total, self.total):
-            self.total = np.sum(list(self.rows.values()), axis=0, dtype=np.float64) if self.rows else 0 * gone
+        self._without(self.lengths.pop(client))
+
+    def _without(self, length: float) -> None:
+        """Add the sum up anew if what went, of squared `length`, may have swallowed the rest's digits."""
+        if length > LARGE**2 * max(self.lengths.values(), default=0.0):
+            self.total[...] = np.sum(list(self.rows.values()), axis=0, dtype=np.float64) if self.rows else 0.0
 
     def state(self) -> Arrays:
         """Return the changes in the order in which the clients were heard, their sum, and the products behind s."""
@@ -143,7 +179,7 @@ class ControlVariates:
             return {}
         return {
             "variates.clients": np.array(list(self.rows), np.int64),
-            "variates.heard": np.array([*self.heard.values(), self.uploads], np.int64),
+            "variates.heard": np.array([*(self.heard[client] for client in self.rows), self.uploads], np.int64),
             "variates.rows": np.stack(list(self.rows.values())),
             "variates.total": self.total,
             "variates.products": self.products,
@@ -156,8 +192,14 @@ class ControlVariates:
             *heard, self.uploads = arrays["variates.heard"].tolist()
             self.rows = {client: row.copy() for client, row in zip(clients, arrays["variates.rows"])}
             self.heard = dict(zip(clients, heard))
+            self.lengths = {client: product(row, row) for client, row in self.rows.items()}
             self.total = arrays["variates.total"].copy()
             self.products = arrays["variates.products"].copy()
+
+
+def values(arrays: Arrays, entry: Entry, columns: slice) -> Array:
+    """Return the values (n,) of `entry` that lie in `columns` of a row."""
+    return arrays[entry.name].reshape(-1)[columns.start - entry.start : columns.stop - entry.start]
 
 
 def product(one: Array, other: Array) -> float:

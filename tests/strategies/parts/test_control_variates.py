@@ -116,7 +116,7 @@ def test_the_client_heard_least_recently_is_forgotten():
 
 
 def test_without_room_nothing_is_kept_or_changed():
-    for variates in (begun(limit=0), begun(limit=11)):
+    for variates in (begun(limit=0), begun(limit=23)):  # a client takes 12 bytes
         uploads = [upload(0, [1, 2])]
         assert all(a is b for a, b in zip(variates.correct(uploads, lambda slot: START), uploads, strict=True))
         assert (variates.rows, variates.state(), variates.recalled()) == ({}, {}, 0)
@@ -131,6 +131,8 @@ def test_resume_goes_on_to_the_bit():
     for uploads in rounds[4:]:
         assert correct(one, *uploads) == correct(other, *uploads)
     assert list(one.rows) == list(other.rows)
+    assert one.heard == other.heard
+    assert one.heard[3] == 15
 
 
 def test_a_product_is_summed_in_float64():
