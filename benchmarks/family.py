@@ -26,7 +26,7 @@ from benchmarks.common import machine, write_section
 from benchmarks.shapes import Shapes, shapes
 from fedcross.strategies.wire.protocol import Upload
 
-#: FedFan whose server remembers all clients' changes, as it does by default where they fit into 256 MiB.
+#: FedFan whose server remembers all clients' changes (``method.memory_mb``).
 CORRECTED = "fedfan, uploads corrected"
 METHODS = (
     "fedcross in order",

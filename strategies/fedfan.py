@@ -1,4 +1,4 @@
-"""FedFan (this project's): clients' habits taken off, a pool pushed along its mean's steps and opened on its way."""
+"""FedFan (this project's): a pool that is pushed along its mean's steps, opens on its way, and averages its means."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class FedFanParams(PooledParams, Widths):
         e: the global model is an average over the pool's means, the last ``t / (e + 1)`` of round t weigh most;
         infinite would be the last mean alone, 0 the plain average of all.
     shrink : float
-        Share by which all parameters are made smaller in a round; 0 never.
+        Experimental: share by which all parameters are made smaller in a round; 0 never.
     memory_mb : int
-        MiB for what each client changed last (:mod:`strategies.parts.control_variates`); the clients heard least
-        recently are forgotten first. 0 corrects no upload.
+        Experimental: MiB for what each client changed last (:mod:`strategies.parts.control_variates`); the clients
+        heard least recently are forgotten first. 0 corrects no upload.
     """
 
     alpha: float = Field(0.99, ge=0, lt=1)
     reach: float = Field(4.0, ge=0)
     push: float = Field(1.0, ge=0, le=1)
     tail: float = Field(8.0, ge=0)
-    shrink: float = Field(0.002, ge=0, lt=1)
-    memory_mb: int = Field(256, ge=0)
+    shrink: float = Field(0.0, ge=0, lt=1)
+    memory_mb: int = Field(0, ge=0)
 
     def faults(self, clients_per_round: int) -> list[str]:
         """Return an error if some width gets no slot."""
@@ -104,18 +104,17 @@ class FedFanParams(PooledParams, Widths):
 class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
     """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
 
-    Round t brings uploads v_i from clients c(i), which were sent the models w_i. y_c is what client c changed last,
-    Y the mean of all y_c known, s the share of ``y_c - Y`` that clients repeat
-    (:class:`~strategies.parts.control_variates.ControlVariates`). Each upload is corrected first. M_t is the pool's
-    mean after that, ``D_t = M_t - M_(t-1)`` its step, ``c_t = max(0, cos(D_t, D_(t-1)))`` the steps' coherence,
-    c_1 = 0::
+    With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
+    ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0::
 
-        v_i := v_i - s (y_c(i) - Y)                               then y_c(i) is what the client itself changed
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit
         n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits
         a_t  = min(alpha, max(0, 1 - (reach / n_t)^4))
         w_i  = (1 - shrink) (a_t v_i + (1 - a_t) M_t + p c_t D_t)
         W_t  = W_(t-1) + g_t (M_t - W_(t-1))                      g_t = (e + 1) / (e + t)
+
+    `shrink` is 0. With `memory_mb`, an experiment, each v_i is first corrected by what its client changed last
+    (:class:`~strategies.parts.control_variates.ControlVariates`).
 
     As long as the mean has not come far, compared with what one client changes, all models start from it, as in FedAvg,
     and go on along its step while its steps agree. Then the pool opens, up to FedCross's share of alpha. Where clients
@@ -125,13 +124,12 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
     push by the last step is Polyak's heavy ball (1964), and to drop it when steps turn is the idea of O'Donoghue and
     Candes's adaptive restart (2015).
 
-    State: the pool, K models, four more, M, D, W and M_0, u, and the parameters of one model for each client heard, in
-    `memory_mb`; clients keep none. Wire: one model down, one up.
+    State: the pool, K models, four more, M, D, W and M_0, and u; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: six passes over the uploads for their correction, one that compares them with what was sent,
-    one that reads the pool for the mean, two that read and write it in place, and four over single models (step,
-    cosine, way, average). Memory: the pool, eight models (six with `memory_mb=0`), `memory_mb` and as much again while
-    a checkpoint is written, and two models per upload during a round's end.
+    Cost on the server: one pass that compares the uploads with what was sent, one that reads the pool for the mean, one
+    that reads and writes it in place, and four over single models (step, cosine, way, average). Memory: the pool and
+    six models. With `memory_mb`: 16 passes over the uploads, three models, one for each upload and `memory_mb`, of
+    which a checkpoint makes and holds a copy; with `shrink` one more pass over the pool.
 
     Choices:
 

@@ -92,12 +92,12 @@ def test_a_setting_that_a_later_version_adds_refuses_no_older_run_unless_it_is_u
 
 
 def test_a_later_setting_whose_default_is_not_the_old_behaviour_refuses_an_older_run():
-    old = ["task=digits", "method=fedfan", "method.shrink=0", "method.memory_mb=0"]
+    old = ["task=digits", "method=fedfan"]
     before = describe(load(old))
     assert not {"shrink", "memory_mb"} & set(before["method"])
     check_continues({"config": before}, load(old))
     with pytest.raises(ConfigError) as caught:
-        check_continues({"config": before}, load(["task=digits", "method=fedfan"]))
+        check_continues({"config": before}, load([*old, "method.shrink=0.002", "method.memory_mb=256"]))
     assert [fault.split(". ")[0] for fault in caught.value.faults] == [
         "method.memory_mb: the run in that folder has 0, now it is 256",
         "method.shrink: the run in that folder has 0.0, now it is 0.002",

@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 
 from fedcross.strategies.fedfan import FedFan, FedFanParams, cosine
 from tests.support.federation import run
-from tests.support.pools import begun as begun_pool
-from tests.support.pools import check_empty, check_state, draws, feed, model
-
-#: The rule without correction of uploads and without shrinking, whose numbers are simple.
-PLAIN = {"memory_mb": 0, "shrink": 0.0}
-
-
-def begun(kind, k, start=None, **values):
-    """Return FedFan with k slots, its uploads neither corrected nor the pool shrunk unless a test says so."""
-    return begun_pool(kind, k, start, **PLAIN | values)
+from tests.support.pools import begun, check_empty, check_state, draws, feed, model
 
 
 @contextmanager
@@ -158,7 +149,6 @@ def test_a_tail_of_0_is_the_plain_average_of_all_means():
 
 def test_a_pool_that_never_opens_and_is_not_pushed_is_fedavg_with_equal_weights(tmp_path):
     closed = ["method=fedfan", "method.alpha=0", "method.push=0", "method.tail=1e12"]
-    closed += ["method.memory_mb=0", "method.shrink=0"]
     a = run(tmp_path / "a", *closed).method.global_model()
     b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").method.global_model()
     for name in a:
@@ -239,21 +229,21 @@ def test_the_pool_is_shrunk_behind_the_rule_but_not_its_statistics():
 
 
 def test_models_of_several_widths_are_not_corrected_and_the_user_is_told():
-    remarks = FedFanParams(widths=(1.0, 0.5)).remarks()
+    remarks = FedFanParams(widths=(1.0, 0.5), memory_mb=256).remarks()
     assert len(remarks) == 1
     assert "method.memory_mb=0" in remarks[0]
-    assert FedFanParams(widths=(1.0, 0.5), memory_mb=0).remarks() == FedFanParams().remarks() == []
+    assert FedFanParams(widths=(1.0, 0.5)).remarks() == FedFanParams(memory_mb=256).remarks() == []
 
 
 def test_a_memory_without_room_for_all_clients_is_told():
     """3 MiB a client: 256 hold 85."""
-    (remark,) = FedFanParams().room_remarks(3 << 20, 100)
+    (remark,) = FedFanParams(memory_mb=256).room_remarks(3 << 20, 100)
     assert "room for what 85 of 100 clients changed last" in remark
     assert "All: 300, in memory" in remark
-    assert FedFanParams().room_remarks(3 << 20, 85) == FedFanParams(memory_mb=0).room_remarks(3 << 20, 100) == []
+    assert FedFanParams(memory_mb=256).room_remarks(3 << 20, 85) == FedFanParams().room_remarks(3 << 20, 100) == []
 
 
 def test_resume_and_empty_rounds():
     check_state(FedFan)
-    check_state(FedFan, **PLAIN)
+    check_state(FedFan, memory_mb=1, shrink=0.01)
     check_empty(FedFan)

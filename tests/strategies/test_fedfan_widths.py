@@ -32,7 +32,7 @@ TRAINED = {"in", "out", "bias"}
 
 
 def begun(**values):
-    method = FedFan(clients_per_round=3, widths=(1.0, 0.66, 0.3), memory_mb=0, shrink=0.0, **values)
+    method = FedFan(clients_per_round=3, widths=(1.0, 0.66, 0.3), **values)
     method.plan = PLAN
     method.begin(full(), TRAINED)
     return method
