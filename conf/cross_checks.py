@@ -131,7 +131,7 @@ def remarks(config: RunConfig) -> list[str]:
         )
     if config.defence.enabled and config.modules["method"] == "fedfan" and getattr(config.method, "memory_mb", False):
         found.append(
-            "defence.enabled=true: it shortens uploads before FedFan corrects them; a corrected one can be up to three "
+            "defence.enabled=true: it shortens uploads before FedFan corrects them; a corrected one can be about three "
             "times as long. Without correction: method.memory_mb=0."
         )
     if config.privacy.enabled and config.privacy.randomness == "seed":

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedcross.strategies.parts.control_variates import MIB, ControlVariates
+from fedcross.strategies.parts.control_variates import MIB, ControlVariates, places
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Layout
@@ -78,13 +78,12 @@ class FedFanParams(PooledParams, Widths):
 
     def room_remarks(self, nbytes: int, clients: int) -> list[str]:
         """Return a warning if not all of `clients`, with `nbytes` of trained parameters each, can be remembered."""
-        places = self.memory_mb * MIB // max(1, nbytes)
-        places = places if places > 1 else 0
-        if self.cuts() or not self.memory_mb or places >= clients:
+        room = places(self.memory_mb * MIB, nbytes)
+        if self.cuts() or not self.memory_mb or room >= clients:
             return []
         wanted = math.ceil(clients * nbytes / MIB)
         return [
-            f"method.memory_mb={self.memory_mb}: room for what {places} of {clients} clients changed last; the others' "
+            f"method.memory_mb={self.memory_mb}: room for what {room} of {clients} clients changed last; the others' "
             f"uploads are not corrected. All: {wanted}, in memory and in each checkpoint; none: 0."
         ]
 
@@ -128,8 +127,8 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
 
     Cost on the server: one pass that compares the uploads with what was sent, one that reads the pool for the mean, one
     that reads and writes it in place, and four over single models (step, cosine, way, average). Memory: the pool and
-    six models. With `memory_mb`: 16 passes over the uploads, three models, one for each upload and `memory_mb`, of
-    which a checkpoint makes and holds a copy; with `shrink` one more pass over the pool.
+    six models. With `memory_mb`: two passes over the uploads and what is remembered, three models, one for each upload
+    and `memory_mb`, of which a checkpoint makes and holds a copy; with `shrink` one more pass over the pool.
 
     Choices:
 

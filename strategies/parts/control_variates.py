@@ -53,8 +53,7 @@ class ControlVariates:
     def __init__(self, layout: Layout, limit: int) -> None:
         self.entries = [entry for entry in layout.entries if entry.is_parameter]
         self.size, self.dtype = layout.parameter_size, layout.dtype
-        places = limit // max(1, self.size * layout.dtype.itemsize)
-        self.most = places if places > 1 else 0  # one client alone does not differ from the mean
+        self.most = places(limit, self.size * layout.dtype.itemsize)
         self.rows: dict[int, Array] = {}
         self.heard: dict[int, int] = {}
         self.lengths: dict[int, float] = {}
@@ -89,7 +88,7 @@ class ControlVariates:
         average = np.empty(self.size, self.dtype)
         if len(self._scratch) < len(uploads):
             self._scratch = np.empty((len(uploads), self.size), self.dtype)
-        changes = corrected = self._scratch
+        changes = corrected = self._scratch  # each change gives its place to the corrected model, block by block
         groups = column_groups(ROWS, self.dtype.itemsize, 0, self.size)
         found = np.zeros((len(groups), len(uploads), 3, len(self.entries)))
 
@@ -195,6 +194,12 @@ class ControlVariates:
             self.lengths = {client: product(row, row) for client, row in self.rows.items()}
             self.total = arrays["variates.total"].copy()
             self.products = arrays["variates.products"].copy()
+
+
+def places(limit: int, nbytes: int) -> int:
+    """Return how many clients' changes of `nbytes` go into `limit` bytes; 0 for one, which is its own mean."""
+    found = limit // max(1, nbytes)
+    return found if found > 1 else 0
 
 
 def values(arrays: Arrays, entry: Entry, columns: slice) -> Array:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fedcross.conf.later import LATER
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.identity import check_continues, check_same, describe, flatten
@@ -91,7 +92,16 @@ def test_a_setting_that_a_later_version_adds_refuses_no_older_run_unless_it_is_u
             check_continues({"config": before}, load(["task=digits", used]))
 
 
-def test_a_later_setting_whose_default_is_not_the_old_behaviour_refuses_an_older_run():
+def test_a_later_setting_whose_default_is_not_the_old_behaviour_refuses_an_older_run(monkeypatch):
+    monkeypatch.setitem(LATER["train"], "lr_min", 0.5)  # as if runs without this setting had stopped at .5
+    config = load(["task=digits"])
+    before = describe(config)
+    del before["train"]["lr_min"]
+    with pytest.raises(ConfigError, match=r"train\.lr_min: the run in that folder has 0\.5, now it is 0\.0"):
+        check_continues({"config": before}, config)
+
+
+def test_the_experiments_of_fedfan_continue_no_run_without_them():
     old = ["task=digits", "method=fedfan"]
     before = describe(load(old))
     assert not {"shrink", "memory_mb"} & set(before["method"])
