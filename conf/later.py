@@ -21,6 +21,8 @@ LATER: dict[str, dict[str, Any]] = {
         "whole": 0,
         "nested": False,
         "nested_steps": "in_turn",
+        "sharpness": 4.0,
+        "limit": None,
         "shrink": 0.0,
         "memory_mb": 0,
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,9 +23,6 @@ from fedcross.strategies.round.sized_slots import SizedSlots
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.tasks.models.slicing.plan import Size
 
-SHARPNESS = 4
-"""How fast the pool opens once its mean is beyond `reach`: the power of reach / n in a = 1 - (reach / n)^4."""
-
 
 class FedFanParams(PooledParams, Widths):
     """Settings of FedFan, beside those of every pool.
@@ -36,12 +34,16 @@ class FedFanParams(PooledParams, Widths):
     reach : float
         The pool opens when its mean has come this many visits far from the initial model; 0 is `alpha` at once. A
         visit is as long as the root mean square of what the round's clients changed.
+    sharpness : float
+        q: how fast the pool opens once its mean is beyond `reach`.
     push : float
         p: share of the mean's last step that all models are moved on by, before it is multiplied by the steps'
         coherence; 0 never pushes.
     tail : float
         e: the global model is an average over the pool's means, the last ``t / (e + 1)`` of round t weigh most;
         infinite would be the last mean alone, 0 the plain average of all.
+    limit : float, optional
+        A visit that is more than this many times as long as visits were up to now is shortened to that; None: none is.
     shrink : float
         Experimental: share by which all parameters are made smaller in a round; 0 never.
     memory_mb : int
@@ -51,8 +53,10 @@ class FedFanParams(PooledParams, Widths):
 
     alpha: float = Field(0.99, ge=0, lt=1)
     reach: float = Field(4.0, ge=0)
+    sharpness: float = Field(4.0, gt=0)
     push: float = Field(1.0, ge=0, le=1)
     tail: float = Field(8.0, ge=0)
+    limit: float | None = Field(2.0, ge=1)
     shrink: float = Field(0.0, ge=0, lt=1)
     memory_mb: int = Field(0, ge=0)
 
@@ -93,7 +97,7 @@ class FedFanParams(PooledParams, Widths):
 
     def own(self, visits: float) -> float:
         """Return a, the weight of a model's own upload when the mean has come so many visits far."""
-        return min(self.alpha, 1 - (self.reach / visits) ** SHARPNESS) if visits > self.reach else 0.0
+        return min(self.alpha, 1 - (self.reach / visits) ** self.sharpness) if visits > self.reach else 0.0
 
     def newest(self, number: int) -> float:
         """Return the weight of the newest value in an average over rounds 1 to `number`."""
@@ -108,7 +112,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
 
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit
         n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits
-        a_t  = min(alpha, max(0, 1 - (reach / n_t)^4))
+        a_t  = min(alpha, max(0, 1 - (reach / n_t)^q))
         w_i  = (1 - shrink) (a_t v_i + (1 - a_t) M_t + p c_t D_t)
         W_t  = W_(t-1) + g_t (M_t - W_(t-1))                      g_t = (e + 1) / (e + t)
 
@@ -194,17 +198,29 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         """Make the next pool; metrics: ``push`` (p c), ``own_share`` (a), ``way`` (n), ``recalled`` (s)."""
         if not uploads:
             return {}
+        lengths = [self._changed(upload) for upload in uploads]
+        most = self.params.limit**2 * self.visit if self.params.limit and self.visit > 0 else math.inf
+        uploads = [
+            self._shortened(upload, math.sqrt(most / n)) if n > most else upload for upload, n in zip(uploads, lengths)
+        ]
+        length = sum(min(n, most) for n in lengths) / len(lengths)
         uploads = self.variates.correct(uploads, self.pool.model)
-        length = sum(self._changed(upload) for upload in uploads) / len(uploads)
         self.visit += self.params.newest(current.number) * (length - self.visit)
         metrics = super().aggregate(current, uploads)
         metrics |= {"push": self.pushed, "own_share": self.params.own(self.visits), "way": self.visits}
+        metrics["shortened"] = float(sum(n > most for n in lengths))
         return metrics | ({"recalled": self.variates.recalled()} if self.variates.most else {})
 
     def _changed(self, upload: Upload) -> float:
         """Return the squared length of what a client changed; call it before the upload is written."""
         sent = self.pool.model(upload.slot)
         return sum(squared_distance(upload.arrays[name], sent[name]) for name in self.parameter_names)
+
+    def _shortened(self, upload: Upload, share: float) -> Upload:
+        """Return `upload` with `share` of what its client changed; another object."""
+        sent = self.pool.model(upload.slot)
+        shorter = {name: sent[name] + share * (upload.arrays[name] - sent[name]) for name in self.parameter_names}
+        return replace(upload, arrays={**upload.arrays, **shorter})
 
     def _trained(self) -> slice:
         return self.pool.layout.columns("parameters")

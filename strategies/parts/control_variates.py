@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -32,10 +33,12 @@ class ControlVariates:
 
         s = sum_t DECAY^(now - t) <d - Y, y_c - Y>  /  sum_t DECAY^(now - t) |y_c - Y|^2,   kept in [0, 1]
 
-    over the uploads of known clients in rounds t, this one included, :meth:`correct` returns ``v - s (y_c - Y)``. s is
-    the coefficient of a control variate that leaves the least variance. With s = 1 it is the rule of SAGA (Defazio et
-    al., NeurIPS 2014) and, for clients, of FedVARP (Jhunjhunwala et al., UAI 2022), which average the corrected
-    changes of one model. The first upload of a client stays as it is.
+    over the uploads of known clients in rounds t, this one included, :meth:`correct` returns ``v - s b (y_c - Y)``,
+    ``b = min(1, |d - Y| / |y_c - Y|)``: what is taken off is never longer than how the change differs now, so one visit
+    out of measure does no harm in the next one. s is the coefficient of a control variate that leaves the least
+    variance. With s = b = 1 it is the rule of SAGA (Defazio et al., NeurIPS 2014) and, for clients, of FedVARP
+    (Jhunjhunwala et al., UAI 2022), which average the corrected changes of one model. The first upload of a client
+    stays as it is.
 
     Parameters
     ----------
@@ -90,7 +93,7 @@ class ControlVariates:
             self._scratch = np.empty((len(uploads), self.size), self.dtype)
         changes = corrected = self._scratch  # each change gives its place to the corrected model, block by block
         groups = column_groups(ROWS, self.dtype.itemsize, 0, self.size)
-        found = np.zeros((len(groups), len(uploads), 3, len(self.entries)))
+        found = np.zeros((len(groups), len(uploads), 4, len(self.entries)))
 
         def measure(number: int, columns: list[slice]) -> None:
             for block in columns:
@@ -99,18 +102,19 @@ class ControlVariates:
                     for which, entry, place in self._pieces(block):
                         change, mean = changes[i, place], average[place]
                         np.subtract(values(upload.arrays, entry, place), values(model, entry, place), out=change)
-                        found[number, i, 2, which] += product(change, change)
+                        found[number, i, 3, which] += product(change, change)
                         if row is not None:
                             now, then = change - mean, row[place] - mean
                             found[number, i, 0, which] += product(now, then)
                             found[number, i, 1, which] += product(then, then)
+                            found[number, i, 2, which] += product(now, now)
 
         over_groups(measure, groups)
         products = found.sum(axis=0)
         self.products *= DECAY
         for measured in products:
             self.products += measured[:2]
-        shares = self.share.astype(self.dtype)
+        shares = [(self.share * bound(measured)).astype(self.dtype) for measured in products]
 
         def correct(_: int, columns: list[slice]) -> None:
             for block in columns:
@@ -124,7 +128,7 @@ class ControlVariates:
                     row[block] = changes[i, block]
                     for which, entry, place in self._pieces(block):
                         part = shift[place.start - block.start : place.stop - block.start]
-                        part *= shares[which]
+                        part *= shares[i][which]
                         np.add(values(upload.arrays, entry, place), part, out=corrected[i, place])
 
         over_groups(correct, groups)
@@ -132,7 +136,7 @@ class ControlVariates:
             before = self.lengths.get(upload.client, 0.0)
             row = self.rows.pop(upload.client, None)  # so that it comes last
             self.rows[upload.client] = change.copy() if row is None else row
-            self.lengths[upload.client] = float(measured[2].sum())
+            self.lengths[upload.client] = float(measured[3].sum())
             self.heard[upload.client] = self.uploads
             self.uploads += 1
             self._without(before)
@@ -200,6 +204,12 @@ def places(limit: int, nbytes: int) -> int:
     """Return how many clients' changes of `nbytes` go into `limit` bytes; 0 for one, which is its own mean."""
     found = limit // max(1, nbytes)
     return found if found > 1 else 0
+
+
+def bound(measured: NDArray[np.float64]) -> float:
+    """Return b, 1 or less, from the products of one upload (d - Y and y - Y, ..., E): ``<,>, |y - Y|^2, |d - Y|^2``."""
+    _, then, now = measured[:3].sum(axis=1)
+    return math.sqrt(now / then) if now < then else 1.0
 
 
 def values(arrays: Arrays, entry: Entry, columns: slice) -> Array:

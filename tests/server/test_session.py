@@ -102,9 +102,9 @@ def test_a_later_setting_whose_default_is_not_the_old_behaviour_refuses_an_older
 
 
 def test_the_experiments_of_fedfan_continue_no_run_without_them():
-    old = ["task=digits", "method=fedfan"]
+    old = ["task=digits", "method=fedfan", "method.limit=null"]
     before = describe(load(old))
-    assert not {"shrink", "memory_mb"} & set(before["method"])
+    assert not {"limit", "shrink", "memory_mb"} & set(before["method"])
     check_continues({"config": before}, load(old))
     with pytest.raises(ConfigError) as caught:
         check_continues({"config": before}, load([*old, "method.shrink=0.002", "method.memory_mb=256"]))

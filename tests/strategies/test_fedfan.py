@@ -33,7 +33,7 @@ def test_four_rounds_by_hand():
     Round 2: become 4 and 8, M = 6, D = 4, cosine 1; u = 5 + 2/3 (20 - 5) = 15, n^2 = 36/15,
     a = 1 - (15/36)^2 = 119/144: 6 -+ 2 * 119/144 and a push of 4; W = 2 + 8/3.
     """
-    method = begun(FedFan, 2, {"w": np.float32([0.0])}, reach=1.0, tail=1.0)
+    method = begun(FedFan, 2, {"w": np.float32([0.0])}, reach=1.0, tail=1.0, limit=None)
     feed(method, 1, one(1, 3))
     assert method.pool.rows.ravel().tolist() == [2, 2]
     assert method.visit == 5
@@ -208,7 +208,7 @@ def test_uploads_are_corrected_by_hand():
     """K = 2, one weight, start 0, closed, not pushed. Client 0 always goes 1 up, client 1 3 up.
 
     Round 1: both unknown: M = 2, and Y = 2. Round 2 from 2: they come to 3 and 5; both differ from Y as before (-1, 1),
-    so s = 1: 3 - (1 - 2) = 4 and 5 - (3 - 2) = 4. M = 4, no visit differs from the mean's step of 2: u = 4.
+    so s = 1: 3 - (1 - 2) = 4 and 5 - (3 - 2) = 4. M = 4. Visits are as long as before: u = (1 + 9)/2.
     """
     method = begun(FedFan, 2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=1e9, memory_mb=1)
     assert feed(method, 1, one(1, 3))["recalled"] == 0
@@ -216,7 +216,32 @@ def test_uploads_are_corrected_by_hand():
     assert method.visit == pytest.approx(5)
     assert feed(method, 2, one(3, 5))["recalled"] == 1
     assert method.pool.rows.ravel().tolist() == [4, 4]
-    assert method.visit == pytest.approx(4)
+    assert method.visit == pytest.approx(5)
+
+
+def test_a_visit_out_of_measure_is_shortened_by_hand():
+    """K = 2, closed, not pushed, limit 2. Round 1 from 0: 1 and 1, u = 1. Round 2 from 1: 2 and 1 + 30.
+
+    The second has gone 30 where 2 may be: 3. M = 2.5; tail = 0: u = 1 + ((1 + 4)/2 - 1)/2 = 1.75. Round 3: what is just
+    as long as it may be stays.
+    """
+    method = begun(FedFan, 2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=0.0)
+    assert feed(method, 1, one(1, 1))["shortened"] == 0
+    assert feed(method, 2, one(2, 31))["shortened"] == 1
+    assert method.pool.rows.ravel().tolist() == [2.5, 2.5]
+    assert method.visit == 1.75
+    method.visit = 4.0
+    assert feed(method, 3, one(6.5, 2.5))["shortened"] == 0
+    assert method.pool.rows.ravel().tolist() == [4.5, 4.5]
+
+
+def test_statistics_of_a_shortened_visit_stay_and_without_a_limit_nothing_is_shortened():
+    for limit, weight in ((2.0, 3.0), (None, 10.0)):
+        method = begun(FedFan, 2, alpha=0.0, push=0.0, limit=limit)
+        feed(method, 1, {slot: model(1.0) for slot in range(2)})
+        feed(method, 2, {slot: model(10.0) for slot in range(2)})
+        sent = method.pool.model(0)
+        assert (sent["w0"].tolist(), sent["mean"].tolist()) == ([weight, weight], [10.0])
 
 
 def test_the_pool_is_shrunk_behind_the_rule_but_not_its_statistics():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,7 +34,8 @@ def correct(variates, *uploads):
 def test_two_rounds_by_hand():
     """Round 1: (1, 0) and (3, 0): Y = (2, 0). Round 2: client 0 goes (1.5, 0), .5 below Y instead of 1: s = 1/2.
 
-    Entry b has not differed, so its s is 0. The correction is -1/2 (1 - 2) = .5. Round 3 finds Y = (1.5 + 3)/2.
+    Entry b has not differed, so its s is 0. The change differs by (-.5, 0) and 4 in b, its last one by less, (-1, 0),
+    so b = 1. The correction is -1/2 (1 - 2) = .5. Round 3 finds Y = (1.5 + 3)/2.
     """
     variates = begun()
     assert correct(variates, upload(0, [1, 0]), upload(1, [3, 0])) == [([1, 0], [0]), ([3, 0], [0])]
@@ -40,11 +43,22 @@ def test_two_rounds_by_hand():
     assert correct(variates, upload(0, [1.5, 0], b=4)) == [([2, 0], [4])]
     assert variates.share.tolist() == [0.5, 0]
     assert variates.recalled() == 0.5
-    # Round 3, Y = (2.25, 0), (0, 2): client 1 differs by (.75, 0) and comes (2.25, 0): product 0; b: -2 and -2.
+    # Round 3, Y = (2.25, 0, 2): client 1 differed by (.75, 0, -2) and comes (2.25, 0, 0): (0, 0, -2), which is shorter.
     corrected = correct(variates, upload(1, [2.25, 0]))
-    share = DECAY * 0.5 / (DECAY * 1 + 0.75**2)
+    share, bound = DECAY * 0.5 / (DECAY * 1 + 0.75**2), 2 / math.hypot(0.75, 2)
     assert variates.share.tolist() == pytest.approx([share, 1])
-    assert corrected == [([pytest.approx(2.25 - share * 0.75), 0], [pytest.approx(2)])]
+    assert corrected == [([pytest.approx(2.25 - share * bound * 0.75), 0], [pytest.approx(2 * bound)])]
+
+
+def test_no_more_is_taken_off_than_the_change_differs_now():
+    """Client 0 was out of measure, 100 with Y = 50. It comes to 51, by 1 above Y: at most that goes, not 50."""
+    variates = begun()
+    correct(variates, upload(0, [100, 0]), upload(1, [0, 0]))
+    for _ in range(8):
+        correct(variates, upload(1, [0, 0]))
+    ((w, _),) = correct(variates, upload(0, [51, 0]))
+    assert variates.share[0] > 0.7
+    assert w == [pytest.approx(51 - variates.share[0]), 0]
 
 
 def test_shares_stay_between_0_and_1():
