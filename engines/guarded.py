@@ -19,7 +19,8 @@ SuperExec: a single status 500, which a busy SuperLink answers, ends it and with
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
 wait at the SuperLink, in the order in which they were submitted, while ``FEDCROSS_RUNS_AT_ONCE`` are on. And it starts
 a process for each run that imports everything anew: ``executor/superexec.py`` gives runs to one that is ready. How a
-run's process ended it does not say: ``executor/ended.py`` does.
+run's process ended it does not say: ``executor/ended.py`` does. Two runs that start together may take each other's half
+unpacked bundle: ``executor/whole.py`` unpacks it whole or not at all, here and on devices.
 
 Only this file, those and ``executor/fleet.py`` change functions of Flower (``deploy/patience.py`` and
 ``executor/node.py`` change times that it waits). :data:`CHECKED` are the versions that they were compared with; with
@@ -64,6 +65,8 @@ READY = "FEDCROSS_READY"
 #: Variable: the file with the token that the gateway brings (``executor/entry.py``); not set: devices need no gateway.
 GATEWAY = "FEDCROSS_GATEWAY_FILE"
 SUPEREXEC = "flower-superexec"
+#: Which the SuperExec starts for a run.
+SERVERAPP = "flwr-serverapp"
 #: Flower's own command line, whose calls to the SuperLink bring the operator's token (``executor/operators.py``).
 FLWR = "flwr"
 #: What is open in each program with a version of Flower that this file does not know.
@@ -71,6 +74,7 @@ OPEN = {
     "flower-superlink": "a registered device may take all memory of the SuperLink, and give orders to other devices; "
     "whoever reaches its port may start runs",
     SUPEREXEC: "an error of the SuperLink may end the SuperExec and its ServerApps",
+    SERVERAPP: "a bundle that another run unpacks at the same time may be taken while it is half there",
     FLWR: "a SuperLink that asks for the operator's token refuses it",
 }
 
@@ -213,6 +217,9 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         turns.attach(in_turn)
     elif program == FLWR:
         part("operators").attach()
+    elif program == SERVERAPP:
+        part("whole").attach()
+        part("serverapp").call_itself(SERVERAPP)  # as Flower's own script
     else:
         from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -258,7 +265,7 @@ def become(program: str) -> NoReturn:
         if ready is not None:
             part("superexec").attach(ready)
             ready.given = lambda process: ended.watch(process, "a run")
-        part("ended").attach(ended)
+        part("ended").attach(ended, {SERVERAPP: command(SERVERAPP)})
     sys.exit(start())
 
 

@@ -1,6 +1,6 @@
-"""Says in the SuperExec's log how a run's process ended, unless it ended well.
+"""Looks after the processes of runs that a SuperExec starts: says in its log how one ended, unless it ended well.
 
-Flower starts that process and forgets it: of one that was killed, its own log could not say so any more.
+Flower starts such a process and forgets it: of one that was killed, its own log could not say so any more.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from logging import WARNING
 from types import SimpleNamespace
 from typing import Any
@@ -48,8 +49,16 @@ def how(code: int) -> str:
     return f"was ended by signal {-code} ({name})" + (": too little memory, or by hand" if name == "SIGKILL" else "")
 
 
-def attach(ended: Ended) -> None:
-    """Look after the processes that the SuperExec of this process is going to start."""
+def attach(ended: Ended, instead: Mapping[str, Sequence[str]]) -> None:
+    """Look after the processes that the SuperExec of this process is going to start.
+
+    Parameters
+    ----------
+    ended : Ended
+        Gets each of them.
+    instead : mapping of str to sequence of str
+        Flower's command -> what is started in its place, with its arguments.
+    """
     from flwr.supercore.superexec.executor import subprocess_executor as module
 
     flower: Any = module.SubprocessExecutor
@@ -57,8 +66,9 @@ def attach(ended: Ended) -> None:
 
     @functools.wraps(launch)
     def launched(executor: Any, spec: Any) -> Any:
-        def watched(*arguments: Any, **settings: Any) -> Any:
-            process = start(*arguments, **settings)
+        def watched(command: list[str], **settings: Any) -> Any:
+            program, *arguments = command
+            process = start([*instead.get(program, [program]), *arguments], **settings)
             ended.watch(process, f"task {spec.task_id}")
             return process
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.supercore.constant import TaskType
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from . import whole
+
 if TYPE_CHECKING:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
@@ -176,6 +178,7 @@ class Visit:
         from flwr.cli.install import install_from_fab
         from flwr.clientapp.utils import get_load_client_app_fn
 
+        whole.attach()
         install_from_fab(given.fab.content, skip_prompt=True)
         load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
         return load(given.run.fab_id, given.run.fab_version, given.fab.hash_str)

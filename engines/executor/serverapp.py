@@ -22,6 +22,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from . import whole
 from .program import beside
 
 #: Flower's command whose work this process does.
@@ -67,6 +68,7 @@ def become(start: Callable[[], None], given: dict[str, Any]) -> None:
             os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
     call_itself(PROGRAM)
+    whole.attach()
     sys.argv = [beside(PROGRAM), *given["arguments"], "--token", given["token"]]
     start()
 

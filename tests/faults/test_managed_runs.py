@@ -46,6 +46,22 @@ def wait_until(holds, seconds: float = PATIENCE_S, every: float = 0.2) -> None:
         time.sleep(every)
 
 
+@contextlib.contextmanager
+def telling(network: Network, where: list[str], *runs: str):
+    """If what is inside fails, print the logs of processes and `runs`, which are gone afterwards."""
+    try:
+        yield
+    except BaseException:
+        for log in sorted(network.work.glob("*.log")):
+            found = [line for line in log.read_text(errors="replace").splitlines() if "Push replies" not in line]
+            print(f"--- {log}", *found[-60:], sep="\n")
+        for asked in (["status"], *(["logs", run] for run in runs)):
+            print("---", *asked)
+            with contextlib.suppress(Exception):
+                main(["deploy", *asked, *where])
+        raise
+
+
 def renew(network: Network) -> None:
     """Start the nodes again: the heartbeat of these light ones may have ended while their SuperLink was away.
 
@@ -111,8 +127,9 @@ def test_a_run_outlives_a_restart_of_its_superlink_is_stopped_and_goes_on(tmp_pa
 def test_runs_wait_for_their_turn_and_one_is_stopped_without_the_others(tmp_path, capsys, monkeypatch):
     """Two runs at once: the third waits until the second is stopped, by its name; the first goes on meanwhile."""
     monkeypatch.setenv(guarded.RUNS, "2")
-    with Network(tmp_path / "work") as network:
+    with Network(tmp_path / "work") as network, contextlib.ExitStack() as stack:
         where = ["--superlink", f"127.0.0.1:{network.port}", "--authority", str(network.authority.public)]
+        stack.enter_context(telling(network, where, "first", "second", "third"))
         params = remote.Params(address=where[1], authority=Path(where[3]))
         network.start_nodes("nodes", [0, 1, 2], **CALM)
 

@@ -116,8 +116,8 @@ class Network:
         self.family = stack.enter_context(Family(self.work, flower.environment(home, self.environment), [state]))
         # A test that fails must not take the machine's memory.
         limit = [] if self._address_space is None else ["prlimit", f"--as={self._address_space}"]
-        python, *program = guarded.command("flower-superlink")
-        python = str(programs() / "python") if self._forked else python
+        python = str(programs() / "python") if self._forked else sys.executable
+        program = ("-m", "fedcross.deploy.patience", "flower-superlink")  # as fedcross deploy starts it
         self._superlink = [
             *limit,
             # Where its memory is what a test looks at, it is a process of its own from the start.

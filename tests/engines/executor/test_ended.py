@@ -56,14 +56,15 @@ def test_the_processes_that_flower_starts_are_watched(
     started: list[subprocess.Popen[bytes]] = []
 
     def start(arguments: list[str], **settings: Any) -> subprocess.Popen[bytes]:
-        assert arguments[0] == "flwr-serverapp"
+        assert arguments[:2] == ["python", "guarded.py"]
+        assert arguments[3:6] == ["h:1", "--token", "t"]
         started.append(subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"]))
         return started[0]
 
     for name in ("launch", "reconcile"):
         monkeypatch.setattr(SubprocessExecutor, name, getattr(SubprocessExecutor, name))  # restored at the end
     monkeypatch.setattr(module, "start", start)
-    module.attach(Ended())
+    module.attach(Ended(), {"flwr-serverapp": ["python", "guarded.py"]})
     executor = SubprocessExecutor()
     executor.launch(
         ExecutionSpec(

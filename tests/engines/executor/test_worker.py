@@ -172,7 +172,7 @@ def test_no_part_of_fedcross_is_imported_before_the_bundle_is(tmp_path: Path) ->
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True, check=False
     )
-    names = ("", ".flower_runtime", ".worker")
+    names = ("", ".flower_runtime", ".whole", ".worker")
     assert done.stdout.strip() == str([f"_fedcross_executor{name}" for name in names])
 
 

@@ -1,0 +1,109 @@
+"""A bundle is unpacked whole or not at all, whoever else unpacks it or dies over it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.cli import install as flower
+
+from fedcross.engines.executor import whole as module
+from tests.support import flower_app
+
+DIGEST = "ab" * 32
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return flower_app.write(tmp_path / "project", "faultapp", client="app = 1", server="app = 2")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def files(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+
+
+def install(project: Path, home: Path) -> Path:
+    original = getattr(flower.validate_and_install, "__wrapped__", flower.validate_and_install)
+    return module.whole(original)(project, DIGEST, None, home, skip_prompt=True)
+
+
+def test_it_lies_where_flower_would_put_it_and_the_user_reads_so(project, home, capsys) -> None:
+    place = install(project, home)
+    assert place.parent == home / "apps"
+    assert files(place) == files(project)
+    assert str(place) in capsys.readouterr().out.replace("\n", "")
+    assert [path.name for path in home.iterdir()] == ["apps"]
+    assert flower.validate_and_install(project, DIGEST, None, home, skip_prompt=True) == place
+
+
+def test_what_is_there_is_taken_as_it_is(project, home) -> None:
+    place = install(project, home)
+    (place / "mark").write_text("")
+    assert install(project, home) == place
+    assert (place / "mark").exists()
+
+
+def test_nobody_sees_half_of_it(project, home, monkeypatch) -> None:
+    """While one process is in the middle of its copy, another one unpacks the bundle itself and both have all of it."""
+    middle, go = threading.Event(), threading.Event()
+    copy = shutil.copy2
+
+    def copying(source: Any, target: Any, **more: Any) -> Any:
+        done = copy(source, target, **more)
+        if threading.current_thread().name == "first":
+            middle.set()
+            assert go.wait(60)
+        return done
+
+    monkeypatch.setattr(flower.shutil, "copy2", copying)
+    found: list[Path] = []
+    first = threading.Thread(target=lambda: found.append(install(project, home)), name="first")
+    first.start()
+    assert middle.wait(60)
+    assert not list((home / "apps").iterdir())
+    place = install(project, home)
+    assert files(place) == files(project)
+    go.set()
+    first.join()
+    assert found == [place]
+    assert files(place) == files(project)
+    assert [path.name for path in home.iterdir()] == ["apps"]
+
+
+def test_a_copy_that_fails_is_no_app_for_the_next_run(project, home, monkeypatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flower.shutil, "copy2", full)
+        with pytest.raises(OSError, match="No space left"):
+            install(project, home)
+    assert not list((home / "apps").iterdir())
+    assert files(install(project, home)) == files(project)
+
+
+def test_a_place_that_cannot_be_taken_is_an_error(project, home, monkeypatch) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(PermissionError):
+        install(project, home)
+
+
+def test_flowers_function_is_replaced_once(monkeypatch) -> None:
+    before = getattr(flower.validate_and_install, "__wrapped__", flower.validate_and_install)
+    monkeypatch.setattr(flower, "validate_and_install", before)
+    module.attach()
+    replaced = flower.validate_and_install
+    assert replaced is not before
+    module.attach()
+    assert flower.validate_and_install is replaced
