@@ -78,11 +78,7 @@ def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
 
     may_change, before = method_class(config.modules["method"]).may_change, copy.deepcopy(dict(identity["config"]))
     as_before(before)
-    older = {f"{group}.{name}": value for group, settings in LATER.items() for name, value in settings.items()}
-    standard = defaults(config)
-    check_same(
-        before, describe(config), may_change, standard | {name: older[name] for name in older if name in standard}
-    )
+    check_same(before, describe(config), may_change, defaults(config) | before_later(config))
 
 
 def check_same(
@@ -114,6 +110,13 @@ def check_same(
 def defaults(config: RunConfig) -> dict[str, Any]:
     """Return the default of every setting of `config` that has one in its class, with dotted names, as JSON values."""
     return flatten(_defaults(config))
+
+
+def before_later(config: RunConfig) -> dict[str, Any]:
+    """Return what stands for the old behaviour of those settings of `config` that came later, with dotted names."""
+    older = {f"{group}.{name}": value for group, settings in LATER.items() for name, value in settings.items()}
+    known = defaults(config)
+    return {name: value for name, value in older.items() if name in known}
 
 
 def _defaults(settings: Settings) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def _prepare(folder: Path, record: Path, run: Path | None, start: int, settings:
 
 
 def overrides(record: Path) -> list[str]:
-    """Return settings, as overrides, that compose the configuration of a record.
+    """Return settings, as overrides, that compose the configuration of a record, of an older version too.
 
     Raises
     ------
@@ -166,13 +166,19 @@ def overrides(record: Path) -> list[str]:
     """
     from omegaconf import OmegaConf
 
+    from fedcross.conf.schema import load
+    from fedcross.server.identity import before_later
+
     try:
         config: Any = OmegaConf.to_container(OmegaConf.load(record / ".hydra" / "config.yaml"), resolve=False)
         groups = [f"{group}={config[group]['name']}" for group in GROUPS if group in config]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{record}: its configuration cannot be read ({error}).") from error
-    leaves = {name: value for name, value in config.items() if name not in MACHINES}
-    return [*groups, *(f"++{name}={_literal(value)}" for name, value in _flat(leaves) if not _refers(value))]
+    leaves = dict(_flat({name: value for name, value in config.items() if name not in MACHINES}))
+    found = [*groups, *(f"++{name}={_literal(value)}" for name, value in leaves.items() if not _refers(value))]
+    # A version that did not know a setting did not do what its default says today.
+    later = {name: value for name, value in before_later(load(found)).items() if name not in leaves}
+    return [*found, *(f"++{name}={_literal(value)}" for name, value in later.items())]
 
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

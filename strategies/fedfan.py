@@ -45,20 +45,20 @@ class FedFanParams(PooledParams, Widths):
     limit : float, optional
         A visit that is more than this many times as long as visits were up to now is shortened to that; None: none is.
     shrink : float
-        Experimental: share by which all parameters are made smaller in a round; 0 never.
+        Share by which all parameters are made smaller in a round; 0 never.
     memory_mb : int
-        Experimental: MiB for what each client changed last (:mod:`strategies.parts.control_variates`); the clients
-        heard least recently are forgotten first. 0 corrects no upload.
+        MiB for what each client changed last (:mod:`strategies.parts.control_variates`); the clients heard least
+        recently are forgotten first. 0 corrects no upload, nor does a pool of several widths.
     """
 
     alpha: float = Field(0.99, ge=0, lt=1)
-    reach: float = Field(4.0, ge=0)
-    sharpness: float = Field(4.0, gt=0)
+    reach: float = Field(8.0, ge=0)
+    sharpness: float = Field(8.0, gt=0)
     push: float = Field(1.0, ge=0, le=1)
     tail: float = Field(8.0, ge=0)
     limit: float | None = Field(2.0, ge=1)
-    shrink: float = Field(0.0, ge=0, lt=1)
-    memory_mb: int = Field(0, ge=0)
+    shrink: float = Field(0.002, ge=0, lt=1)
+    memory_mb: int = Field(256, ge=0)
 
     def faults(self, clients_per_round: int) -> list[str]:
         """Return an error if some width gets no slot."""
@@ -69,16 +69,6 @@ class FedFanParams(PooledParams, Widths):
             f"method.widths={widths}: {clients_per_round} models; each width needs one. Raise clients_per_round or "
             "give fewer widths."
         ]
-
-    def remarks(self) -> list[str]:
-        """Return warnings about settings that are allowed but unusual."""
-        found = super().remarks()
-        if self.cuts() and self.memory_mb:
-            found.append(
-                f"method.memory_mb={self.memory_mb}: with widths below 1 no upload is corrected. "
-                "Set method.memory_mb=0."
-            )
-        return found
 
     def room_remarks(self, nbytes: int, clients: int) -> list[str]:
         """Return a warning if not all of `clients`, with `nbytes` of trained parameters each, can be remembered."""
@@ -108,36 +98,38 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
     """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
 
     With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
-    ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0::
+    ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0, where v_i is already
+    the upload that was shortened to ``|v_i - w_i| <= limit sqrt(u_(t-1))`` if it was longer (from round 2 on)::
 
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit
-        n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits
+        v'_i = v_i - s b_i (y_c(i) - Y)                           without what its client changes in every visit
+        n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits; M is the mean of all v'_i
         a_t  = min(alpha, max(0, 1 - (reach / n_t)^q))
-        w_i  = (1 - shrink) (a_t v_i + (1 - a_t) M_t + p c_t D_t)
+        w_i  = (1 - shrink) (a_t v'_i + (1 - a_t) M_t + p c_t D_t)
         W_t  = W_(t-1) + g_t (M_t - W_(t-1))                      g_t = (e + 1) / (e + t)
 
-    `shrink` is 0. With `memory_mb`, an experiment, each v_i is first corrected by what its client changed last
+    y_c is what client c changed last, Y the mean of all y_c, and s and b_i are measured
     (:class:`~strategies.parts.control_variates.ControlVariates`).
 
     As long as the mean has not come far, compared with what one client changes, all models start from it, as in FedAvg,
     and go on along its step while its steps agree. Then the pool opens, up to FedCross's share of alpha. Where clients
     differ much, their visits are long and the mean's way is short, so the pool stays closed for longer. W is the global
-    model. To shrink the parameters is decoupled weight decay on the server; that smaller models generalise better
-    is FedLAW's finding (ICML 2023). The averaging of W is Shamir and Zhang's polynomial-decay average (ICML 2013); a
-    push by the last step is Polyak's heavy ball (1964), and to drop it when steps turn is the idea of O'Donoghue and
-    Candes's adaptive restart (2015).
+    model. What a client repeats is taken off as in SAGA and FedVARP. To shrink the parameters is decoupled weight decay
+    on the server; that smaller models generalise better is FedLAW's finding (ICML 2023). The averaging of W is Shamir
+    and Zhang's polynomial-decay average (ICML 2013); a push by the last step is Polyak's heavy ball (1964), and to drop
+    it when steps turn is the idea of O'Donoghue and Candes's adaptive restart (2015).
 
     State: the pool, K models, four more, M, D, W and M_0, and u; clients keep none. Wire: one model down, one up.
 
     Cost on the server: one pass that compares the uploads with what was sent, one that reads the pool for the mean, one
     that reads and writes it in place, and four over single models (step, cosine, way, average). Memory: the pool and
-    six models. With `memory_mb`: two passes over the uploads and what is remembered, three models, one for each upload
-    and `memory_mb`, of which a checkpoint makes and holds a copy; with `shrink` one more pass over the pool.
+    six models. The correction: two passes over the uploads and what is remembered, three models, one for each upload
+    and up to `memory_mb`, of which a checkpoint makes and holds a copy. To shrink is one more pass over the pool.
 
     Choices:
 
-    - Only trained parameters are corrected, pushed, measured and shrunk: a variance of batch normalisation that is
-      moved on could fall below 0. Statistics are pulled and averaged like weights, integer entries pulled.
+    - Only trained parameters are shortened, corrected, pushed, measured and shrunk: a variance of batch normalisation
+      that is moved on could fall below 0. Statistics are pulled and averaged like weights, integer entries pulled.
     - A lost slot keeps its model, counts in M and follows the pool as all do; it does not count in u or s. Its
       client's y_c stays.
     - A client that `memory_mb` has no room for, or that was not heard before, is not corrected. s is measured, and the

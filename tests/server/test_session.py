@@ -101,15 +101,26 @@ def test_a_later_setting_whose_default_is_not_the_old_behaviour_refuses_an_older
         check_continues({"config": before}, config)
 
 
-def test_the_experiments_of_fedfan_continue_no_run_without_them():
-    old = ["task=digits", "method=fedfan", "method.limit=null"]
-    before = describe(load(old))
-    assert not {"limit", "shrink", "memory_mb"} & set(before["method"])
-    check_continues({"config": before}, load(old))
+def test_a_run_of_an_older_fedfan_is_continued_with_its_own_rule_only():
+    plain = ["task=digits", "method=fedfan"]
+    first = [
+        *plain,
+        "method.reach=4",
+        "method.sharpness=4",
+        "method.limit=null",
+        "method.shrink=0",
+        "method.memory_mb=0",
+    ]
+    before = describe(load(first))
+    assert not {"sharpness", "limit", "shrink", "memory_mb"} & set(before["method"])
+    check_continues({"config": before}, load(first))
     with pytest.raises(ConfigError) as caught:
-        check_continues({"config": before}, load([*old, "method.shrink=0.002", "method.memory_mb=256"]))
+        check_continues({"config": before}, load(plain))
     assert [fault.split(". ")[0] for fault in caught.value.faults] == [
+        "method.limit: the run in that folder has None, now it is 2.0",
         "method.memory_mb: the run in that folder has 0, now it is 256",
+        "method.reach: the run in that folder has 4.0, now it is 8.0",
+        "method.sharpness: the run in that folder has 4.0, now it is 8.0",
         "method.shrink: the run in that folder has 0.0, now it is 0.002",
     ]
 

@@ -85,6 +85,22 @@ def test_the_settings_of_a_record_compose_its_configuration(results):
     assert fingerprint(load([*overrides(home), "rounds=6"])) == fingerprint(load(SETTINGS))
 
 
+def test_the_settings_of_an_older_record_stand_for_what_its_version_did(tmp_path):
+    """Its version knew neither the limit nor the correction of FedFan, nor that the pool may open faster."""
+    from omegaconf import OmegaConf
+
+    from fedcross.conf.compose import compose
+    from fedcross.conf.schema import load
+
+    plain = compose(["task=digits", "method=fedfan"])
+    for later in ("limit", "sharpness", "shrink", "memory_mb"):
+        del plain["method"][later]
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(OmegaConf.create(plain), tmp_path / ".hydra" / "config.yaml")
+    method = load(overrides(tmp_path)).method
+    assert (method.limit, method.sharpness, method.shrink, method.memory_mb) == (None, 4.0, 0.0, 0)
+
+
 def test_no_records(tmp_path):
     with pytest.raises(DataError, match="no records"):
         verify(tmp_path / "none", 1, 0, 0.0)

@@ -9,8 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcross.strategies.fedfan import FedFan, FedFanParams, cosine
+from tests.support import pools
 from tests.support.federation import run
-from tests.support.pools import begun, check_empty, check_state, draws, feed, model
+from tests.support.pools import check_empty, check_state, draws, feed, model
+
+#: The rule without what has tests of its own.
+PLAIN = {"limit": None, "memory_mb": 0, "shrink": 0.0, "reach": 4.0, "sharpness": 4.0}
 
 
 @contextmanager
@@ -19,6 +23,11 @@ def own_share(share):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FedFanParams, "own", lambda self, visits: share)
         yield
+
+
+def begun(k, start=None, **values):
+    """Return the plain rule with k slots, with these settings changed."""
+    return pools.begun(FedFan, k, start, **(PLAIN | values))
 
 
 def one(*values):
@@ -33,7 +42,7 @@ def test_four_rounds_by_hand():
     Round 2: become 4 and 8, M = 6, D = 4, cosine 1; u = 5 + 2/3 (20 - 5) = 15, n^2 = 36/15,
     a = 1 - (15/36)^2 = 119/144: 6 -+ 2 * 119/144 and a push of 4; W = 2 + 8/3.
     """
-    method = begun(FedFan, 2, {"w": np.float32([0.0])}, reach=1.0, tail=1.0, limit=None)
+    method = begun(2, {"w": np.float32([0.0])}, reach=1.0, tail=1.0, limit=None)
     feed(method, 1, one(1, 3))
     assert method.pool.rows.ravel().tolist() == [2, 2]
     assert method.visit == 5
@@ -61,7 +70,7 @@ def test_four_rounds_by_hand():
 
 def test_the_push_is_the_cosine_of_the_last_two_steps():
     """Steps (1, 0) and (1, 1): cosine 1/sqrt(2), of which p = .5 is taken. All slots agree: no pull."""
-    method = begun(FedFan, 2, {"w": np.zeros(2, np.float32)}, push=0.5)
+    method = begun(2, {"w": np.zeros(2, np.float32)}, push=0.5)
     feed(method, 1, one((1, 0), (1, 0)))
     metrics = feed(method, 2, one((2, 1), (2, 1)))
     assert metrics["push"] == pytest.approx(0.5 / math.sqrt(2))
@@ -70,7 +79,7 @@ def test_the_push_is_the_cosine_of_the_last_two_steps():
 
 def test_statistics_are_averaged_and_pulled_but_never_pushed():
     """Entry `mean` of the test model is a statistic: 1 in all slots, then 2. Its counters are truncated means."""
-    method = begun(FedFan, 3, tail=0.0, reach=2.0)
+    method = begun(3, tail=0.0, reach=2.0)
     feed(method, 1, {slot: model(1.0, count=slot) for slot in range(3)})
     with own_share(5 / 7):
         feed(method, 2, {slot: model(2.0, count=slot + 1) for slot in range(3)})
@@ -85,7 +94,7 @@ def test_statistics_are_averaged_and_pulled_but_never_pushed():
 
 def test_statistics_do_not_decide_how_coherent_the_steps_are():
     """The weights turn round while the statistic goes on far: no push."""
-    method = begun(FedFan, 2)
+    method = begun(2)
     for number, (weight, statistic) in enumerate([(1.0, 100.0), (0.0, 200.0)], start=1):
         sent = model(weight)
         sent["mean"][...] = statistic
@@ -99,7 +108,7 @@ def test_a_lost_slot_counts_in_the_mean_and_follows_the_pool():
     With a = 2/3: 1 + 5/3, 2 + 5/3, 7 + 5/3, and all go on by 2. The visit is that of the two others, with
     g = 3/4: 15 + 3/4 ((1.5^2 + 7.5^2)/2 - 15).
     """
-    method = begun(FedFan, 3, {"w": np.float32([0.0])}, tail=2.0)
+    method = begun(3, {"w": np.float32([0.0])}, tail=2.0)
     feed(method, 1, one(0, 3, 6))
     uploads = one(1.5, 0, 10.5)
     del uploads[1]
@@ -113,7 +122,7 @@ def test_a_lost_slot_counts_in_the_mean_and_follows_the_pool():
 @settings(deadline=None, max_examples=30)
 @given(st.integers(2, 7), st.floats(0, 0.99), st.floats(0, 2), st.integers(0, 99))
 def test_the_pools_mean_goes_on_and_its_variance_falls_to_the_square(k, alpha, reach, seed):
-    method, sent = begun(FedFan, k, alpha=alpha, reach=reach, diagnostics_every=0), draws(k, seed)
+    method, sent = begun(k, alpha=alpha, reach=reach, diagnostics_every=0), draws(k, seed)
     feed(method, 1, draws(k, seed + 100))
     before = np.stack([np.concatenate([u[e].ravel() for e in ("w0", "w1", "w2")]) for u in sent.values()])
     mean, last = before.astype(np.float64).mean(0), method.mean.copy()[:6]
@@ -140,7 +149,7 @@ def test_the_global_models_weights_are_positive_and_add_up_to_1(tail, last):
 
 
 def test_a_tail_of_0_is_the_plain_average_of_all_means():
-    method = begun(FedFan, 2, {"w": np.float32([0.0])}, tail=0.0)
+    method = begun(2, {"w": np.float32([0.0])}, tail=0.0)
     means = [4.0, 1.0, 7.0, 0.0]
     for number, mean in enumerate(means, start=1):
         feed(method, number, one(mean - 1, mean + 1))
@@ -148,7 +157,8 @@ def test_a_tail_of_0_is_the_plain_average_of_all_means():
 
 
 def test_a_pool_that_never_opens_and_is_not_pushed_is_fedavg_with_equal_weights(tmp_path):
-    closed = ["method=fedfan", "method.alpha=0", "method.push=0", "method.tail=1e12"]
+    closed = ["method=fedfan", "method.alpha=0", "method.push=0", "method.tail=1e12", "method.memory_mb=0"]
+    closed += ["method.limit=null", "method.shrink=0"]
     a = run(tmp_path / "a", *closed).method.global_model()
     b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").method.global_model()
     for name in a:
@@ -164,8 +174,9 @@ def test_a_longer_way_opens_the_pool_up_to_alpha(alpha, reach, visits, more):
 
 
 def test_the_share_by_hand():
-    """Twice the reach: 1 - 1/16. No reach: alpha as soon as the mean has moved at all."""
-    assert FedFanParams(reach=3.0).own(6.0) == 0.9375
+    """Twice the reach: 1 - 1/16 or 1 - 1/256. No reach: alpha as soon as the mean has moved at all."""
+    assert FedFanParams(reach=3.0, sharpness=4.0, alpha=0.999).own(6.0) == 0.9375
+    assert FedFanParams(reach=3.0, sharpness=8.0, alpha=0.999).own(6.0) == 0.99609375
     assert FedFanParams(reach=0.0).own(0.1) == 0.99
 
 
@@ -173,7 +184,7 @@ def test_clients_that_differ_keep_the_pool_closed():
     """The mean comes 3 far in both; visits that change 1 let it open, visits that change 5 do not."""
     shares = []
     for apart in (0.1, 5.0):
-        method = begun(FedFan, 2, {"w": np.zeros(2, np.float32)}, reach=2.0, push=0.0, tail=0.0)
+        method = begun(2, {"w": np.zeros(2, np.float32)}, reach=2.0, push=0.0, tail=0.0)
         sent = {number: one((number, apart), (number, -apart)) for number in (1, 2, 3)}
         shares += [feed(method, number, uploads)["own_share"] for number, uploads in sent.items()]
     assert shares[:3] == pytest.approx([0, 0, 1 - (2 / 3) ** 4 * 1.01**2], abs=0.02)
@@ -181,7 +192,7 @@ def test_clients_that_differ_keep_the_pool_closed():
 
 
 def test_one_slot_is_trained_and_pushed():
-    method = begun(FedFan, 1, {"w": np.float32([0.0])})
+    method = begun(1, {"w": np.float32([0.0])})
     for number, value in ((1, 1.0), (2, 3.0)):
         feed(method, number, one(value))
     assert method.pool.rows.tolist() == [[5.0]]
@@ -189,7 +200,7 @@ def test_one_slot_is_trained_and_pushed():
 
 def test_a_value_that_all_share_and_that_does_not_move_stays_to_the_bit():
     value = float(np.float32(0.1))
-    method = begun(FedFan, 7, start=model(value, count=3))
+    method = begun(7, start=model(value, count=3))
     for number in (1, 2, 3):
         feed(method, number, {slot: model(value, count=3) for slot in range(7)})
     assert (method.pool.rows[:, :2] == np.float32(value)).all()
@@ -210,7 +221,7 @@ def test_uploads_are_corrected_by_hand():
     Round 1: both unknown: M = 2, and Y = 2. Round 2 from 2: they come to 3 and 5; both differ from Y as before (-1, 1),
     so s = 1: 3 - (1 - 2) = 4 and 5 - (3 - 2) = 4. M = 4. Visits are as long as before: u = (1 + 9)/2.
     """
-    method = begun(FedFan, 2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=1e9, memory_mb=1)
+    method = begun(2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=1e9, memory_mb=1)
     assert feed(method, 1, one(1, 3))["recalled"] == 0
     assert method.pool.rows.ravel().tolist() == [2, 2]
     assert method.visit == pytest.approx(5)
@@ -225,7 +236,7 @@ def test_a_visit_out_of_measure_is_shortened_by_hand():
     The second has gone 30 where 2 may be: 3. M = 2.5; tail = 0: u = 1 + ((1 + 4)/2 - 1)/2 = 1.75. Round 3: what is just
     as long as it may be stays.
     """
-    method = begun(FedFan, 2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=0.0)
+    method = begun(2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=0.0, limit=2.0)
     assert feed(method, 1, one(1, 1))["shortened"] == 0
     assert feed(method, 2, one(2, 31))["shortened"] == 1
     assert method.pool.rows.ravel().tolist() == [2.5, 2.5]
@@ -237,7 +248,7 @@ def test_a_visit_out_of_measure_is_shortened_by_hand():
 
 def test_statistics_of_a_shortened_visit_stay_and_without_a_limit_nothing_is_shortened():
     for limit, weight in ((2.0, 3.0), (None, 10.0)):
-        method = begun(FedFan, 2, alpha=0.0, push=0.0, limit=limit)
+        method = begun(2, alpha=0.0, push=0.0, limit=limit)
         feed(method, 1, {slot: model(1.0) for slot in range(2)})
         feed(method, 2, {slot: model(10.0) for slot in range(2)})
         sent = method.pool.model(0)
@@ -246,18 +257,18 @@ def test_statistics_of_a_shortened_visit_stay_and_without_a_limit_nothing_is_sho
 
 def test_the_pool_is_shrunk_behind_the_rule_but_not_its_statistics():
     """All uploads are 1: the pool gets 1 and a step of 0, times .75; M and the global model stay at 1."""
-    method = begun(FedFan, 2, shrink=0.25)
+    method = begun(2, shrink=0.25)
     feed(method, 1, {slot: model(1.0, count=4) for slot in range(2)})
     sent, kept = method.pool.model(1), method.global_model()
     assert (sent["w0"].tolist(), sent["mean"].tolist(), int(sent["n"])) == ([0.75, 0.75], [1.0], 4)
     assert kept["w0"].tolist() == [1.0, 1.0]
 
 
-def test_models_of_several_widths_are_not_corrected_and_the_user_is_told():
-    remarks = FedFanParams(widths=(1.0, 0.5), memory_mb=256).remarks()
-    assert len(remarks) == 1
-    assert "method.memory_mb=0" in remarks[0]
-    assert FedFanParams(widths=(1.0, 0.5)).remarks() == FedFanParams(memory_mb=256).remarks() == []
+def test_models_of_several_widths_are_not_corrected():
+    """Whoever sets widths is not told that something is missing: no memory is taken for it."""
+    params = FedFanParams(widths=(1.0, 0.5))
+    assert params.memory_mb > 0
+    assert params.remarks() == params.room_remarks(3 << 20, 1000) == []
 
 
 def test_a_memory_without_room_for_all_clients_is_told():
@@ -265,10 +276,10 @@ def test_a_memory_without_room_for_all_clients_is_told():
     (remark,) = FedFanParams(memory_mb=256).room_remarks(3 << 20, 100)
     assert "room for what 85 of 100 clients changed last" in remark
     assert "All: 300, in memory" in remark
-    assert FedFanParams(memory_mb=256).room_remarks(3 << 20, 85) == FedFanParams().room_remarks(3 << 20, 100) == []
+    assert FedFanParams(memory_mb=256).room_remarks(3 << 20, 85) == FedFanParams(memory_mb=0).room_remarks(9, 100) == []
 
 
 def test_resume_and_empty_rounds():
     check_state(FedFan)
-    check_state(FedFan, memory_mb=1, shrink=0.01)
+    check_state(FedFan, **PLAIN)
     check_empty(FedFan)

@@ -16,7 +16,7 @@ from fedcross.strategies.fedfan import FedFan
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.tasks.models.slicing import FULL, Size
 from tests.strategies.pool.test_sliced import PLAN, full
-from tests.strategies.test_fedfan import own_share
+from tests.strategies.test_fedfan import PLAIN, own_share
 from tests.support.command import subcommand
 from tests.support.federation import SMALL, run, same, session
 from tests.support.slices import POOL, THREE
@@ -32,7 +32,7 @@ TRAINED = {"in", "out", "bias"}
 
 
 def begun(**values):
-    method = FedFan(clients_per_round=3, widths=(1.0, 0.66, 0.3), **values)
+    method = FedFan(clients_per_round=3, widths=(1.0, 0.66, 0.3), **(PLAIN | values))
     method.plan = PLAN
     method.begin(full(), TRAINED)
     return method
