@@ -128,14 +128,22 @@ def belongs(cell: Cell, settings: Mapping[str, Any]) -> bool:
     model = str(of("model.name"))
     if task == "femnist" and model == "lenet5":  # the papers' CNN for FEMNIST is a wider one
         return False
+    if cell.source.startswith("FedCross") and _federation_of_fedct(settings):
+        return False
+    own_model = cell.source.startswith("FedCT") and _federation_of_fedct(settings)  # deviations() names it
     return (
         cell.dataset == ("cifar100" if task.startswith("cifar100") else task)
-        and cell.model == MODELS.get(model, model)
+        and (own_model or cell.model == MODELS.get(model, model))
         and cell.partition.split(" ")[0] == of("partition.name")
         and same_beta
         and cell.method == of("method.name")
         and _variant_agrees(cell, settings)
     )
+
+
+def _federation_of_fedct(settings: Mapping[str, Any]) -> bool:
+    """Whether all of ten clients take part in every round, as in FedCT's paper alone."""
+    return settings.get("partition.clients") == settings.get("clients_per_round") == 10
 
 
 def _variant_agrees(cell: Cell, settings: Mapping[str, Any]) -> bool:
@@ -174,6 +182,11 @@ def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
         for name, value in (_protocol(cell) | WHOLE).items()
         if name in settings and settings[name] != value
     ]
+    model = str(settings.get("model.name", cell.model))
+    if MODELS.get(model, model) != cell.model:
+        differing.insert(0, f"model {model} (paper {cell.model})")
+    if any(float(width) < 1 for width in settings.get("method.widths") or ()):
+        differing.append(f"widths {', '.join(map(str, settings['method.widths']))} (paper full models)")
     for what, (name, off) in SWITCHES.items():
         if settings.get(name, off) != off:
             differing.append(f"{what} {'on' if settings[name] is True else settings[name]} (paper none)")
@@ -191,7 +204,8 @@ def _protocol(cell: Cell) -> dict[str, Any]:
         rounds = TEXT_ROUNDS.get(cell.dataset) or FEDCROSS_ROUNDS.get(cell.model)
         clients, drawn = FEDCROSS_CLIENTS.get(cell.dataset, (100, 10))
         paper = {"train.lr": 0.01, "train.momentum": 0.5, "train.epochs": 5, "train.batch": 50}
-        return paper | {"clients_per_round": drawn, "rounds": rounds, "partition.clients": clients}
+        paper |= {"clients_per_round": drawn, "rounds": rounds, "partition.clients": clients}
+        return paper | {"method.first_stage": 0}
     if cell.source.startswith("FedCT"):
         paper = {"train.lr": 0.01, "train.epochs": 10, "train.batch": 64, "clients_per_round": 10}
         return paper | {"rounds": 100, "partition.clients": 10}

@@ -80,19 +80,32 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def compare(groups: Sequence[Group]) -> list[Comparison]:
-    """Compare within each problem: every pair of up to five configurations, otherwise each with the first.
+    """Compare within each problem: every pair of up to five configurations, otherwise each with one.
 
-    The first is FedAvg if it is among them. Pairs that share fewer than two seeds are left out.
+    That one is the first whose clients train alike (all settings of ``train`` are equal), or else the first of all; the
+    first is FedAvg if it is among them. Pairs that share fewer than two seeds are left out.
     """
     found: list[Comparison] = []
     for problem in dict.fromkeys(group.problem for group in groups):
         members = [group for group in groups if group.problem == problem]
-        last = len(members) if len(members) <= 5 else 1
-        rows = [_pair(b, a) for i, a in enumerate(members[:last]) for b in members[i + 1 :]]
+        if len(members) <= 5:
+            rows = [_pair(b, a) for i, a in enumerate(members) for b in members[i + 1 :]]
+        else:
+            rows = [_pair(b, _reference(b, members)) for b in members[1:]]
         rows = [row for row in rows if row.n > 1]
         corrected = holm([row.t for row in rows])
         found += [Comparison(**{**vars(row), "holm": value}) for row, value in zip(rows, corrected)]
     return found
+
+
+def _reference(group: Group, members: Sequence[Group]) -> Group:
+    """Return with which of `members`, the first or a later one, `group` is compared."""
+    found = next(one for one in members if _training(one) == _training(group))
+    return members[0] if found is group else found
+
+
+def _training(group: Group) -> dict[str, str]:
+    return {name: str(value) for name, value in group.settings.items() if name.startswith("train.")}
 
 
 def _pair(first: Group, second: Group) -> Comparison:

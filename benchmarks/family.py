@@ -26,8 +26,8 @@ from benchmarks.common import machine, write_section
 from benchmarks.shapes import Shapes, shapes
 from fedcross.strategies.wire.protocol import Upload
 
-#: FedFan whose server remembers all clients' changes (``method.memory_mb``).
-CORRECTED = "fedfan, uploads corrected"
+#: FedFan that corrects no upload and shrinks nothing (``method.memory_mb=0 method.shrink=0``).
+BARE = "fedfan, uploads not corrected"
 METHODS = (
     "fedcross in order",
     "fedcross by similarity",
@@ -35,8 +35,8 @@ METHODS = (
     "fedmut",
     "masterpull",
     "daisychain",
+    BARE,
     "fedfan",
-    CORRECTED,
 )
 
 
@@ -46,6 +46,7 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
 
     from fedcross.strategies.fedcross import FedCross
     from fedcross.strategies.parts.control_variates import ControlVariates
+    from fedcross.strategies.pool.passes import shrink
     from fedcross.strategies.pool.selection import find_selection
     from fedcross.strategies.round.registry import method_class
     from fedcross.strategies.wire.protocol import Round
@@ -55,15 +56,15 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     cross = FedCross(alpha=ALPHA, selection="in_order", **settings)
     cross.begin(model, trained(shapes(name)))
     similar = FedCross(alpha=ALPHA, selection="lowest_similarity", **settings)
-    others: dict[str, Any] = {one: method_class(one)(**settings) for one in METHODS[2:-1]}
+    others: dict[str, Any] = {one: method_class(one)(**settings) for one in METHODS[2:-2]}
+    others[BARE] = fan = method_class("fedfan")(**settings, shrink=0)
     before = memory_now()
     for method in others.values():
         method.pool = cross.pool
     similar.pool, similar._selection = cross.pool, find_selection("lowest_similarity")
     similar._columns = cross.pool.layout.columns("parameters")
     others["fedmut"].mean, others["fedmut"].counters = cross.pool.mean_row([0])
-    others["fedfan"].mean, others["fedfan"].counters = cross.pool.mean_row([0])
-    fan = others["fedfan"]
+    fan.mean, fan.counters = cross.pool.mean_row([0])
     fan.steps, fan.average = np.stack([cross.pool.mean_row([1])[0]] * 2), cross.pool.mean_row([1])[0]
     fan.visit, fan.origin, fan._spare, fan._newest = 1.0, cross.pool.mean_row([1])[0], np.empty_like(fan.mean), 0
     fan.parameter_names, fan.variates = cross.parameter_names, ControlVariates(cross.pool.layout, 2**40)
@@ -81,8 +82,9 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
         times["fedcross by similarity"] = seconds(partial(crossed, similar, current, everybody))
         for one, method in others.items():
             times[one] = seconds(partial(method.recombine, current, everybody))
-        times["fedfan"] += seconds(lambda: [fan._changed(upload) for upload in uploads])
-        times[CORRECTED] = times["fedfan"] + seconds(lambda: fan.variates.correct(uploads, cross.pool.model))
+        times[BARE] += seconds(lambda: [fan._changed(upload) for upload in uploads])
+        times["fedfan"] = times[BARE] + seconds(lambda: fan.variates.correct(uploads, cross.pool.model))
+        times["fedfan"] += seconds(lambda: shrink(cross.pool, fan._trained(), 0.002))
         times["bound"] = times["read"] + times["scale"]
         times["total"] = times["fedmr"]
         return times

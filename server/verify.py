@@ -33,6 +33,8 @@ MACHINES = {
     "snapshots",
     "rounds",
 }
+#: Up to which round rounds are run from the start for the sake of a digest.
+FURTHER = 10
 GROUPS = ("task", "model", "partition", "method", "attack")
 
 
@@ -79,8 +81,13 @@ def verify(
     ------
     DataError
         If there is no record.
+
+    Notes
+    -----
+    `home` may be a single record. Without a checkpoint at hand the first rounds are run, and further ones up to the
+    first that has a digest, if that is within :data:`FURTHER` rounds: a digest says more than a tolerance.
     """
-    records = sorted(path.parent for path in home.glob("*/metrics.jsonl"))
+    records = sorted(path.parent for path in [*home.glob("metrics.jsonl"), *home.glob("*/metrics.jsonl")])
     if not records:
         raise DataError(f"{home}: no records. `ls {home.parent}` lists the names.")
     found = []
@@ -102,7 +109,7 @@ def _again(
     if data_root is not None:
         settings.append(f"data_root={quote(str(data_root.resolve()))}")
     at_hand = {0} if _keeps_state(settings) else _checkpoints(record) | _checkpoints(run)
-    for start, numbers in _chosen(at_hand, rounds, draw, sorted(told)):
+    for start, numbers in _chosen(at_hand, rounds, draw, sorted(told), sorted(digests)):
         folder = place / f"from-{start}"
         if start:
             _prepare(folder, record, run, start, settings)
@@ -131,12 +138,16 @@ def _keeps_state(settings: list[str]) -> bool:
     return keeps or config.compression.up != "float32"
 
 
-def _chosen(at_hand: set[int], count: int, draw: Generator, known: list[int]) -> list[tuple[int, list[int]]]:
+def _chosen(
+    at_hand: set[int], count: int, draw: Generator, known: list[int], sealed: list[int]
+) -> list[tuple[int, list[int]]]:
     """Return pairs of a round with a checkpoint (0: the start) and the rounds to run again from it.
 
     With fewer checkpoints than `count`, several rounds in a row are run from each.
     """
     starts = sorted(start for start in at_hand if start < known[-1])
+    if starts == [0] and sealed and sealed[0] <= FURTHER:
+        count = max(count, sealed[0])
     picked = sorted(int(i) for i in draw.permutation(len(starts))[:count])
     each, rest = divmod(count, len(picked))
     lengths = [each + (i < rest) for i in range(len(picked))]
@@ -171,7 +182,7 @@ def overrides(record: Path) -> list[str]:
 
     try:
         config: Any = OmegaConf.to_container(OmegaConf.load(record / ".hydra" / "config.yaml"), resolve=False)
-        groups = [f"{group}={config[group]['name']}" for group in GROUPS if group in config]
+        groups = [f"{group}={_named(config[group])}" for group in GROUPS if group in config]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{record}: its configuration cannot be read ({error}).") from error
     leaves = dict(_flat({name: value for name, value in config.items() if name not in MACHINES}))
@@ -179,6 +190,11 @@ def overrides(record: Path) -> list[str]:
     # A version that did not know a setting did not do what its default says today.
     later = {name: value for name, value in before_later(load(found)).items() if name not in leaves}
     return [*found, *(f"++{name}={_literal(value)}" for name, value in later.items())]
+
+
+def _named(group: Mapping[str, Any]) -> str:
+    """Return how a group's settings are asked for: by an import path if they have one, else by name."""
+    return str(group.get("path") or group["name"])
 
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -60,6 +60,26 @@ def test_fedct_takes_its_base_and_broadcast_from_the_method():
     assert ("FedCT Table IV", 87.78) in values(found | {"method.broadcast": "random"})
 
 
+def test_ten_clients_in_every_round_are_fedcts_protocol():
+    """Another network then stands beside FedCT's, and is named; FedCross's tables have 100 clients."""
+    found = settings("fedexg", model__name="lenet5", partition__beta=0.5)
+    found |= {"partition.clients": 10, "clients_per_round": 10}
+    cell = accuracy_cells(found)[0]
+    assert (cell.source, cell.value) == ("FedCT Table I", 86.04)
+    assert deviations(cell, found)[0] == "model lenet5 (paper resnet18)"
+    assert not [source for source, _ in values(found | {"method.name": "fedavg"}) if "FedCross" in source]
+    assert values(found | {"clients_per_round": 5}) == []
+
+
+def test_cut_models_and_a_first_stage_are_told():
+    found = settings("fedcross") | {"method.widths": [0.4], "method.first_stage": 100}
+    assert deviations(accuracy_cells(found)[0], found) == [
+        "first_stage 100 (paper 0)",
+        "widths 0.4 (paper full models)",
+    ]
+    assert deviations(accuracy_cells(found)[0], found | {"method.widths": [1.0], "method.first_stage": 0}) == []
+
+
 def test_deviations_from_the_paper_are_told():
     found = settings("fedavg", rounds=200, train__lr=0.1)
     assert deviations(accuracy_cells(found)[0], found) == ["lr 0.1 (paper 0.01)", "rounds 200 (paper 2000)"]

@@ -63,3 +63,18 @@ def test_many_configurations_are_compared_with_the_first_only(tmp_path: Path):
             write_run(tmp_path / f"{method}{seed}", [0.1 * seed], config(method, seed, 1))
     found = compare(group_runs(load_runs([tmp_path]).runs)[0])
     assert [(c.first, c.second) for c in found] == [(f"m{i}", "fedavg") for i in range(1, 6)]
+
+
+def test_many_configurations_are_compared_with_one_whose_clients_train_alike(tmp_path: Path):
+    for momentum in (0.0, 0.9):
+        for method in ("fedavg", "m1", "m2"):
+            for seed in (1, 2):
+                settings = config(method, seed, 1, train__momentum=momentum)
+                write_run(tmp_path / f"{method}-{momentum}-{seed}", [0.1 * seed], settings)
+    found = compare(group_runs(load_runs([tmp_path]).runs)[0])
+    slow, fast = "fedavg train.momentum=0.0", "fedavg train.momentum=0.9"
+    assert {(c.first, c.second) for c in found} == {
+        (fast, slow),
+        *((f"{method} train.momentum=0.0", slow) for method in ("m1", "m2")),
+        *((f"{method} train.momentum=0.9", fast) for method in ("m1", "m2")),
+    }

@@ -1,12 +1,13 @@
 import json
 
+import numpy as np
 import pytest
 
 from fedcross.analysis.records import record
 from fedcross.core.errors import DataError
 from fedcross.server.commands.main import main
 from fedcross.server.launch import launch
-from fedcross.server.verify import DIGESTS, Verdict, overrides, verify
+from fedcross.server.verify import DIGESTS, FURTHER, Verdict, _chosen, overrides, verify
 
 SETTINGS = [
     "method=fedcross", "task=digits", "task.limit=120", "model.hidden=[4]", "partition=iid", "partition.clients=3",
@@ -99,6 +100,25 @@ def test_the_settings_of_an_older_record_stand_for_what_its_version_did(tmp_path
     OmegaConf.save(OmegaConf.create(plain), tmp_path / ".hydra" / "config.yaml")
     method = load(overrides(tmp_path)).method
     assert (method.limit, method.sharpness, method.shrink, method.memory_mb) == (None, 4.0, 0.0, 0)
+
+
+def test_a_model_of_an_import_path_is_asked_for_by_it(tmp_path):
+    from omegaconf import OmegaConf
+
+    from fedcross.conf.compose import compose
+
+    (tmp_path / ".hydra").mkdir()
+    plain = compose(["task=digits", "model=torch.nn:Identity"])
+    OmegaConf.save(OmegaConf.create(plain), tmp_path / ".hydra" / "config.yaml")
+    assert "model=torch.nn:Identity" in overrides(tmp_path)
+
+
+def test_without_checkpoints_rounds_are_run_up_to_the_first_digest():
+    draw = np.random.default_rng(0)
+    assert _chosen({0}, 2, draw, list(range(1, 21)), [5, 10]) == [(0, [1, 2, 3, 4, 5])]
+    assert _chosen({0}, 7, draw, list(range(1, 21)), [5, 10]) == [(0, [1, 2, 3, 4, 5, 6, 7])]
+    assert _chosen({0}, 2, draw, list(range(1, 21)), [FURTHER + 1]) == [(0, [1, 2])]
+    assert _chosen({0}, 2, draw, list(range(1, 21)), []) == [(0, [1, 2])]
 
 
 def test_no_records(tmp_path):
