@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,23 +106,34 @@ def _hydra(overrides: list[str]) -> tuple[dict[str, str], bool, Path | None]:
 
 def _product(overrides: list[str]) -> list[list[str]]:
     """Return the override lists of all jobs; as in Hydra, a later value of a name replaces the earlier one."""
+    return [list(job) for job in itertools.product(*choices(overrides).values())]
+
+
+def choices(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """Return, for each name but Hydra's own, the overrides that it stands for: several in a sweep.
+
+    Raises
+    ------
+    ConfigError
+        If an override is not in Hydra's grammar.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
         from fedcross.conf.compose import explain
 
         raise ConfigError(explain(str(error))) from error
-    choices: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for one in parsed:
         line = one.input_line or ""
         name = line.split("=")[0]
         if name.startswith("hydra"):
             continue
-        choices[name] = [f"{name}={v}" for v in one.sweep_string_iterator()] if one.is_sweep_override() else [line]
-    return [list(job) for job in itertools.product(*choices.values())]
+        found[name] = [f"{name}={v}" for v in one.sweep_string_iterator()] if one.is_sweep_override() else [line]
+    return found
 
 
 def _unused(raw: list[list[str]], jobs: list[list[str]]) -> tuple[str, ...]:

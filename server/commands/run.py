@@ -42,6 +42,18 @@ def _advice(stop: KeyboardInterrupt, arguments: list[str]) -> str:
     return stop.advice()
 
 
+def _check_shown(arguments: list[str]) -> None:
+    """Raise a ConfigError if ``--cfg`` cannot show the configuration; Hydra's own errors are tracebacks here."""
+    from fedcross.conf.compose import compose
+    from fedcross.core.errors import ConfigError
+    from fedcross.server.sweep import choices
+
+    overrides = [a for a in arguments if not a.startswith("-") and "=" in a]
+    if {"-m", "--multirun"} & set(arguments) or any(len(values) > 1 for values in choices(overrides).values()):
+        raise ConfigError("--cfg shows the configuration of one run. Leave -m out, and give each setting one value.")
+    compose(overrides)
+
+
 def _main(arguments: list[str]) -> None:
     from fedcross.conf.compose import CONF, activate_plugins
 
@@ -64,6 +76,8 @@ def _main(arguments: list[str]) -> None:
             show(plan)
             return
         arguments = [*plan.flags, *plan.overrides]
+    elif {"--cfg", "-c"} & {a.split("=")[0] for a in arguments}:
+        _check_shown(arguments)
     import hydra
 
     from fedcross.conf.own import translated

@@ -40,6 +40,24 @@ def test_a_run_from_the_command_line(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "one" / "result.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["method=fedavg,fedcross", "--cfg", "job"], "of one run"),
+        (["-m", "method=fedavg", "--cfg", "job"], "of one run"),
+        (["method=nix", "--cfg", "job"], "nix"),
+        (["method=[", "-c", "job"], "cannot be read"),
+    ],
+)
+def test_a_configuration_that_cannot_be_shown_is_one_line_and_no_traceback(
+    monkeypatch, tmp_path, capsys, arguments, told
+):
+    assert call(monkeypatch, tmp_path, *arguments) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.slow
 def test_a_sweep_gives_each_method_the_settings_it_has(monkeypatch, tmp_path):
     sweep = ["-m", "method=fedavg,fedcross", "method.alpha=0.8", "seed=1,2", "rounds=1", "hydra.sweep.dir=all"]
