@@ -203,7 +203,7 @@ def _protocol(cell: Cell) -> dict[str, Any]:
     if cell.source.startswith("FedCross"):
         rounds = TEXT_ROUNDS.get(cell.dataset) or FEDCROSS_ROUNDS.get(cell.model)
         clients, drawn = FEDCROSS_CLIENTS.get(cell.dataset, (100, 10))
-        paper = {"train.lr": 0.01, "train.momentum": 0.5, "train.epochs": 5, "train.batch": 50}
+        paper: dict[str, Any] = {"train.lr": 0.01, "train.momentum": 0.5, "train.epochs": 5, "train.batch": 50}
         paper |= {"clients_per_round": drawn, "rounds": rounds, "partition.clients": clients}
         return paper | {"method.first_stage": 0}
     if cell.source.startswith("FedCT"):

@@ -57,7 +57,8 @@ def case(name: str, k: int, repeats: int, patience: float) -> dict[str, Any]:
     cross.begin(model, trained(shapes(name)))
     similar = FedCross(alpha=ALPHA, selection="lowest_similarity", **settings)
     others: dict[str, Any] = {one: method_class(one)(**settings) for one in METHODS[2:-2]}
-    others[BARE] = fan = method_class("fedfan")(**settings, shrink=0)
+    fan: Any = method_class("fedfan")(**settings, shrink=0)
+    others[BARE] = fan
     before = memory_now()
     for method in others.values():
         method.pool = cross.pool
