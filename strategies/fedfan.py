@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,7 +44,8 @@ class FedFanParams(PooledParams, Widths):
         e: the global model is an average over the pool's means, the last ``t / (e + 1)`` of round t weigh most;
         infinite would be the last mean alone, 0 the plain average of all.
     limit : float, optional
-        A visit that is more than this many times as long as visits were up to now is shortened to that; None: none is.
+        A visit that is more than this many times as long as visits were up to now is shortened to that, unless more
+        than half of the round's visits are; None: none is.
     shrink : float
         Share by which all parameters are made smaller in a round; 0 never.
     memory_mb : int
@@ -99,7 +101,9 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
 
     With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
     ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0, where v_i is already
-    the upload that was shortened to ``|v_i - w_i| <= limit sqrt(u_(t-1))`` if it was longer (from round 2 on)::
+    the upload that was shortened to ``|v_i - w_i| <= limit sqrt(u_(t-1))``, u_0 = 0, if it was longer; where more than
+    half of a round's visits are longer than that, as in the first round, to limit^2 times the median of the lengths (of
+    two, the lower one)::
 
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit
         v'_i = v_i - s b_i (y_c(i) - Y)                           without what its client changes in every visit
@@ -191,7 +195,7 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         if not uploads:
             return {}
         lengths = [self._changed(upload) for upload in uploads]
-        most = self.params.limit**2 * self.visit if self.params.limit and self.visit > 0 else math.inf
+        most = self._longest(lengths)
         uploads = [
             self._shortened(upload, math.sqrt(most / n)) if n > most else upload for upload, n in zip(uploads, lengths)
         ]
@@ -202,6 +206,15 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         metrics |= {"push": self.pushed, "own_share": self.params.own(self.visits), "way": self.visits}
         metrics["shortened"] = float(sum(n > most for n in lengths))
         return metrics | ({"recalled": self.variates.recalled()} if self.variates.most else {})
+
+    def _longest(self, lengths: Sequence[float]) -> float:
+        """Return the squared length to which longer visits are shortened, from the squared lengths of the round's."""
+        if self.params.limit is None:
+            return math.inf
+        factor, median = self.params.limit**2, sorted(lengths)[(len(lengths) - 1) // 2]
+        if median > factor * self.visit:
+            return factor**2 * median
+        return factor * self.visit if self.visit > 0 else math.inf
 
     def _changed(self, upload: Upload) -> float:
         """Return the squared length of what a client changed; call it before the upload is written."""

@@ -3,16 +3,19 @@
 Flower copies a bundle's files into a folder that is named after the bundle, and takes that folder as it is if it is
 there. A second run that starts while the first one's files are copied then loads half an app and fails; after a process
 was killed while it copied, or a disk was full, every later run does. Here the files are copied beside the place, and
-the folder is moved there when it is complete.
+the folder is moved there when it is complete. Half a folder that Flower left, untouched for a while, makes room.
 """
 
 from __future__ import annotations
 
 import functools
 import io
+import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,34 +24,67 @@ from typing import Any
 MODULE, FUNCTION = "flwr.cli.install", "validate_and_install"
 #: How a folder beside the place is called; what a killed process leaves is never taken for an app.
 PREFIX = ".unpacked-"
+#: Seconds after which nobody works on a folder beside the place, or on half an app, any more.
+STALE_S = 3600.0
 
 
-def whole(install: Callable[..., Path]) -> Callable[..., Path]:
+def whole(install: Callable[..., Path], now: Callable[[], float] = time.time) -> Callable[..., Path]:
     """Return Flower's function `install`, which then shows no incomplete folder to other processes."""
     flower: Any = import_module(MODULE)
 
     @functools.wraps(install)
     def call(project: Path, digest: str, name: str | None, folder: Path | None, *more: Any, **settings: Any) -> Path:
-        base: Path = folder.expanduser() if folder else flower.get_flwr_home()
-        apps: Path = base / flower.APP_DIR
-        if any(apps.glob(f"*.{digest[: flower.FAB_HASH_TRUNCATION]}")):
-            return install(project, digest, name, folder, *more, **settings)  # Flower takes what is there, or asks
+        apps: Path = (folder.expanduser() if folder else flower.get_flwr_home()) / flower.APP_DIR
         apps.mkdir(parents=True, exist_ok=True)
+        _sweep(apps, now() - STALE_S)
+        there = list(apps.glob(f"*.{digest[: flower.FAB_HASH_TRUNCATION]}"))
+        if any(_is_whole(one, project) or _touched(one) > now() - STALE_S for one in there):
+            return install(project, digest, name, folder, *more, **settings)  # Flower takes what is there, or asks
         said = io.StringIO()
-        # On the same file system: a move, which is not a copy.
-        with tempfile.TemporaryDirectory(dir=base, prefix=PREFIX) as beside:
-            with redirect_stdout(said):
-                made = install(project, digest, name, Path(beside), *more, **settings)
+        # Below `apps`, which may be a link: on the same file system, where a move is not a copy.
+        with tempfile.TemporaryDirectory(dir=apps, prefix=PREFIX, ignore_cleanup_errors=True) as beside:
+            try:
+                with redirect_stdout(said):
+                    made = install(project, digest, name, Path(beside), *more, **settings)
+            finally:
+                print(said.getvalue().replace(f"{beside}{os.sep}{flower.APP_DIR}", str(apps)), end="", flush=True)
             place = apps / made.name
+            for half in there:
+                with suppress(OSError):  # another process was faster
+                    half.rename(Path(beside) / f"half-{half.name}")
             try:
                 made.rename(place)
             except OSError:
-                if not place.is_dir():  # else another process was faster
+                if not _is_whole(place, project):  # else another process was faster
                     raise
-        print(said.getvalue().replace(beside, str(base)), end="", flush=True)
         return place
 
     return call
+
+
+def _is_whole(place: Path, project: Path) -> bool:
+    """Return whether `place` has every file of the unpacked bundle `project`, as large as there."""
+    files = [path for path in project.rglob("*") if path.is_file()]
+    try:
+        return all((place / path.relative_to(project)).stat().st_size == path.stat().st_size for path in files)
+    except OSError:
+        return False
+
+
+def _touched(place: Path) -> float:
+    """Return when something in `place` was changed last; 0 if it has gone."""
+    times = [0.0]
+    for path in (place, *place.rglob("*")):
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _sweep(apps: Path, before: float) -> None:
+    """Delete what killed processes left beside the apps before a time (seconds since 1970)."""
+    for left in apps.glob(f"{PREFIX}*"):
+        if _touched(left) < before:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def attach() -> None:

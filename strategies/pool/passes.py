@@ -149,7 +149,8 @@ def approach(average: Array, mean: Array, share: float) -> None:
 def squared_distance(one: Array, other: Array) -> float:
     """Return ``||one - other||^2`` of two arrays of the same size and float type, from one pass over both.
 
-    Differences and their sums inside a piece are of the arrays' dtype, sums over pieces are float64.
+    Differences and their sums inside a piece are of the arrays' dtype, sums over pieces are float64; where that is too
+    large for the dtype, all of it is computed once more in float64.
     """
     a, b = one.reshape(-1), other.reshape(-1)
     groups = blocks.column_groups(16, one.itemsize, 0, len(a))
@@ -162,7 +163,9 @@ def squared_distance(one: Array, other: Array) -> float:
             parts[number] += float(torch.dot(way, way))
 
     blocks.over_groups(task, groups)
-    return float(parts.sum())
+    if np.isfinite(found := float(parts.sum())):
+        return found
+    return float(np.square(np.subtract(a, b, dtype=np.float64)).sum())
 
 
 def mutate(pool: Pool, members: Sequence[int], mean: Array, factors: NDArray[np.float64]) -> NDArray[np.int64]:

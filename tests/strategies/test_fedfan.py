@@ -246,13 +246,46 @@ def test_a_visit_out_of_measure_is_shortened_by_hand():
     assert method.pool.rows.ravel().tolist() == [4.5, 4.5]
 
 
+def test_the_first_round_is_measured_by_its_median_and_so_is_one_where_most_visits_are_out_of_measure():
+    """Three slots from 0, closed, not pushed. Round 1: 1, 1 and 100: the last may go 2^2 times 1. M = 2.
+
+    tail = 0: u = (1 + 1 + 16)/3 = 6. Round 2: all change by 10, more than 2 sqrt(6): none is shortened; u = 53.
+    Round 3: two of three change by 100, more than 2 sqrt(53): the same.
+    """
+    method = begun(3, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=0.0, limit=2.0)
+    assert feed(method, 1, one(1, 1, 100))["shortened"] == 1
+    assert method.pool.rows.ravel().tolist() == [2, 2, 2]
+    assert method.visit == 6
+    start = float(method.pool.rows[0, 0])
+    assert feed(method, 2, one(*[start + 10] * 3))["shortened"] == 0
+    assert method.visit == pytest.approx(53)
+    assert feed(method, 3, one(start + 11, *[start + 110] * 2))["shortened"] == 0
+
+
+def test_a_finite_upload_of_any_size_leaves_a_finite_measure():
+    """3e38 squared is beyond float32, and beyond what a sum of float32 can hold."""
+    method = begun(3, {"w": np.zeros(4, np.float32)}, limit=2.0, memory_mb=1)
+    feed(method, 1, one([1] * 4, [1] * 4, [3e38] * 4))
+    assert method.visit == pytest.approx((4 + 4 + 64) / 3)
+    assert np.isfinite(method.pool.rows).all()
+    assert math.isfinite(method.visits)
+
+
+def test_a_round_that_moves_nothing_bounds_nothing():
+    method = begun(2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, limit=2.0)
+    assert feed(method, 1, one(0, 0))["shortened"] == 0
+    assert feed(method, 2, one(3, 5))["shortened"] == 0
+    assert method.pool.rows.ravel().tolist() == [4, 4]
+
+
 def test_statistics_of_a_shortened_visit_stay_and_without_a_limit_nothing_is_shortened():
     for limit, weight in ((2.0, 3.0), (None, 10.0)):
-        method = begun(2, alpha=0.0, push=0.0, limit=limit)
-        feed(method, 1, {slot: model(1.0) for slot in range(2)})
-        feed(method, 2, {slot: model(10.0) for slot in range(2)})
+        method = begun(3, alpha=0.0, push=0.0, limit=limit)
+        feed(method, 1, {slot: model(1.0) for slot in range(3)})
+        feed(method, 2, {0: model(1.0), 1: model(1.0), 2: model(10.0)})
         sent = method.pool.model(0)
-        assert (sent["w0"].tolist(), sent["mean"].tolist()) == ([weight, weight], [10.0])
+        assert sent["w0"].tolist() == pytest.approx([(1 + 1 + weight) / 3] * 2)
+        assert sent["mean"].tolist() == [4.0]
 
 
 def test_the_pool_is_shrunk_behind_the_rule_but_not_its_statistics():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_what_is_there_is_taken_as_it_is(project, home) -> None:
 def test_nobody_sees_half_of_it(project, home, monkeypatch) -> None:
     """While one process is in the middle of its copy, another one unpacks the bundle itself and both have all of it."""
     middle, go = threading.Event(), threading.Event()
-    copy = shutil.copy2
+    copy = shutil.copyfile
 
     def copying(source: Any, target: Any, **more: Any) -> Any:
         done = copy(source, target, **more)
@@ -63,12 +64,12 @@ def test_nobody_sees_half_of_it(project, home, monkeypatch) -> None:
             assert go.wait(60)
         return done
 
-    monkeypatch.setattr(flower.shutil, "copy2", copying)
+    monkeypatch.setattr(flower.shutil, "copyfile", copying)
     found: list[Path] = []
     first = threading.Thread(target=lambda: found.append(install(project, home)), name="first")
     first.start()
     assert middle.wait(60)
-    assert not list((home / "apps").iterdir())
+    assert not [one for one in (home / "apps").iterdir() if not one.name.startswith(module.PREFIX)]
     place = install(project, home)
     assert files(place) == files(project)
     go.set()
@@ -83,7 +84,7 @@ def test_a_copy_that_fails_is_no_app_for_the_next_run(project, home, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(flower.shutil, "copy2", full)
+        patch.setattr(flower.shutil, "copyfile", full)
         with pytest.raises(OSError, match="No space left"):
             install(project, home)
     assert not list((home / "apps").iterdir())
@@ -107,3 +108,45 @@ def test_flowers_function_is_replaced_once(monkeypatch) -> None:
     assert replaced is not before
     module.attach()
     assert flower.validate_and_install is replaced
+
+
+def test_half_an_app_is_taken_as_long_as_somebody_may_work_on_it_and_then_replaced(project, home) -> None:
+    """Flower itself leaves one when it is killed, as did older versions of fedcross."""
+    place = install(project, home)
+    (place / "faultapp" / "server.py").unlink()
+    assert install(project, home) == place
+    assert files(place) < files(project)
+    for path in (place, *place.rglob("*")):
+        os.utime(path, (0, 0))
+    assert install(project, home) == place
+    assert files(place) == files(project)
+    assert [path.name for path in (home / "apps").iterdir()] == [place.name]
+
+
+def test_what_killed_processes_left_is_deleted_after_a_while(project, home) -> None:
+    apps = home / "apps"
+    old, new = apps / f"{module.PREFIX}old", apps / f"{module.PREFIX}new"
+    for left in (old, new):
+        left.mkdir(parents=True)
+        (left / "file").write_text("")
+    for path in (old, old / "file"):
+        os.utime(path, (0, 0))
+    install(project, home)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_the_folder_of_apps_may_be_a_link_elsewhere(project, home, tmp_path) -> None:
+    (tmp_path / "large disk").mkdir()
+    home.mkdir()
+    (home / "apps").symlink_to(tmp_path / "large disk")
+    assert files(install(project, home)) == files(project)
+
+
+def test_what_flower_said_before_an_error_is_shown(project, home, monkeypatch, capsys) -> None:
+    def failing(*_: Any, **__: Any) -> Path:
+        print("half way")
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        module.whole(failing)(project, DIGEST, None, home, skip_prompt=True)
+    assert "half way" in capsys.readouterr().out
