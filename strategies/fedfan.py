@@ -24,6 +24,9 @@ from fedcross.strategies.round.sized_slots import SizedSlots
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.tasks.models.slicing.plan import Size
 
+FEW = 3
+"""Fewer visits than this say nothing about what is usual, once something is known about it."""
+
 
 class FedFanParams(PooledParams, Widths):
     """Settings of FedFan, beside those of every pool.
@@ -102,8 +105,8 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
     With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
     ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0, where v_i is already
     the upload that was shortened to ``|v_i - w_i| <= limit sqrt(u_(t-1))``, u_0 = 0, if it was longer; where more than
-    half of a round's visits are longer than that, as in the first round, to limit^2 times the median of the lengths (of
-    two, the lower one)::
+    half of a round's visits (three or more that changed something) are longer than that, as in the first round, to
+    limit^2 times the median of their lengths (of two, the lower one)::
 
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit
         v'_i = v_i - s b_i (y_c(i) - Y)                           without what its client changes in every visit
@@ -211,9 +214,11 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         """Return the squared length to which longer visits are shortened, from the squared lengths of the round's."""
         if self.params.limit is None:
             return math.inf
-        factor, median = self.params.limit**2, sorted(lengths)[(len(lengths) - 1) // 2]
-        if median > factor * self.visit:
-            return factor**2 * median
+        factor, moved = self.params.limit**2, sorted(length for length in lengths if length > 0)
+        if moved and (len(moved) >= FEW or self.visit == 0):
+            median = moved[(len(moved) - 1) // 2]
+            if median > factor * self.visit:
+                return factor**2 * median
         return factor * self.visit if self.visit > 0 else math.inf
 
     def _changed(self, upload: Upload) -> float:

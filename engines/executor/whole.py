@@ -14,8 +14,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from typing import Any
 MODULE, FUNCTION = "flwr.cli.install", "validate_and_install"
 #: How a folder beside the place is called; what a killed process leaves is never taken for an app.
 PREFIX = ".unpacked-"
+#: A file on which processes wait for each other.
+LOCK = ".lock"
 #: Seconds after which nobody works on a folder beside the place, or on half an app, any more.
 STALE_S = 3600.0
 
@@ -36,9 +38,9 @@ def whole(install: Callable[..., Path], now: Callable[[], float] = time.time) ->
     def call(project: Path, digest: str, name: str | None, folder: Path | None, *more: Any, **settings: Any) -> Path:
         apps: Path = (folder.expanduser() if folder else flower.get_flwr_home()) / flower.APP_DIR
         apps.mkdir(parents=True, exist_ok=True)
-        _sweep(apps, now() - STALE_S)
+        _sweep(apps, now())
         there = list(apps.glob(f"*.{digest[: flower.FAB_HASH_TRUNCATION]}"))
-        if any(_is_whole(one, project) or _touched(one) > now() - STALE_S for one in there):
+        if any(_is_whole(one, project) or _touched(one, now()) > now() - STALE_S for one in there):
             return install(project, digest, name, folder, *more, **settings)  # Flower takes what is there, or asks
         said = io.StringIO()
         # Below `apps`, which may be a link: on the same file system, where a move is not a copy.
@@ -49,17 +51,29 @@ def whole(install: Callable[..., Path], now: Callable[[], float] = time.time) ->
             finally:
                 print(said.getvalue().replace(f"{beside}{os.sep}{flower.APP_DIR}", str(apps)), end="", flush=True)
             place = apps / made.name
-            for half in there:
-                with suppress(OSError):  # another process was faster
-                    half.rename(Path(beside) / f"half-{half.name}")
-            try:
+            with _alone(apps):
+                if _is_whole(place, project):  # another process was faster
+                    return place
+                for half in there:
+                    with suppress(FileNotFoundError):
+                        half.rename(Path(beside) / f"half-{half.name}")
                 made.rename(place)
-            except OSError:
-                if not _is_whole(place, project):  # else another process was faster
-                    raise
         return place
 
     return call
+
+
+@contextmanager
+def _alone(apps: Path) -> Iterator[None]:
+    """Let no other process of this machine look and move at the same time (POSIX; elsewhere nothing is done)."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (apps / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _is_whole(place: Path, project: Path) -> bool:
@@ -71,20 +85,25 @@ def _is_whole(place: Path, project: Path) -> bool:
         return False
 
 
-def _touched(place: Path) -> float:
-    """Return when something in `place` was changed last; 0 if it has gone."""
+def _touched(place: Path, now: float) -> float:
+    """Return when something in `place` was changed last; 0 if it has gone. A time after `now` is a wrong clock's."""
     times = [0.0]
-    for path in (place, *place.rglob("*")):
+    names = [place, *(Path(folder, name) for folder, below, files in os.walk(place) for name in (*below, *files))]
+    for path in names:  # any of them may vanish meanwhile
         with suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return max(times)
+            times.append(path.lstat().st_mtime)
+    return max(time for time in times if time <= now)
 
 
-def _sweep(apps: Path, before: float) -> None:
-    """Delete what killed processes left beside the apps before a time (seconds since 1970)."""
+def _sweep(apps: Path, now: float) -> None:
+    """Delete what killed processes left beside the apps and nobody has touched for a while."""
     for left in apps.glob(f"{PREFIX}*"):
-        if _touched(left) < before:
-            shutil.rmtree(left, ignore_errors=True)
+        if _touched(left, now) < now - STALE_S:
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    left.unlink()
 
 
 def attach() -> None:

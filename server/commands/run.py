@@ -50,7 +50,7 @@ def _check_shown(arguments: list[str]) -> None:
 
     overrides = [a for a in arguments if not a.startswith("-") and "=" in a]
     if {"-m", "--multirun"} & set(arguments) or any(len(values) > 1 for values in choices(overrides).values()):
-        raise ConfigError("--cfg shows the configuration of one run. Leave -m out, and give each setting one value.")
+        raise ConfigError("--cfg shows the configuration of one run. Give each setting one value, without -m.")
     compose(overrides)
 
 

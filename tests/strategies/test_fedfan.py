@@ -271,6 +271,18 @@ def test_a_finite_upload_of_any_size_leaves_a_finite_measure():
     assert math.isfinite(method.visits)
 
 
+def test_what_did_not_move_does_not_count_in_the_median_and_few_visits_do_not_either():
+    """Round 1: 0, 0, 1, 1 and 3e38: the median of what moved is 1, so the last may go 4. Round 2: it comes alone."""
+    method = begun(5, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, tail=0.0, limit=2.0)
+    assert feed(method, 1, one(0, 0, 1, 1, 3e38))["shortened"] == 1
+    assert method.visit == pytest.approx((1 + 1 + 16) / 5)
+    sent, usual = float(method.pool.rows[0, 0]), 2 * math.sqrt(method.visit)
+    lone = feed(method, 2, {0: {"w": np.float32([3e38])}})
+    assert lone["shortened"] == 1
+    assert method.visit == pytest.approx((18 / 5 + usual**2) / 2, rel=1e-5)
+    assert method.pool.rows[0, 0] == pytest.approx(sent + usual / 5, rel=1e-5)
+
+
 def test_a_round_that_moves_nothing_bounds_nothing():
     method = begun(2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, limit=2.0)
     assert feed(method, 1, one(0, 0))["shortened"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import threading
@@ -69,7 +70,7 @@ def test_nobody_sees_half_of_it(project, home, monkeypatch) -> None:
     first = threading.Thread(target=lambda: found.append(install(project, home)), name="first")
     first.start()
     assert middle.wait(60)
-    assert not [one for one in (home / "apps").iterdir() if not one.name.startswith(module.PREFIX)]
+    assert not [one for one in (home / "apps").iterdir() if not one.name.startswith((module.PREFIX, module.LOCK))]
     place = install(project, home)
     assert files(place) == files(project)
     go.set()
@@ -120,7 +121,37 @@ def test_half_an_app_is_taken_as_long_as_somebody_may_work_on_it_and_then_replac
         os.utime(path, (0, 0))
     assert install(project, home) == place
     assert files(place) == files(project)
-    assert [path.name for path in (home / "apps").iterdir()] == [place.name]
+    assert {path.name for path in (home / "apps").iterdir()} == {place.name, module.LOCK}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_many_processes_that_find_an_old_half_all_get_the_whole_app(project, home) -> None:
+    place = install(project, home)
+    for _ in range(5):
+        for path in (place, *place.rglob("*")):
+            if path.is_file():
+                path.unlink()
+        for path in (place, *place.rglob("*")):
+            os.utime(path, (0, 0))
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=_complete, args=(project, home)) for _ in range(6)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * 6
+
+
+def _complete(project: Path, home: Path) -> None:
+    raise SystemExit(files(install(project, home)) != files(project))
+
+
+def test_a_time_in_the_future_is_no_reason_to_wait_for_it(project, home) -> None:
+    place = install(project, home)
+    (place / "faultapp" / "server.py").unlink()
+    for path in (place, *place.rglob("*")):
+        os.utime(path, (4e9, 4e9))
+    assert files(install(project, home)) == files(project)
 
 
 def test_what_killed_processes_left_is_deleted_after_a_while(project, home) -> None:
