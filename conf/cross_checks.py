@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcross.core.site import device_name
 from fedcross.strategies.round.federation import Meeting
@@ -129,7 +129,8 @@ def remarks(config: RunConfig) -> list[str]:
             "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, "
             "which then describe longer ways than the models went. SCAFFOLD as published: defence.enabled=false."
         )
-    if config.defence.enabled and config.modules["method"] == "fedfan" and getattr(config.method, "memory_mb", False):
+    method: Any = config.method
+    if config.defence.enabled and config.modules["method"] == "fedfan" and method.memory_mb and not method.cuts():
         found.append(
             "defence.enabled=true: it shortens uploads before FedFan corrects them; a corrected one can be about three "
             "times as long. Without correction: method.memory_mb=0."

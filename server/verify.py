@@ -143,7 +143,8 @@ def _chosen(
 ) -> list[tuple[int, list[int]]]:
     """Return pairs of a round with a checkpoint (0: the start) and the rounds to run again from it.
 
-    With fewer checkpoints than `count`, several rounds in a row are run from each.
+    With fewer checkpoints than `count`, several rounds in a row are run from each. `sealed` are the rounds with a
+    digest.
     """
     starts = sorted(start for start in at_hand if start < known[-1])
     if starts == [0] and sealed and sealed[0] <= FURTHER:

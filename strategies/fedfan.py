@@ -194,7 +194,10 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
         return self._way / math.sqrt(self.visit) if self.visit > 0 else 0.0
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Make the next pool; metrics: ``push`` (p c), ``own_share`` (a), ``way`` (n), ``recalled`` (s)."""
+        """Make the next pool.
+
+        Metrics: ``push`` (p c), ``own_share`` (a), ``way`` (n), ``shortened`` (visits), ``recalled`` (s).
+        """
         if not uploads:
             return {}
         lengths = [self._changed(upload) for upload in uploads]

@@ -65,9 +65,10 @@ def verifier() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(
         prog="fedcross record verify",
         description="Run random rounds of recorded runs again, each from the checkpoint before it, and compare.",
-        epilog="Rounds can be run again that follow a checkpoint in the record or in RUN; without any, the first ones.",
+        epilog="Rounds can be run again that follow a checkpoint in the record or in RUN; without any, the first ones, "
+        "up to a digest.",
     )
-    line.add_argument("name", metavar="NAME", help="name of the records: a folder of RESULTS")
+    line.add_argument("name", metavar="NAME", help="a folder of RESULTS, or NAME/FOLDER: one record")
     line.add_argument("--results", type=Path, default=Path("results"), metavar="RESULTS", help="default: results")
     line.add_argument("--data-root", type=Path, metavar="DIR", help="where the data sets lie")
     line.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of each record (default: 5)")

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcross.conf.cross_checks import remarks
+from fedcross.conf.schema import load
 from fedcross.strategies.fedfan import FedFan, FedFanParams, cosine
 from tests.support import pools
 from tests.support.federation import run
@@ -328,3 +330,11 @@ def test_resume_and_empty_rounds():
     check_state(FedFan)
     check_state(FedFan, **PLAIN)
     check_empty(FedFan)
+
+
+def test_a_defended_run_says_that_the_correction_comes_behind_the_defence_where_there_is_one():
+    fan, on = "method=fedfan", "defence.enabled=true"
+    assert "before FedFan corrects them" in remarks(load([fan, on]))[0]
+    assert remarks(load([fan])) == remarks(load([fan, on, "method.memory_mb=0"])) == []
+    sized = remarks(load(["method=fedfan_three_sizes", "devices=three_sizes", on]))
+    assert not [line for line in sized if "FedFan" in line]
