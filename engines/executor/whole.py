@@ -86,13 +86,16 @@ def _is_whole(place: Path, project: Path) -> bool:
 
 
 def _touched(place: Path, now: float) -> float:
-    """Return when something in `place` was changed last; 0 if it has gone. A time after `now` is a wrong clock's."""
+    """Return when something in `place` was changed last; 0 if it has gone.
+
+    A time somewhat after `now` is that of a process at work since; one long after it is a wrong clock's.
+    """
     times = [0.0]
     names = [place, *(Path(folder, name) for folder, below, files in os.walk(place) for name in (*below, *files))]
     for path in names:  # any of them may vanish meanwhile
         with suppress(OSError):
             times.append(path.lstat().st_mtime)
-    return max(time for time in times if time <= now)
+    return max(time for time in times if time <= now + STALE_S)
 
 
 def _sweep(apps: Path, now: float) -> None:

@@ -166,6 +166,15 @@ def test_what_killed_processes_left_is_deleted_after_a_while(project, home) -> N
     assert (old.exists(), new.exists()) == (False, True)
 
 
+def test_what_others_begin_after_the_clock_was_read_is_left_alone(project, home) -> None:
+    new = home / "apps" / f"{module.PREFIX}new"
+    new.mkdir(parents=True)
+    earlier = new.stat().st_mtime - 5
+    module._sweep(home / "apps", earlier)
+    assert new.exists()
+    assert module._touched(new, earlier) > earlier
+
+
 def test_the_folder_of_apps_may_be_a_link_elsewhere(project, home, tmp_path) -> None:
     (tmp_path / "large disk").mkdir()
     home.mkdir()
