@@ -99,7 +99,6 @@ def _clock_faults(config: RunConfig) -> list[str]:
 
 def _privacy_faults(config: RunConfig) -> list[str]:
     """Return errors for settings that would make a client send unprotected values beside its noised model."""
-    from fedcross.strategies.round.base import Method
     from fedcross.strategies.round.registry import method_class
 
     faults = [
@@ -107,7 +106,7 @@ def _privacy_faults(config: RunConfig) -> list[str]:
         for name in ("evaluate_local", "evaluate_clients")
         if getattr(config, name)
     ]
-    if method_class(config.modules["method"]).upload_extras is not Method.upload_extras:
+    if method_class(config.modules["method"]).reveals(config.method):
         faults.append(
             f"privacy.enabled=true: method={config.names['method']} sends more than its model, which nothing protects. "
             "Choose fedavg, fedprox or fedcross."

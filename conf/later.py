@@ -25,6 +25,7 @@ LATER: dict[str, dict[str, Any]] = {
         "limit": None,
         "shrink": 0.0,
         "memory_mb": 0,
+        "masked": False,
     },
     "partition": {"sampler": "keyed", "authors_seed": 1, "count": "train"},
     "devices": {"widths": None},

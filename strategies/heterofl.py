@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
+import numpy as np
+import torch
 from pydantic import model_validator
+from torch import Tensor
+from torch.nn import functional
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.parts.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.widths import Width, check_widths, holds
+from fedcross.strategies.pool.layout import Array
 from fedcross.strategies.round.sized_model import SizedModel
-from fedcross.strategies.wire.protocol import Upload
+from fedcross.strategies.wire.protocol import Payload, Upload
+from fedcross.strategies.wire.records import Spec
 from fedcross.tasks.models.slicing.plan import Size
+
+HEAD = ("classifier.weight", "classifier.bias")
 
 
 class HeteroFLParams(Settings):
@@ -25,10 +34,14 @@ class HeteroFLParams(Settings):
     scaler : bool
         Whether hidden layers of a slice divide their output by the width while they train, so that a narrow model's
         activations are as large as the full model's. Without effect in a network with batch normalisation.
+    masked : bool
+        Whether a client leaves the classes that it has no example of alone (the paper's masked loss, for clients with
+        unequal labels). It then tells the server which classes it has.
     """
 
     widths: tuple[Width, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
     scaler: bool = True
+    masked: bool = True
 
     @model_validator(mode="after")
     def _different(self) -> Self:
@@ -38,6 +51,25 @@ class HeteroFLParams(Settings):
         return self
 
 
+class Masked(Objective[HeteroFLParams]):
+    """Cross-entropy of the scores, those of classes that the client has no example of replaced by zero."""
+
+    def prepare(self, visit: Visit) -> Prepared:
+        """Return which classes the client lacks, bool (classes,)."""
+        return {"absent": torch.bincount(visit.y, minlength=visit.classes) == 0}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        """Return the scalar loss of one batch."""
+        scores = net.logits(params, buffers, batch.x).masked_fill(prepared["absent"], 0)
+        return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
+        """Send which classes the client has."""
+        if HEAD[0] not in visit.params:
+            return Outcome()
+        return Outcome(extras={"labels": {"held": (~prepared["absent"]).cpu().numpy().astype(np.uint8)}})
+
+
 class HeteroFL(SizedModel[HeteroFLParams]):
     """Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264).
 
@@ -45,8 +77,12 @@ class HeteroFL(SizedModel[HeteroFLParams]):
     the plain mean of the uploads that have it, whatever their numbers of examples (the authors' code, ``fed.py``).
     A client's width is fixed by its device, which the paper calls *fix*.
 
+    With `masked` a client's loss takes 0 as the score of every class that it has no example of, so its training leaves
+    those rows of the last layer alone, and the mean of a class's row is over the clients that have the class (the
+    authors' code, ``models/conv.py`` and ``fed.py``). If every client has every class, this changes nothing.
+
     State: one model, and statistics of batch normalisation for every width; clients keep none. Wire: one slice down,
-    one up.
+    one up, and with `masked` one byte per class up.
 
     Deviations:
 
@@ -54,9 +90,29 @@ class HeteroFL(SizedModel[HeteroFLParams]):
       clients' data, for each width (static batch normalisation). Here clients keep running statistics, as every method
       of this project does, and the server averages them among the uploads of one width. Training is the same, only the
       evaluation uses other estimates of the same means and variances, and it can take place in any round.
-    - The masked loss for clients that lack classes is not here, nor the mode *dynamic*, in which a client's width
-      changes from round to round.
+    - The last layer is the one called ``classifier``. In a network without it the loss is masked, but the rows of all
+      classes are means over all uploads.
+    - The mode *dynamic*, in which a client's width changes from round to round, is not here.
     """
+
+    @classmethod
+    def client_half(cls, params: HeteroFLParams) -> Objective:
+        """Return what clients minimise."""
+        return Masked(params) if params.masked else Objective(params)
+
+    @classmethod
+    def reveals(cls, params: HeteroFLParams) -> bool:
+        """Return whether clients send which classes they have."""
+        return params.masked
+
+    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
+        """Ask for the classes that the client has."""
+        head = self.spec.get(HEAD[0]) if self.params.masked else None
+        return {"labels": {"held": (head[0][:1], "uint8")}} if head else {}
+
+    def having(self, name: str, upload: Upload) -> Array | None:
+        """Return which classes the client has, for the last layer."""
+        return upload.extras["labels"]["held"] > 0 if name in HEAD and "labels" in upload.extras else None
 
     @property
     def sizes(self) -> Sequence[Size]:

@@ -376,6 +376,11 @@ class Method(Sizes[P]):
         """Return names, shapes and dtypes of the groups of arrays that the client must send beside its model."""
         return {}
 
+    @classmethod
+    def reveals(cls, params: P) -> bool:
+        """Return whether clients send more than their models: differential privacy would not protect it."""
+        return cls.upload_extras is not Method.upload_extras
+
     def evaluation_models(self) -> list[Arrays]:
         """Return the models to evaluate; their mean score on the test set is the method's score of this round.
 

@@ -46,6 +46,10 @@ class SizedModel(Method[S]):
     def weight(self, upload: Upload) -> float:
         """Return the weight of an upload in the mean."""
 
+    def having(self, name: str, upload: Upload) -> Array | None:
+        """Return which rows of the entry `name` count in this upload, bool (rows,); None for all."""
+        return None
+
     def all_sizes(self) -> Sequence[Size]:
         """Return the sizes."""
         return self.sizes
@@ -115,8 +119,10 @@ class SizedModel(Method[S]):
         for upload in uploads:
             size, weight = self._slots[upload.slot], self.weight(upload)
             part = self.sliced.index(name, size) if self.sliced.cuts(name, size) else ()
-            total[part] += weight * upload.arrays[name].astype(np.float64)
-            weights[part] += weight
+            values, rows = upload.arrays[name].astype(np.float64), self.having(name, upload)
+            weigh = weight if rows is None else weight * rows.reshape(-1, *(1,) * (values.ndim - 1))
+            total[part] += weigh * values
+            weights[part] += weigh
         mean = np.divide(total, weights, out=old.astype(np.float64), where=weights > 0)
         return mean.astype(old.dtype)
 

@@ -1,4 +1,7 @@
-"""HeteroFL: each client trains the widest slice that it can hold; means over the uploads that have a weight."""
+"""HeteroFL: each client trains the widest slice that it can hold; means over the uploads that have a weight.
+
+The masked loss: classes that a client lacks score 0 in its loss, and a class's row is the mean of those that have it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,22 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ConfigRecord
 
 from fedcross.client import workshop
+from fedcross.client.flat_model import ModuleNet
+from fedcross.client.trainer import train
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.server.slices import check_run
-from fedcross.strategies.heterofl import HeteroFL
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.heterofl import HeteroFL, HeteroFLParams, Masked
+from fedcross.strategies.parts.objective import Objective
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.tasks.models.slicing import FULL, Size
+from fedcross.tasks.models.slicing.plan import Group, Plan, Segment
 from tests.strategies.pool.test_sliced import PLAN, full
+from tests.support.bench import TWO_STEPS, check_batched, open_visit, two_layers
 from tests.support.federation import SMALL, run, same
 from tests.support.slices import THREE
 
@@ -89,10 +98,103 @@ def test_it_goes_on_from_a_checkpoint():
 @pytest.mark.slow
 def test_full_widths_are_fedavg_with_equal_weights(tmp_path):
     plain = (*THREE[:2], "train.lr=0.1")
-    one = run(tmp_path / "heterofl", *plain, "method=heterofl", "method.widths=[1.0]")
+    one = run(tmp_path / "heterofl", *plain, "method=heterofl", "method.widths=[1.0]", "method.masked=false")
     mean = run(tmp_path / "fedavg", *plain, "method=fedavg", "method.weighting=uniform")
     for name, array in mean.method.global_model().items():
         np.testing.assert_allclose(one.method.global_model()[name], array, rtol=1e-5, atol=1e-6)
+
+
+#: Two hidden units, two classes, one input; a slice of width .5 has one hidden unit.
+HEADED = Plan(
+    (Group(2),),
+    {"in": ((Segment(0, 1),), None), "classifier.weight": (None, (Segment(0, 1),))},
+    {"in": (2, 1), "classifier.weight": (2, 2)},
+)
+
+
+def headed(**own):
+    method = HeteroFL(clients_per_round=3, widths=[1.0, 0.5], **own)
+    method.plan, method.budgets = HEADED, {0: 1.0, 1: 1.0, 2: 0.5}
+    model = {"in": np.zeros((2, 1)), "classifier.weight": np.full((2, 2), 7.0), "classifier.bias": np.full(2, 7.0)}
+    method.begin(model, set(model))
+    method.dispatch(Round(1, 0, (0, 1, 2), 0))
+    return method
+
+
+def told(slot, value, width, held):
+    arrays = {"in": np.full((width, 1), value), "classifier.weight": np.full((2, width), value)}
+    arrays["classifier.bias"] = np.full(2, value)
+    return Upload(slot, slot, arrays, {"labels": {"held": np.array(held, np.uint8)}}, 1, {})
+
+
+def test_a_class_is_the_mean_of_the_clients_that_have_it_by_hand():
+    """Client 0 has class 0, client 1 both, client 2 (half a model) class 0: class 0 of unit 0 is (1 + 2 + 6) / 3."""
+    method = headed()
+    sent = [told(0, 1.0, 2, [1, 0]), told(1, 2.0, 2, [1, 1]), told(2, 6.0, 1, [1, 0])]
+    method.aggregate(Round(1, 0, (0, 1, 2), 0), sent)
+    assert method.model["classifier.weight"].tolist() == [[3, 1.5], [2, 2]]
+    assert method.model["classifier.bias"].tolist() == [3, 2]
+    assert method.model["in"].tolist() == [[3], [1.5]]  # no layer of classes: every upload counts
+
+
+def test_a_class_that_nobody_has_keeps_its_row():
+    method = headed()
+    method.aggregate(Round(1, 0, (0, 1, 2), 0), [told(0, 1.0, 2, [1, 0]), told(2, 6.0, 1, [0, 0])])
+    assert method.model["classifier.weight"].tolist() == [[1, 1], [7, 7]]
+    assert method.model["classifier.bias"].tolist() == [1, 7]
+
+
+def test_only_clients_with_a_masked_loss_are_asked_for_their_classes():
+    (first, *_) = headed().dispatch(Round(1, 0, (0, 1, 2), 0))
+    assert headed().upload_extras(first) == {"labels": {"held": ((2,), "uint8")}}
+    assert headed(masked=False).upload_extras(first) == {}
+    assert begun().upload_extras(Payload(0, 0, full())) == {}  # no layer called classifier
+
+
+def test_one_masked_step_by_hand():
+    """Scores 1, 2 and 5 of which the last class is absent: p = softmax(1, 2, 0); its row gets no gradient."""
+    net = ModuleNet(two_layers(None, [[1.0], [2.0], [5.0]]), torch.device("cpu"))
+    visit = open_visit(net, [[1.0], [1.0]], [0, 1])
+    objective = Masked(HeteroFLParams())
+    prepared = objective.prepare(visit)
+    trained = train(net, objective, visit, prepared, TWO_STEPS.model_copy(update={"epochs": 1}))
+    p = np.exp([1.0, 2.0, 0.0]) / np.exp([1.0, 2.0, 0.0]).sum()
+    expected = [1 - 0.5 * (p[0] - 0.5), 2 - 0.5 * (p[1] - 0.5), 5]
+    assert net.read()["classifier.weight"][:, 0] == pytest.approx(expected, abs=1e-12)
+    assert trained.loss == pytest.approx(-(np.log(p[0]) + np.log(p[1])) / 2)
+    assert objective.finish(visit, trained, prepared).extras["labels"]["held"].tolist() == [1, 1, 0]
+
+
+def test_a_network_without_a_classifier_sends_no_classes():
+    net = ModuleNet(torch.nn.Sequential(torch.nn.Linear(1, 3)), torch.device("cpu"))
+    objective = Masked(HeteroFLParams())
+    visit = open_visit(net, [[1.0]], [0], classes=3)
+    assert objective.finish(visit, None, objective.prepare(visit)).extras == {}
+
+
+def test_each_client_of_a_batch_has_its_own_mask():
+    check_batched(Masked(HeteroFLParams()), [{}, {}], real=1)
+    check_batched(Masked(HeteroFLParams()), [{}, {}])
+
+
+def test_masked_is_a_setting():
+    assert type(HeteroFL.client_half(HeteroFLParams())) is Masked
+    assert type(HeteroFL.client_half(HeteroFLParams(masked=False))) is Objective
+    load([*SMALL, "method=heterofl", "method.masked=false", "privacy.enabled=true"])
+    with pytest.raises(ConfigError, match="sends more than its model"):
+        load([*SMALL, "method=heterofl", "privacy.enabled=true"])
+
+
+@pytest.mark.slow
+def test_where_all_clients_have_all_classes_the_mask_changes_no_bit(tmp_path):
+    even = (*THREE, "method=heterofl", "method.widths=[1.0,0.66,0.4]", "partition=iid")
+    masked = run(tmp_path / "masked", *even)
+    plain = run(tmp_path / "plain", *even, "method.masked=false")
+    assert all(same(a, b) for a, b in zip(masked.method.slice_models().values(), plain.method.slice_models().values()))
+    uneven = (*THREE, "method=heterofl", "method.widths=[1.0,0.66,0.4]", "partition=dirichlet", "partition.beta=0.1")
+    masked = run(tmp_path / "uneven", *uneven)
+    plain = run(tmp_path / "uneven-plain", *uneven, "method.masked=false")
+    assert not same(masked.method.global_model(), plain.method.global_model())
 
 
 @pytest.mark.slow

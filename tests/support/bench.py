@@ -50,7 +50,7 @@ def open_visit(net: ModuleNet, x: Any, y: Any, **values: Any) -> Visit:
     labels = torch.as_tensor(y, dtype=torch.int64)
     inputs = torch.as_tensor(x, dtype=torch.float64)
     settled = {"extras": {}, "config": {}, "state": {}, "client": 0, "round": 1, "rounds": 1, "seed": 0, "lr": 0.5}
-    settled |= {"classes": net.module.classifier.out_features, **values}
+    settled |= values if "classes" in values else {"classes": net.module.classifier.out_features, **values}
     params = {name: p.detach().clone() for name, p in net.params.items()}
     buffers = {name: b.clone() for name, b in net.buffers.items()}
     return Visit(net=net, params=params, buffers=buffers, inputs=Inputs(inputs), y=labels, **settled)
@@ -66,7 +66,7 @@ def play(
     method = method_class(name)(clients_per_round=len(data), rounds=rounds, **own)
     net = ModuleNet(module, torch.device("cpu"))
     method.begin(net.read(), set(net.params))
-    objective = method.Objective(method.params)
+    objective = method.client_half(method.params)
     kept: dict[int, Arrays] = {}
     uploads: list[Upload] = []
     for number in range(1, rounds + 1):
