@@ -70,6 +70,13 @@ class Run:
         return self.column("test_accuracy")[self.evaluated]
 
     @property
+    def cadence(self) -> int:
+        """The most frequent number of rounds between two evaluations; 0 if there were fewer than two."""
+        rounds = self.columns["round"][self.evaluated]
+        apart, times = np.unique(np.diff(rounds).astype(np.int64), return_counts=True)
+        return int(apart[times.argmax()]) if apart.size else 0
+
+    @property
     def final(self) -> float:
         """Test accuracy of the last evaluation; nan if there was none."""
         return float(self.accuracy[-1]) if self.accuracy.size else math.nan

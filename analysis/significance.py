@@ -13,6 +13,11 @@ from fedcross.analysis.groups import Group
 WILCOXON_FROM = 6
 """With n pairs the smallest two-sided p of the exact Wilcoxon test is 2 / 2^n: below .05 from six pairs on."""
 
+T_FROM = 3
+"""Two pairs leave one degree of freedom: their p says how equal two differences are by chance."""
+ALL_PAIRS = 5
+"""Up to so many configurations of a problem are all compared with each other."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -28,7 +33,7 @@ class Comparison:
         Number of pairs: seeds that both configurations have.
     t, holm : float
         Two-sided p of the paired t-test, and the same after Holm's correction within the problem; nan where the test
-        is not defined (one pair, or all differences equal).
+        is not defined (all differences equal) or says nothing (fewer than three pairs).
     wilcoxon : float
         Two-sided p of Wilcoxon's signed-rank test; nan below six pairs.
     """
@@ -50,7 +55,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, floa
 
     d = np.subtract(first, second)
     t = wilcoxon = math.nan
-    if d.size > 1 and np.ptp(d) > 1e-12:
+    if d.size >= T_FROM and np.ptp(d) > 1e-12:
         t = float(stats.ttest_1samp(d, 0.0).pvalue)
     if np.count_nonzero(d) >= WILCOXON_FROM:
         wilcoxon = float(stats.wilcoxon(d).pvalue)
@@ -80,7 +85,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def compare(groups: Sequence[Group]) -> list[Comparison]:
-    """Compare within each problem: every pair of up to five configurations, otherwise each with one.
+    """Compare within each problem: every pair of up to `ALL_PAIRS` configurations, otherwise each with one.
 
     That one is the first whose clients train alike (all settings of ``train`` are equal), or else the first of all; the
     first is FedAvg if it is among them. Pairs that share fewer than two seeds are left out.
@@ -88,7 +93,7 @@ def compare(groups: Sequence[Group]) -> list[Comparison]:
     found: list[Comparison] = []
     for problem in dict.fromkeys(group.problem for group in groups):
         members = [group for group in groups if group.problem == problem]
-        if len(members) <= 5:
+        if len(members) <= ALL_PAIRS:
             rows = [_pair(b, a) for i, a in enumerate(members) for b in members[i + 1 :]]
         else:
             rows = [_pair(b, _reference(b, members)) for b in members[1:]]

@@ -12,7 +12,7 @@ import numpy as np
 from fedcross.analysis.ablation import Grid
 from fedcross.analysis.groups import Group
 from fedcross.analysis.published import Cell, accuracy_cells, deviations, published_rounds
-from fedcross.analysis.significance import WILCOXON_FROM, compare
+from fedcross.analysis.significance import ALL_PAIRS, T_FROM, WILCOXON_FROM, compare
 from fedcross.analysis.table import duration, percent, size
 
 
@@ -89,6 +89,12 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         "the column after it is the standard deviation of the evaluations in that window. Last ten is the mean of the "
         "last ten evaluations: it takes no maximum, so it does not favour the method that varies most."
     )
+    apart = sorted({run.cadence for group in groups for run in group.runs} - {0})
+    if len(apart) > 1:
+        note += (
+            f" **Runs of this table were evaluated every {' or '.join(map(str, apart))} rounds**: where curves rise, "
+            "those with more frequent evaluations have the higher smoothed accuracy."
+        )
     return Table("Accuracy", header, rows, note)
 
 
@@ -220,7 +226,9 @@ def significance_table(groups: Sequence[Group]) -> Table | None:
     note = (
         "Smoothed accuracy, paired by seed, two-sided; n is the number of shared seeds. The interval is Student's, of "
         "the mean difference, without a correction for several comparisons. Holm's correction is within a "
-        f"problem. Wilcoxon's test cannot go below .05 with fewer than {WILCOXON_FROM} pairs and is left out there."
+        f"problem. Wilcoxon's test cannot go below .05 with fewer than {WILCOXON_FROM} pairs and is left out there, the "
+        f"t-test with fewer than {T_FROM}. Up to {ALL_PAIRS} configurations of a problem are all compared; of more, each "
+        "with the first of the table that trains alike."
     )
     return Table("Paired over seeds", header, rows, note) if rows else None
 

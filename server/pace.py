@@ -35,7 +35,8 @@ SCORED = 3
 #: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated. Up
 #: to twice as many only if three examples take clearly longer than one: on a busy machine the visit itself is slow.
 SLOW = 0.15
-#: From this many seconds on, what a first visit does once is negligible too, so none is spent on warming up.
+#: From this many seconds on, what a first visit does once is negligible too, so none is spent on warming up, unless a
+#: visit with three times the examples is quicker.
 VERY_SLOW = 1.0
 #: Settings of the job that the measurement replaces, or that do not change what it measures. Tasks whose inputs have
 #: one shape share a measurement: the number of classes and other examples hardly change a step.
@@ -137,9 +138,12 @@ def measured(trial: list[str]) -> Seconds:
     with tempfile.TemporaryDirectory(prefix="fedcross-cost-") as folder, _states(folder):
         bench = _Bench(trial, folder)
         low, server = bench.visit(SMALL)
-        if low < VERY_SLOW:
-            low, server = bench.visit(SMALL)  # warm
-        high = bench.visit(3 * SMALL)[0] if low > SLOW else 0.0
+        high = bench.visit(3 * SMALL)[0] if low >= VERY_SLOW else 0.0
+        if high < low:  # no slow step: the visit was quick, or did once what later ones need not (compile a loop, say)
+            low, server = bench.visit(SMALL)
+            high = 0.0
+        if low > SLOW and not high:
+            high = bench.visit(3 * SMALL)[0]
         if low > 2 * SLOW or high > 1.5 * low:  # else the visit itself takes long, as on a busy machine, not its step
             # Both times are noisy: the part that does not grow with the examples is at most half of the larger step.
             example = min(max((high - low) / 2, high / 6), high / 3) / SMALL

@@ -30,6 +30,11 @@ def test_equal_differences_have_no_test(second: list[float]):
     assert all(math.isnan(p) for p in paired([1.0, 1.0, 1.0], second))
 
 
+def test_two_pairs_have_an_interval_and_no_p():
+    assert all(math.isnan(p) for p in paired([1.0, 2.0], [0.5, 1.4]))
+    assert not any(math.isnan(end) for end in interval([1.0, 2.0], [0.5, 1.4]))
+
+
 def test_interval_by_hand():
     # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3). t = 4.3026527 (2 degrees of freedom).
     assert interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3026527 / 3**0.5, 2 + 4.3026527 / 3**0.5))

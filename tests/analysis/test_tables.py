@@ -69,6 +69,16 @@ def test_the_mean_of_the_last_ten_stands_beside_the_smoothed_maximum(tmp_path: P
     assert "10 evaluations (a run with fewer has their mean" in (accuracy_table(groups).note or "")
 
 
+def test_runs_with_other_evaluations_are_named(tmp_path: Path):
+    write_run(tmp_path / "1", [0.1, 0.2, 0.3, 0.4, 0.5], config("fedavg", 1, 5))
+    groups, _ = group_runs(load_runs([tmp_path]).runs)
+    assert "were evaluated every" not in (accuracy_table(groups).note or "")
+    write_run(tmp_path / "2", [None, 0.2, None, 0.4, None, 0.6, 0.7], config("fedcross", 1, 7))  # every second, and the last
+    write_run(tmp_path / "3", [None, None, 0.2], config("fedcross", 2, 3))  # once: no distance
+    groups, _ = group_runs(load_runs([tmp_path]).runs)
+    assert "were evaluated every 1 or 2 rounds" in (accuracy_table(groups).note or "")
+
+
 def test_targets_that_only_some_seeds_reach(tmp_path: Path):
     write_run(tmp_path / "1", [0.2, 0.5], config("fedavg", 1, 2))
     write_run(tmp_path / "2", [0.2, 0.3], config("fedavg", 2, 2))

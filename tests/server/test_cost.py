@@ -95,6 +95,22 @@ def test_a_slow_step_is_measured_with_one_and_three_examples_and_no_more(monkeyp
     assert Simulated.spent == spent * seconds  # a very slow one without a warm-up
 
 
+def test_what_the_first_visit_compiles_is_no_slow_step(monkeypatch):
+    """LeNet-5 whose first visit compiles for five seconds."""
+
+    class Compiling(Simulated):
+        fixed, step, example, first = 0.001, 0.004, 0.0005, 5.0
+
+        def visit(self, examples, steps=1):
+            once, self.first = self.first, 0.0
+            seconds, server = super().visit(examples, steps)
+            return seconds + once, server
+
+    monkeypatch.setattr("fedcross.server.pace._Bench", Compiling)
+    found = measured([])
+    assert (found.step, found.example, found.visit) == pytest.approx((0.004, 0.0005, 0.001))
+
+
 def test_every_distinct_job_is_composed_once(monkeypatch):
     from fedcross.conf import compose
 
