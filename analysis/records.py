@@ -168,9 +168,14 @@ def write_page(results: Path, page: Path) -> str:
     try:
         pictures.mkdir(parents=True, exist_ok=True)
         parts = [_section(results / name, pictures) for name in names]
+        records = [file.parent for name in names for file in (results / name).glob("*/metrics.jsonl")]
+        proven = sum((record / DIGESTS).exists() for record in records)
         text = (
             "# Results\n\nMade by `fedcross record` from the records in `results/`; do not edit. A cell with ± is mean "
-            "and standard deviation over seeds.\n\n" + "\n".join(parts)
+            "and standard deviation over seeds. Times are those of machines that did other work too; speeds are "
+            "measured on the page on performance. `fedcross record verify NAME` runs rounds of a record again: "
+            f"{proven} of the {len(records)} records have digests of their models, the others are compared by their "
+            "losses and accuracies.\n\n" + "\n".join(parts)
         )
         page.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -226,9 +226,9 @@ def significance_table(groups: Sequence[Group]) -> Table | None:
     note = (
         "Smoothed accuracy, paired by seed, two-sided; n is the number of shared seeds. The interval is Student's, of "
         "the mean difference, without a correction for several comparisons. Holm's correction is within a "
-        f"problem. Wilcoxon's test cannot go below .05 with fewer than {WILCOXON_FROM} pairs and is left out there, the "
-        f"t-test with fewer than {T_FROM}. Up to {ALL_PAIRS} configurations of a problem are all compared; of more, each "
-        "with the first of the table that trains alike."
+        f"problem. Wilcoxon's test cannot go below .05 with fewer than {WILCOXON_FROM} pairs and is left out there, "
+        f"the t-test with fewer than {T_FROM}. Up to {ALL_PAIRS} configurations of a problem are all compared; of "
+        "more, each with the first of the table that trains alike."
     )
     return Table("Paired over seeds", header, rows, note) if rows else None
 

@@ -73,7 +73,8 @@ def test_runs_with_other_evaluations_are_named(tmp_path: Path):
     write_run(tmp_path / "1", [0.1, 0.2, 0.3, 0.4, 0.5], config("fedavg", 1, 5))
     groups, _ = group_runs(load_runs([tmp_path]).runs)
     assert "were evaluated every" not in (accuracy_table(groups).note or "")
-    write_run(tmp_path / "2", [None, 0.2, None, 0.4, None, 0.6, 0.7], config("fedcross", 1, 7))  # every second, and the last
+    every_second_and_last = [None, 0.2, None, 0.4, None, 0.6, 0.7]
+    write_run(tmp_path / "2", every_second_and_last, config("fedcross", 1, 7))
     write_run(tmp_path / "3", [None, None, 0.2], config("fedcross", 2, 3))  # once: no distance
     groups, _ = group_runs(load_runs([tmp_path]).runs)
     assert "were evaluated every 1 or 2 rounds" in (accuracy_table(groups).note or "")
