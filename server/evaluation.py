@@ -79,7 +79,7 @@ def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:
         ``client_accuracy`` (partition id -> accuracy), its uniform mean ``client_accuracy_mean`` and standard deviation
         ``client_accuracy_std`` over the clients that answered; empty if none has test examples.
     """
-    models = method.slice_models() or {FULL: method.evaluation_arrays()}
+    models = method.client_models() or {FULL: method.evaluation_arrays()}
     coded = {size: encode(arrays) for size, arrays in models.items()}
     asked: dict[int, int] = {}
     messages = []

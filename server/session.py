@@ -272,6 +272,8 @@ class Session:
         identity = {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
         if self.audit is not None:
             identity["audit"] = self.audit.head.plain()
+        if self.method.plan is not None and self.method.plan.scaled:
+            identity["scaled"] = list(self.method.plan.scaled)
         return identity | ({"base": self.base} if self.base else {})
 
 

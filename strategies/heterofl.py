@@ -17,7 +17,7 @@ from fedcross.strategies.parts.widths import Width, check_widths, holds
 from fedcross.strategies.pool.layout import Array
 from fedcross.strategies.round.sized_model import SizedModel
 from fedcross.strategies.wire.protocol import Payload, Upload
-from fedcross.strategies.wire.records import Spec
+from fedcross.strategies.wire.records import Arrays, Spec
 from fedcross.tasks.models.slicing.plan import Size
 
 HEAD = ("classifier.weight", "classifier.bias")
@@ -32,8 +32,8 @@ class HeteroFLParams(Settings):
         The widths of the slices, called complexity levels a to e in the paper. A client gets the widest that its device
         can hold.
     scaler : bool
-        Whether hidden layers of a slice divide their output by the width while they train, so that a narrow model's
-        activations are as large as the full model's. Without effect in a network with batch normalisation.
+        Whether hidden layers of a slice divide their output by the width, so that a narrow model's activations are as
+        large as the full model's. Without effect in a network with batch normalisation.
     masked : bool
         Whether a client leaves the classes that it has no example of alone (the paper's masked loss, for clients with
         unequal labels). It then tells the server which classes it has.
@@ -92,6 +92,8 @@ class HeteroFL(SizedModel[HeteroFLParams]):
       evaluation uses other estimates of the same means and variances, and it can take place in any round.
     - The last layer is the one called ``classifier``. In a network without it the loss is masked, but the rows of all
       classes are means over all uploads.
+    - The paper evaluates the full model alone, where the scaler divides by 1. A slice without batch normalisation is
+      evaluated and exported as it was trained: the division is in its weights and biases (:meth:`slice_models`).
     - The mode *dynamic*, in which a client's width changes from round to round, is not here.
     """
 
@@ -109,6 +111,24 @@ class HeteroFL(SizedModel[HeteroFLParams]):
         """Ask for the classes that the client has."""
         head = self.spec.get(HEAD[0]) if self.params.masked else None
         return {"labels": {"held": (head[0][:1], "uint8")}} if head else {}
+
+    def slice_models(self) -> dict[Size, Arrays]:
+        """Return the global model of every size, as a plain slice that computes what was trained with the scaler."""
+        models = self.client_models()
+        for size, model in models.items() if self.params.scaler else ():
+            for layer in self.sliced.scaled if size.width < 1 else ():
+                for name in (f"{layer}.weight", f"{layer}.bias"):
+                    if name in model:
+                        model[name] = (model[name] / size.width).astype(model[name].dtype)
+        return models
+
+    def client_models(self) -> dict[Size, Arrays]:
+        """Return the global model of every size as clients train it."""
+        return super().slice_models()
+
+    def global_model(self) -> Arrays:
+        """Return the global model of the largest size."""
+        return self.slice_models()[self.sizes[0]]
 
     def having(self, name: str, upload: Upload) -> Array | None:
         """Return which classes the client has, for the last layer."""

@@ -227,7 +227,7 @@ def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
     federation = Federation(seed=config["seed"], clients_per_round=config["clients_per_round"])
     method = kind(kind.Params.model_validate(config["method"]), federation)
     if "_slices" in state.values:
-        method.plan = Plan.of_plain(state.values["_slices"])
+        method.plan = Plan.of_plain({**state.values["_slices"], "scaled": identity.get("scaled", ())})
     method.begin({name: np.zeros(shape, dtype) for name, (shape, dtype) in spec.items()}, parameters)
     method.resume(state)
     return method

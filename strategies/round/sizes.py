@@ -95,6 +95,10 @@ class Sizes(FlowerHooks[P]):
         """Return the global model of every size that the method trains, the widest first; empty without slices."""
         return {}
 
+    def client_models(self) -> dict[Size, Arrays]:
+        """Return the same as weights of the networks that clients train, which may compute more than a slice does."""
+        return self.slice_models()
+
     def all_sizes(self) -> Sequence[Size]:
         """Return every size that the method trains, the largest first; empty without slices."""
         return [Size(width) for width in sorted(getattr(self.params, "widths", ()), reverse=True)]

@@ -98,7 +98,14 @@ def test_the_page_is_made_from_all_records(tmp_path):
     (first.parent / "digests.jsonl").write_text('{"round": 3, "digest": "0"}')
     assert main(arguments) == 0
     text = (tmp_path / "docs" / "results.md").read_text()
-    for words in ("## table2", "Measured on a laptop.", "fedcross", "4 runs", "commit: 0123abc", "1 of the 4 records have digests"):
+    for words in (
+        "## table2",
+        "Measured on a laptop.",
+        "fedcross",
+        "4 runs",
+        "commit: 0123abc",
+        "1 of the 4 records have digests",
+    ):
         assert words in text
     assert str(tmp_path) not in text
     assert (tmp_path / "docs" / "images" / "results-table2.png").stat().st_size > 1000

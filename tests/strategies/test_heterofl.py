@@ -5,23 +5,26 @@ The masked loss: classes that a client lacks score 0 in its loss, and a class's 
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord
+from safetensors.numpy import load_file
 
 from fedcross.client import workshop
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
+from fedcross.server.commands.export import export
 from fedcross.server.slices import check_run
 from fedcross.strategies.heterofl import HeteroFL, HeteroFLParams, Masked
 from fedcross.strategies.parts.objective import Objective
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
-from fedcross.tasks.models.slicing import FULL, Size
+from fedcross.tasks.models.slicing import FULL, Size, cut, plan_of
 from fedcross.tasks.models.slicing.plan import Group, Plan, Segment
 from tests.strategies.pool.test_sliced import PLAN, full
 from tests.support.bench import TWO_STEPS, check_batched, open_visit, two_layers
@@ -220,6 +223,36 @@ def test_the_scaler_is_on_unless_told_otherwise():
     config = load([*SMALL, "method=heterofl", "method.widths=[1.0,0.5]"])
     assert workshop.asked(ConfigRecord({"width": 0.5})) == Size(0.5)
     assert config.method.scaler
+
+
+def test_a_narrow_model_is_deployed_as_it_was_trained():
+    """The plain slice with the server's weights scores what a client's network with the scaler does."""
+    config = load([*SMALL, "method=heterofl", "method.widths=[1.0,0.5]"])
+    shop = workshop.Workshop(config)
+    network, plan = shop._network, plan_of(shop._network, shop.data.task)
+    method = HeteroFL(config.method)
+    method.plan = plan
+    arrays = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    method.begin(arrays, set(dict(network.named_parameters())))
+    narrow, full = Size(0.5), copy.deepcopy(network)
+    net, _ = shop.at(narrow)
+    x, _ = shop.data.client(0, shop.device)
+    net.load(method.client_models()[narrow])
+    trained = net.logits(net.params, net.buffers, x[:8], train=False).detach()
+    plain = cut(full, plan, narrow).eval()
+    plain.load_state_dict({n: torch.from_numpy(a) for n, a in method.slice_models()[narrow].items()})
+    torch.testing.assert_close(plain(torch.as_tensor(x[:8])).detach(), trained, rtol=1e-5, atol=1e-6)
+    assert same(method.global_model(), arrays)  # the full model has no scaler
+    method.params = HeteroFLParams(widths=(1.0, 0.5), scaler=False)
+    assert same(method.slice_models()[narrow], method.client_models()[narrow])
+
+
+def test_an_exported_narrow_model_is_the_evaluated_one(tmp_path):
+    ready = run(tmp_path / "run", *SMALL, "method=heterofl", "method.widths=[1.0,0.5]", "rounds=1")
+    file = export(ready.folder, width=0.5)
+    found = load_file(file)
+    assert same({name: found[name] for name in ready.method.spec}, ready.method.slice_models()[Size(0.5)])
+    assert not same(ready.method.slice_models()[Size(0.5)], ready.method.client_models()[Size(0.5)])
 
 
 def test_a_device_gives_the_full_network_up_and_builds_it_anew_with_the_same_weights():

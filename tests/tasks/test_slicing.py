@@ -208,13 +208,13 @@ def test_a_layer_norm_over_channels_is_sliced_but_is_another_function():
     assert small.norm.normalized_shape == (6,)
 
 
-def test_the_scaler_divides_in_training_only():
+def test_the_scaler_divides_what_hidden_layers_return():
     network = create("mlp", {"hidden": [4]}, SMALL, 1)
     plan, x = plan_of(network, SMALL), inputs_of(SMALL)
     plain, scaled = cut(network, plan, Size(0.5)), cut(network, plan, Size(0.5), scaler=True)
-    assert torch.equal(plain.eval()(x), scaled.eval()(x))
     hidden = F.relu(plain.features.fc1(x.flatten(1)) / 0.5)
-    torch.testing.assert_close(scaled.train()(x), plain.classifier(hidden))
+    for mode in (True, False):
+        torch.testing.assert_close(scaled.train(mode)(x), plain.classifier(hidden))
 
 
 def test_a_residual_sum_with_the_input_stays_whole():

@@ -63,7 +63,7 @@ def cut(network: nn.Module, plan: Plan, size: Size, task: Task | None = None, sc
         If given, the slice is tried on a batch and, where ``plan.exact``, compared with the full network whose cut
         channels are set to zero.
     scaler : bool
-        Whether hidden layers divide their output by the width in training mode (HeteroFL).
+        Whether hidden layers divide their output by the width (HeteroFL).
 
     Raises
     ------
@@ -89,14 +89,14 @@ def cut(network: nn.Module, plan: Plan, size: Size, task: Task | None = None, sc
 
 
 class Scaler:
-    """Divides what a layer returns by the width in training mode (HeteroFL's scaler)."""
+    """Divides what a layer returns by the width (HeteroFL's scaler), in training and when the slice is used alone."""
 
     def __init__(self, width: float) -> None:
         self.width = width
 
     def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Return the scaled output."""
-        return output / self.width if layer.training else output
+        return output / self.width
 
 
 def _corners(network: nn.Module, plan: Plan, size: Size) -> dict[int, Tensor]:

@@ -182,10 +182,11 @@ class Plan:
 
     @classmethod
     def of_plain(cls, values: Mapping[str, Any]) -> Plan:
-        """Return the plan that :meth:`plain` described."""
+        """Return the plan that :meth:`plain` described; ``scaled`` may stand beside what that returned."""
         entries = {
             name: tuple(None if axis is None else tuple(Segment(*s) for s in axis) for axis in axes)
             for name, axes in values["entries"].items()
         }
         shapes = {name: tuple(shape) for name, shape in values["shapes"].items()}
-        return cls(tuple(Group(*group) for group in values["groups"]), entries, shapes)
+        scaled = tuple(values.get("scaled", ()))
+        return cls(tuple(Group(*group) for group in values["groups"]), entries, shapes, scaled=scaled)
