@@ -92,8 +92,8 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     apart = sorted({run.cadence for group in groups for run in group.runs} - {0})
     if len(apart) > 1:
         note += (
-            f" **Runs of this table were evaluated every {' or '.join(map(str, apart))} rounds**: where curves rise, "
-            "those with more frequent evaluations have the higher smoothed accuracy."
+            f" **Runs of this table were evaluated every {' or '.join(map(str, apart))} rounds**, so their ten "
+            "evaluations are means over other numbers of rounds, and their rounds to a target are known to as many."
         )
     return Table("Accuracy", header, rows, note)
 

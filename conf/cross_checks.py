@@ -109,7 +109,7 @@ def _privacy_faults(config: RunConfig) -> list[str]:
     if method_class(config.modules["method"]).reveals(config.method):
         faults.append(
             f"privacy.enabled=true: method={config.names['method']} sends more than its model, which nothing protects. "
-            "Choose fedavg, fedprox or fedcross."
+            f"Choose fedavg, fedprox or fedcross{', or method.masked=false' if hasattr(config.method, 'masked') else ''}."
         )
     if importlib.util.find_spec("opacus") is None:
         faults.append("privacy.enabled=true: opacus, the accountant, is not installed. Install fedcross[privacy].")

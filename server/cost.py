@@ -32,7 +32,7 @@ WHOLE = 15.0
 WEIGHTY = (
     "clients_per_round", "partition.clients", "partition.name", "train", "engine", "device", "evaluate_local",
     "evaluate_clients", "method.exchanges", "method.host_epochs", "method.k", "method.base", "method.kappa",
-    "method.eta", "method.widths", "method.shares", "method.whole", "method.nested", "method.nested_steps",
+    "method.eta", "devices", "method.widths", "method.shares", "method.whole", "method.nested", "method.nested_steps",
 )  # fmt: skip
 
 SEED = re.compile(r"seed=\d+")

@@ -16,11 +16,13 @@ from fedcross.strategies.parts.objective import Batch, Net, Objective, Outcome, 
 from fedcross.strategies.parts.widths import Width, check_widths, holds
 from fedcross.strategies.pool.layout import Array
 from fedcross.strategies.round.sized_model import SizedModel
-from fedcross.strategies.wire.protocol import Payload, Upload
+from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Arrays, Spec
 from fedcross.tasks.models.slicing.plan import Size
 
 HEAD = ("classifier.weight", "classifier.bias")
+#: Entry of a message that asks a client for its classes.
+ASKED = "held"
 
 
 class HeteroFLParams(Settings):
@@ -32,8 +34,8 @@ class HeteroFLParams(Settings):
         The widths of the slices, called complexity levels a to e in the paper. A client gets the widest that its device
         can hold.
     scaler : bool
-        Whether hidden layers of a slice divide their output by the width, so that a narrow model's activations are as
-        large as the full model's. Without effect in a network with batch normalisation.
+        Whether hidden layers of a slice divide their output by the slice's share of the widest width, so that a narrow
+        model's activations are as large as the widest one's. Not in a network with batch normalisation.
     masked : bool
         Whether a client leaves the classes that it has no example of alone (the paper's masked loss, for clients with
         unequal labels). It then tells the server which classes it has.
@@ -63,11 +65,19 @@ class Masked(Objective[HeteroFLParams]):
         scores = net.logits(params, buffers, batch.x).masked_fill(prepared["absent"], 0)
         return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
 
+    def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
+        """Return class scores (batch, classes) with the mask, as the authors' code measures local models."""
+        return super().predict(net, params, buffers, x, prepared).masked_fill(prepared["absent"], 0)
+
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Send which classes the client has."""
-        if HEAD[0] not in visit.params:
+        if not visit.config.get(ASKED):
             return Outcome()
-        return Outcome(extras={"labels": {"held": (~prepared["absent"]).cpu().numpy().astype(np.uint8)}})
+        held = (~prepared["absent"]).cpu().numpy().astype(np.uint8)
+        rows = visit.params[HEAD[0]].shape[0]
+        if len(held) != rows:  # a layer that is called so and is not the last one: all of it counts
+            held = np.ones(rows, np.uint8)
+        return Outcome(extras={"labels": {"held": held}})
 
 
 class HeteroFL(SizedModel[HeteroFLParams]):
@@ -91,7 +101,11 @@ class HeteroFL(SizedModel[HeteroFLParams]):
       of this project does, and the server averages them among the uploads of one width. Training is the same, only the
       evaluation uses other estimates of the same means and variances, and it can take place in any round.
     - The last layer is the one called ``classifier``. In a network without it the loss is masked, but the rows of all
-      classes are means over all uploads.
+      classes are means over all uploads. A client's word on its classes is believed.
+    - With ``train.examples`` a client's classes are those of the examples that the visit drew.
+    - The authors' code scales hidden layers that have no norm behind them in networks with batch normalisation too; here
+      one batch norm turns the scaler off, and so do layers that are not torch's or share a weight, for themselves. It
+      clips the gradient's norm at 1, which is ``train.clip=1``.
     - The paper evaluates the full model alone, where the scaler divides by 1. A slice without batch normalisation is
       evaluated and exported as it was trained: the division is in its weights and biases (:meth:`slice_models`).
     - The mode *dynamic*, in which a client's width changes from round to round, is not here.
@@ -107,19 +121,32 @@ class HeteroFL(SizedModel[HeteroFLParams]):
         """Return whether clients send which classes they have."""
         return params.masked
 
+    @property
+    def _asks(self) -> bool:
+        """Whether clients say which classes they have: there is a ``classifier``, and its outputs are no channels."""
+        axes = self.sliced.entries.get(HEAD[0], (None,))
+        return self.params.masked and HEAD[0] in self.spec and axes[0] is None
+
+    def dispatch(self, current: Round) -> list[Payload]:
+        """Send slices as the base does, and ask for the clients' classes."""
+        payloads = super().dispatch(current)
+        for payload in payloads if self._asks else ():
+            payload.config = {**payload.config, ASKED: True}
+        return payloads
+
     def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
         """Ask for the classes that the client has."""
-        head = self.spec.get(HEAD[0]) if self.params.masked else None
-        return {"labels": {"held": (head[0][:1], "uint8")}} if head else {}
+        return {"labels": {"held": (self.spec[HEAD[0]][0][:1], "uint8")}} if self._asks else {}
 
     def slice_models(self) -> dict[Size, Arrays]:
         """Return the global model of every size, as a plain slice that computes what was trained with the scaler."""
         models = self.client_models()
         for size, model in models.items() if self.params.scaler else ():
-            for layer in self.sliced.scaled if size.width < 1 else ():
+            divisor = size.width / self.sizes[0].width
+            for layer in self.sliced.scaled if divisor < 1 else ():
                 for name in (f"{layer}.weight", f"{layer}.bias"):
                     if name in model:
-                        model[name] = (model[name] / size.width).astype(model[name].dtype)
+                        model[name] = (model[name] / divisor).astype(model[name].dtype)
         return models
 
     def client_models(self) -> dict[Size, Arrays]:

@@ -157,7 +157,7 @@ def test_only_clients_with_a_masked_loss_are_asked_for_their_classes():
 def test_one_masked_step_by_hand():
     """Scores 1, 2 and 5 of which the last class is absent: p = softmax(1, 2, 0); its row gets no gradient."""
     net = ModuleNet(two_layers(None, [[1.0], [2.0], [5.0]]), torch.device("cpu"))
-    visit = open_visit(net, [[1.0], [1.0]], [0, 1])
+    visit = open_visit(net, [[1.0], [1.0]], [0, 1], config={"held": True})
     objective = Masked(HeteroFLParams())
     prepared = objective.prepare(visit)
     trained = train(net, objective, visit, prepared, TWO_STEPS.model_copy(update={"epochs": 1}))
@@ -166,12 +166,82 @@ def test_one_masked_step_by_hand():
     assert net.read()["classifier.weight"][:, 0] == pytest.approx(expected, abs=1e-12)
     assert trained.loss == pytest.approx(-(np.log(p[0]) + np.log(p[1])) / 2)
     assert objective.finish(visit, trained, prepared).extras["labels"]["held"].tolist() == [1, 1, 0]
+    scores = objective.predict(net, visit.params, {}, torch.ones(1, 1).double(), prepared)
+    assert scores.tolist() == [[1, 2, 0]]  # local accuracy has the mask too
+
+
+class NotLast(torch.nn.Module):
+    """A hidden layer called classifier."""
+
+    def __init__(self, hidden=40):
+        super().__init__()
+        self.first, self.classifier, self.out = (
+            torch.nn.Linear(64, 16),
+            torch.nn.Linear(16, hidden),
+            torch.nn.Linear(hidden, 10),
+        )
+
+    def forward(self, x):
+        return self.out(self.classifier(self.first(x.flatten(1)).relu()).relu())
+
+
+class Pair(torch.nn.Module):
+    """A classifier of two layers beside features."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU())
+        layers = torch.nn.Linear(16, 12), torch.nn.ReLU(), torch.nn.Linear(12, 10)
+        self.classifier, self.embedding = torch.nn.Sequential(*layers), 16
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+class Unlike(torch.nn.Module):
+    """Hidden layers that the scaler must leave alone: a weight of the network's own, a tied one, one with a tanh."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = torch.nn.Parameter(torch.randn(8, 64) / 8)
+        self.a, self.b = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
+        self.b.weight = self.a.weight
+        self.bent, self.plain, self.classifier = Bent(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 10)
+
+    def forward(self, x):
+        hidden = self.b(self.a(torch.nn.functional.linear(x.flatten(1), self.own)).relu())
+        return self.classifier(self.plain(self.bent(hidden.relu())).relu())
+
+
+class Bent(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["NotLast", "NotLast model.hidden=10", "Pair", "Unlike"])
+@pytest.mark.parametrize("widths", ["[1.0,0.66,0.4]", "[0.66,0.4]", "[1.0]"])
+def test_networks_of_ones_own_train_and_export_what_they_evaluate(tmp_path, network, widths):
+    model = f"model={__name__}:{network}".split()
+    own = ["devices=equal"] if widths == "[1.0]" else []
+    ready = run(tmp_path / "run", *THREE, *model, "method=heterofl", f"method.widths={widths}", *own)
+    (line,) = [json.loads(line) for line in (ready.folder / "metrics.jsonl").read_text().splitlines()][-1:]
+    assert not line["rejected"] and line["clients"]
+    shop = workshop.Workshop(ready.config)
+    x, _ = shop.data.client(0, shop.device)
+    for size, arrays in ready.method.slice_models().items():
+        net, _ = shop.at(size)
+        net.load(ready.method.client_models()[size])
+        trained = net.logits(net.params, net.buffers, x[:8], train=False).detach()
+        plain = ready.evaluator.network(size)
+        plain.load_state_dict({n: torch.from_numpy(a) for n, a in arrays.items()}, strict=False)
+        torch.testing.assert_close(plain(torch.as_tensor(x[:8])).detach(), trained, rtol=1e-5, atol=1e-6)
 
 
 def test_a_network_without_a_classifier_sends_no_classes():
     net = ModuleNet(torch.nn.Sequential(torch.nn.Linear(1, 3)), torch.device("cpu"))
     objective = Masked(HeteroFLParams())
-    visit = open_visit(net, [[1.0]], [0], classes=3)
+    visit = open_visit(net, [[1.0]], [0], classes=3)  # the server has not asked
     assert objective.finish(visit, None, objective.prepare(visit)).extras == {}
 
 

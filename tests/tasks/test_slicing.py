@@ -211,7 +211,7 @@ def test_a_layer_norm_over_channels_is_sliced_but_is_another_function():
 def test_the_scaler_divides_what_hidden_layers_return():
     network = create("mlp", {"hidden": [4]}, SMALL, 1)
     plan, x = plan_of(network, SMALL), inputs_of(SMALL)
-    plain, scaled = cut(network, plan, Size(0.5)), cut(network, plan, Size(0.5), scaler=True)
+    plain, scaled = cut(network, plan, Size(0.5)), cut(network, plan, Size(0.5), scaler=0.5)
     hidden = F.relu(plain.features.fc1(x.flatten(1)) / 0.5)
     for mode in (True, False):
         torch.testing.assert_close(scaled.train(mode)(x), plain.classifier(hidden))

@@ -48,7 +48,7 @@ def random_inputs(task: Task) -> Tensor:
     return torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0))
 
 
-def cut(network: nn.Module, plan: Plan, size: Size, task: Task | None = None, scaler: bool = False) -> nn.Module:
+def cut(network: nn.Module, plan: Plan, size: Size, task: Task | None = None, scaler: float = 1.0) -> nn.Module:
     """Return the slice of `network`, with the corner of its weights and memory of its own.
 
     Parameters
@@ -62,8 +62,8 @@ def cut(network: nn.Module, plan: Plan, size: Size, task: Task | None = None, sc
     task : Task, optional
         If given, the slice is tried on a batch and, where ``plan.exact``, compared with the full network whose cut
         channels are set to zero.
-    scaler : bool
-        Whether hidden layers divide their output by the width (HeteroFL).
+    scaler : float
+        What hidden layers divide their output by (HeteroFL).
 
     Raises
     ------
@@ -79,24 +79,24 @@ def cut(network: nn.Module, plan: Plan, size: Size, task: Task | None = None, sc
         padding: Any = small.get_submodule(name)
         padding.resize(plan.count(before, size, padding.channels_in), plan.count(after, size, padding.channels_out))
     if isinstance(getattr(small, "embedding", None), int):
-        small.embedding = small.classifier.in_features  # type: ignore[union-attr]
+        last = getattr(small, "classifier", nn.Identity()).modules()
+        small.embedding = next((layer.in_features for layer in last if isinstance(layer, nn.Linear)), small.embedding)
     if task is not None:
         _check(network, small, plan, size, task)
-    if scaler:
-        for name in plan.scaled:
-            small.get_submodule(name).register_forward_hook(Scaler(size.width))
+    for name in plan.scaled if scaler != 1 else ():
+        small.get_submodule(name).register_forward_hook(Scaler(scaler))
     return small
 
 
 class Scaler:
-    """Divides what a layer returns by the width (HeteroFL's scaler), in training and when the slice is used alone."""
+    """Divides what a layer returns (HeteroFL's scaler), in training and when the slice is used alone."""
 
-    def __init__(self, width: float) -> None:
-        self.width = width
+    def __init__(self, divisor: float) -> None:
+        self.divisor = divisor
 
     def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Return the scaled output."""
-        return output / self.width
+        return output / self.divisor
 
 
 def _corners(network: nn.Module, plan: Plan, size: Size) -> dict[int, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from fedcross.tasks.models.pooling import MaxPool2
+from fedcross.tasks.models.pooling import Convolution, MaxPool2
 from fedcross.tasks.models.slicing.labels import Groups, Label, UnsliceableError, called, refusal
 from fedcross.tasks.models.slicing.plan import Axis, Group, Plan, Segment
 from fedcross.tasks.models.slicing.rules import (
@@ -30,6 +30,11 @@ from fedcross.tasks.models.slicing.rules import (
     transposed_convolution,
 )
 from fedcross.tasks.models.weights import tied
+
+#: Layers whose output is linear in their own weight and bias, so that dividing it is dividing these.
+LINEAR = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, Convolution,
+)  # fmt: skip
 
 
 @runtime_checkable
@@ -69,6 +74,9 @@ class Tracer(TorchFunctionMode):
         self._weights: dict[int, str] = {id(t): n for n, t in [*network.named_buffers(), *network.named_parameters()]}
         self._axes: dict[str, list[Axis]] = {}
         self._named: dict[str, set[int]] = {}
+        shared = {name.rpartition(".")[0] for pair in tied(network).items() for name in pair}
+        #: Layers that HeteroFL's scaler may divide: no others' weights, and nothing but a product and a sum.
+        self._divisible = {name for name, layer in network.named_modules() if type(layer) in LINEAR} - shared
         self._hidden: dict[str, None] = {}  # convolutions and linear layers, in the order of their calls
         self._batch_norm = False
         self._paused = 0
@@ -211,7 +219,8 @@ class Tracer(TorchFunctionMode):
                 entries[name], shapes[name] = axes, tuple(tensor.shape)
         resized = {name: (final(a), final(b)) for name, (a, b) in self.resized.items()}
         whole = {n.rpartition(".")[0] for n in entries if entries[n][0] is not None}
-        scaled = tuple(name for name in self._hidden if name in whole and not self._batch_norm)
+        divisible = whole & self._divisible
+        scaled = tuple(name for name in self._hidden if name in divisible and not self._batch_norm)
         return Plan(tuple(Group(*cut[root]) for root in cut), entries, shapes, self.exact, resized, scaled)
 
     def _final(self, segment: Segment, number: Mapping[int, int]) -> Segment:
