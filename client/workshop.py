@@ -147,7 +147,7 @@ class Workshop:
         """Return the slice of `network`; the server has tried every size before the run began."""
         from fedcross.tasks.models.slicing import cut
 
-        method = self.config.method
+        method: Any = self.config.method
         divisor = size.width / max(method.widths) if getattr(method, "scaler", False) else 1.0
         return network if size.width >= 1 else cut(network, self._plan, size, scaler=divisor)
 

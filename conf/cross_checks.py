@@ -107,9 +107,10 @@ def _privacy_faults(config: RunConfig) -> list[str]:
         if getattr(config, name)
     ]
     if method_class(config.modules["method"]).reveals(config.method):
+        other = " or method.masked=false" if hasattr(config.method, "masked") else ""
         faults.append(
             f"privacy.enabled=true: method={config.names['method']} sends more than its model, which nothing protects. "
-            f"Choose fedavg, fedprox or fedcross{', or method.masked=false' if hasattr(config.method, 'masked') else ''}."
+            f"Choose fedavg, fedprox or fedcross{other}."
         )
     if importlib.util.find_spec("opacus") is None:
         faults.append("privacy.enabled=true: opacus, the accountant, is not installed. Install fedcross[privacy].")

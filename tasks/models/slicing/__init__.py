@@ -79,8 +79,10 @@ def cut(network: nn.Module, plan: Plan, size: Size, task: Task | None = None, sc
         padding: Any = small.get_submodule(name)
         padding.resize(plan.count(before, size, padding.channels_in), plan.count(after, size, padding.channels_out))
     if isinstance(getattr(small, "embedding", None), int):
-        last = getattr(small, "classifier", nn.Identity()).modules()
-        small.embedding = next((layer.in_features for layer in last if isinstance(layer, nn.Linear)), small.embedding)
+        for layer in getattr(small, "classifier", nn.Identity()).modules():
+            if isinstance(layer, nn.Linear):
+                small.embedding = layer.in_features  # type: ignore[assignment]
+                break
     if task is not None:
         _check(network, small, plan, size, task)
     for name in plan.scaled if scaler != 1 else ():
