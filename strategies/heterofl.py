@@ -103,8 +103,8 @@ class HeteroFL(SizedModel[HeteroFLParams]):
     - The last layer is the one called ``classifier``. In a network without it the loss is masked, but the rows of all
       classes are means over all uploads. A client's word on its classes is believed.
     - With ``train.examples`` a client's classes are those of the examples that the visit drew.
-    - The authors' code scales hidden layers that have no norm behind them in networks with batch normalisation too; here
-      one batch norm turns the scaler off. Layers that are not torch's, or share a weight, are never scaled.
+    - The authors' code scales hidden layers that have no norm behind them in networks with batch normalisation too;
+      here one batch norm turns the scaler off. Layers that are not torch's, or share a weight, are never scaled.
     - The authors clip the gradient's norm at 1, which is ``train.clip=1``.
     - The paper evaluates the full model alone, where the scaler divides by 1. A slice without batch normalisation is
       evaluated and exported as it was trained: the division is in its weights and biases (:meth:`slice_models`).
