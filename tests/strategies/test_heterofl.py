@@ -11,7 +11,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, RecordDict
 from safetensors.numpy import load_file
 
 from fedcross.client import workshop
@@ -24,6 +24,7 @@ from fedcross.server.slices import check_run
 from fedcross.strategies.heterofl import HeteroFL, HeteroFLParams, Masked
 from fedcross.strategies.parts.objective import Objective
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.records import encode
 from fedcross.tasks.models.slicing import FULL, Size, cut, plan_of
 from fedcross.tasks.models.slicing.plan import Group, Plan, Segment
 from tests.strategies.pool.test_sliced import PLAN, full
@@ -324,6 +325,27 @@ def test_an_exported_narrow_model_is_the_evaluated_one(tmp_path):
     found = load_file(file)
     assert same({name: found[name] for name in ready.method.spec}, ready.method.slice_models()[Size(0.5)])
     assert not same(ready.method.slice_models()[Size(0.5)], ready.method.client_models()[Size(0.5)])
+
+
+@pytest.mark.slow
+def test_a_device_scores_its_model_as_it_was_trained(tmp_path):
+    """A client's own network scales what the server sends; the plain slice has the division in its weights."""
+    narrow = ("method=heterofl", "method.widths=[1.0,0.5]", "devices=equal", "devices.widths=[0.5]")
+    ready = run(tmp_path, *SMALL, *narrow, "task.limit=600", "train.lr=0.1", "evaluate_clients=true")
+    told = json.loads((ready.folder / "metrics.jsonl").read_text().splitlines()[-1])["client_accuracy"]
+    shop = workshop.Workshop(ready.config)
+    plain = ready.evaluator.network(Size(0.5))
+    plain.load_state_dict({n: torch.from_numpy(a) for n, a in ready.method.slice_models()[Size(0.5)].items()})
+    losses = []
+    for client in range(6):
+        x, y = shop.data.client_test(client, shop.device)
+        scores = plain(torch.as_tensor(x[:])).detach()
+        assert told[str(client)] == pytest.approx(float((scores.argmax(1) == y).float().mean()))
+        content = {"arrays": encode(ready.method.client_models()[Size(0.5)])}
+        content["config"] = ConfigRecord({"client": client, "width": 0.5})
+        found = shop.evaluate(RecordDict(content))["metrics"]["loss"]
+        losses.append((found, float(torch.nn.functional.cross_entropy(scores, y))))
+    np.testing.assert_allclose(*zip(*losses), rtol=1e-4)  # the argmax alone would let another scale pass
 
 
 def test_a_device_gives_the_full_network_up_and_builds_it_anew_with_the_same_weights():
