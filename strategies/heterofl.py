@@ -100,11 +100,14 @@ class HeteroFL(SizedModel[HeteroFLParams]):
       clients' data, for each width (static batch normalisation). Here clients keep running statistics, as every method
       of this project does, and the server averages them among the uploads of one width. Training is the same, only the
       evaluation uses other estimates of the same means and variances, and it can take place in any round.
-    - The last layer is the one called ``classifier``. In a network without it the loss is masked, but the rows of all
-      classes are means over all uploads. A client's word on its classes is believed.
+    - The last layer is the one called ``classifier``, with the classes on its weight's first axis. In a network without
+      it the loss is masked, but the rows of all classes are means over all uploads. Whether its outputs are classes or
+      channels is known from the slices; with full widths alone the name is believed. So is a client's word on its
+      classes.
     - With ``train.examples`` a client's classes are those of the examples that the visit drew.
     - The authors' code scales hidden layers that have no norm behind them in networks with batch normalisation too;
-      here one batch norm turns the scaler off. Layers that are not torch's, or share a weight, are never scaled.
+      here one batch norm turns the scaler off. Layers that are not torch's, or whose weight
+      another one uses, are never scaled.
     - The authors clip the gradient's norm at 1, which is ``train.clip=1``.
     - The paper evaluates the full model alone, where the scaler divides by 1. A slice without batch normalisation is
       evaluated and exported as it was trained: the division is in its weights and biases (:meth:`slice_models`).

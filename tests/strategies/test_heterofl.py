@@ -214,13 +214,43 @@ class Unlike(torch.nn.Module):
         return self.classifier(self.plain(self.bent(hidden.relu())).relu())
 
 
+class Reused(torch.nn.Module):
+    """A layer's weight is used once more beside its own call."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.plain = torch.nn.Linear(64, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.classifier = torch.nn.Linear(8, 10)
+
+    def forward(self, x):
+        hidden = self.b(self.a(x.flatten(1)).relu()).relu()
+        return self.classifier(self.plain(torch.nn.functional.linear(hidden, self.b.weight).relu()).relu())
+
+
+class Transposed(torch.nn.Module):
+    """Transposed convolutions, whose weights have the outputs on the second axis: hidden, and as the last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.ConvTranspose2d(1, 6, 2, stride=2, bias=False)
+        self.body, self.classifier = torch.nn.Conv2d(6, 8, 16), torch.nn.ConvTranspose2d(8, 10, 1)
+
+    def forward(self, x):
+        return self.classifier(self.body(self.first(x).relu()).relu()).flatten(1)
+
+
+def test_the_scaler_divides_hidden_layers_alone_that_nobody_else_uses():
+    for network, scaled in ((Reused(), ("a", "plain")), (Transposed(), ("first", "body")), (Unlike(), ("plain",))):
+        assert plan_of(network, load(SMALL).load_data().task).scaled == scaled
+
+
 class Bent(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x).tanh()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["NotLast", "NotLast model.hidden=10", "Pair", "Unlike"])
+@pytest.mark.parametrize("network", ["NotLast", "NotLast model.hidden=10", "Pair", "Unlike", "Reused", "Transposed"])
 @pytest.mark.parametrize("widths", ["[1.0,0.66,0.4]", "[0.66,0.4]", "[1.0]"])
 def test_networks_of_ones_own_train_and_export_what_they_evaluate(tmp_path, network, widths):
     model = f"model={__name__}:{network}".split()

@@ -93,8 +93,8 @@ class Plan:
     resized : mapping of str to (Axis, Axis)
         Layers without weights that change the number of channels -> channels of their input and output.
     scaled : tuple of str
-        Layers whose output HeteroFL's scaler divides: hidden convolutions and linear layers of torch that share no
-        weight. None in a network with batch normalisation.
+        Layers whose output HeteroFL's scaler divides: hidden convolutions and linear layers of torch whose weight
+        nobody else uses. None in a network with batch normalisation.
     """
 
     groups: tuple[Group, ...]

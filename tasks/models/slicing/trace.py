@@ -31,10 +31,12 @@ from fedcross.tasks.models.slicing.rules import (
 )
 from fedcross.tasks.models.weights import tied
 
-#: Layers whose output is linear in their own weight and bias, so that dividing it is dividing these.
-LINEAR = (
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, Convolution,
-)  # fmt: skip
+#: Layers whose output is linear in their own weight and bias, so that dividing it is dividing these -> the axis of the
+#: weight that has their outputs.
+OUTPUTS: dict[type[nn.Module], int] = {
+    **dict.fromkeys((nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Convolution), 0),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), 1),
+}
 
 
 @runtime_checkable
@@ -75,8 +77,13 @@ class Tracer(TorchFunctionMode):
         self._axes: dict[str, list[Axis]] = {}
         self._named: dict[str, set[int]] = {}
         shared = {name.rpartition(".")[0] for pair in tied(network).items() for name in pair}
-        #: Layers that HeteroFL's scaler may divide: no others' weights, and nothing but a product and a sum.
-        self._divisible = {name for name, layer in network.named_modules() if type(layer) in LINEAR} - shared
+        #: Layers that HeteroFL's scaler may divide, nothing but a product and a sum -> the weight's axis of outputs.
+        #: Layers whose weight another one has, or uses, are none.
+        self._divisible = {
+            name: OUTPUTS[type(layer)]
+            for name, layer in network.named_modules()
+            if type(layer) in OUTPUTS and name not in shared
+        }
         self._hidden: dict[str, None] = {}  # convolutions and linear layers, in the order of their calls
         self._batch_norm = False
         self._paused = 0
@@ -88,6 +95,9 @@ class Tracer(TorchFunctionMode):
         if self._paused or not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             return result
         inputs = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        for owner in {self._weights[id(leaf)].rpartition(".")[0] for leaf in inputs if id(leaf) in self._weights}:
+            if not self.stack or self.stack[-1] != owner:
+                self._divisible.pop(owner, None)
         name = getattr(func, "__name__", str(func))
         rule = RULES.get(name)
         makes = name in MAKERS
@@ -218,8 +228,11 @@ class Tracer(TorchFunctionMode):
             if any(axes) and name not in again:
                 entries[name], shapes[name] = axes, tuple(tensor.shape)
         resized = {name: (final(a), final(b)) for name, (a, b) in self.resized.items()}
-        whole = {n.rpartition(".")[0] for n in entries if entries[n][0] is not None}
-        divisible = whole & self._divisible
+        divisible = {
+            name
+            for name, axis in self._divisible.items()
+            if (weight := f"{name}.weight") in entries and entries[weight][axis] is not None
+        }
         scaled = tuple(name for name in self._hidden if name in divisible and not self._batch_norm)
         return Plan(tuple(Group(*cut[root]) for root in cut), entries, shapes, self.exact, resized, scaled)
 
