@@ -125,11 +125,30 @@ def _check_model(config: RunConfig, data: FederatedData) -> None:
     count = 0 if data.partition.own else len(data.partition)
     if 0 < count < config.clients_per_round:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: these data have {count} clients. Lower it.")
+    remarks = _own_tests(config, data)
     network, _ = config.network(data.task)
     room = getattr(config.method, "room_remarks", None)
     trained = sum(weight.numel() * weight.element_size() for weight in network.parameters() if weight.requires_grad)
-    for remark in [*check_run(config, network, data.task, count), *(room(trained, count) if callable(room) else [])]:
+    remarks += [*check_run(config, network, data.task, count), *(room(trained, count) if callable(room) else [])]
+    for remark in remarks:
         say(f"Note: {remark}", "WARNING")
+
+
+def _own_tests(config: RunConfig, data: FederatedData) -> list[str]:
+    """Return warnings about local accuracies that cannot be measured because no client has test examples of its own.
+
+    Raises
+    ------
+    ConfigError
+        If ``evaluate_clients`` would ask every client for what none has.
+    """
+    tests = data.partition.test
+    if data.partition.own or (tests is not None and any(len(own) for own in tests)):
+        return []
+    none = f"partition={config.names['partition']} gives clients no test examples"
+    if config.evaluate_clients:
+        raise ConfigError(f"evaluate_clients=true: {none}. Turn it off, or choose one that does: partition=iid.")
+    return [f"evaluate_local=true: {none}, so no local accuracy is measured."] if config.evaluate_local else []
 
 
 def _check_continued(config: RunConfig, folder: Path) -> None:

@@ -79,3 +79,14 @@ def test_devices_with_data_of_their_own_have_no_number_of_examples(capsys):
     data = SimpleNamespace(task=task, partition=SimpleNamespace(own=True))
     read(SimpleNamespace(names={"task": "arrays"}, load_data=lambda: data))
     assert capsys.readouterr().out.splitlines()[1] == "training examples on the devices, 5 test examples, 10 classes"
+
+
+def test_local_accuracies_that_no_client_can_measure_are_said_or_refused_before_there_is_a_folder(tmp_path, capsys):
+    folder = tmp_path / "run"
+    skewed = [*SMALL, "partition=dirichlet", "partition.clients=4", "rounds=1", f"output='{folder}'"]
+    assert main([*skewed, "evaluate_clients=true"]) == 2
+    told = "partition=dirichlet gives clients no test examples"
+    assert f"evaluate_clients=true: {told}. Turn it off" in capsys.readouterr().err
+    assert not folder.exists()
+    assert main([*skewed, "evaluate_local=true"]) == 0
+    assert capsys.readouterr().err.count(f"Note: evaluate_local=true: {told}, so no local accuracy is measured.") == 1

@@ -297,6 +297,13 @@ def test_a_network_without_hidden_channels_is_refused():
         plan_of(nn.Sequential(nn.Flatten(), nn.Linear(128, 5)), SMALL)
 
 
+def test_weights_computed_from_others_are_named_as_the_reason():
+    hidden = torch.nn.utils.parametrizations.weight_norm(nn.Linear(128, 6))
+    network = nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), nn.Linear(6, 5))
+    with pytest.raises(ConfigError, match="Layer 1, parametrization: its weights are computed from other weights"):
+        plan_of(network, SMALL)
+
+
 def test_channels_through_reshapes():
     groups = Groups()
     axis = groups.new(4)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -269,5 +270,14 @@ def trace(network: nn.Module, inputs: Tensor) -> Plan:
         output = twin(inputs)
     found = tracer.plan(twin, output)
     if not found.groups:
-        raise refusal(called(network), "", "forward", "it has no hidden channels")
+        raise refusal(called(network), *_nothing_found(network))
     return found
+
+
+def _nothing_found(network: nn.Module) -> tuple[str, str, str]:
+    """Return the layer, the operation and the reason why `network` has no channels to slice."""
+    for name, layer in network.named_modules():
+        if is_parametrized(layer):
+            why = "its weights are computed from other weights, as weight norm does, and these cannot be followed"
+            return name, "parametrization", why
+    return "", "forward", "it has no hidden channels"
