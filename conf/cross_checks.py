@@ -127,7 +127,8 @@ def remarks(config: RunConfig) -> list[str]:
     if config.defence.enabled and config.modules["method"] == "scaffold":
         found.append(
             "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, "
-            "which then describe longer ways than the models went. SCAFFOLD as published: defence.enabled=false."
+            "which then describe longer ways than the models went, and the server keeps every client's, one model each. "
+            "SCAFFOLD as published: defence.enabled=false."
         )
     method: Any = config.method
     if config.defence.enabled and config.modules["method"] == "fedfan" and method.memory_mb and not method.cuts():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
@@ -10,6 +12,7 @@ from pydantic import Field
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit
+from fedcross.strategies.round.defence import Judgement, lower_median
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.scaffold import effective_steps
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
@@ -48,8 +51,10 @@ class FedNova(SingleModel[FedNovaParams]):
 
     Deviations: statistics of batch normalisation are averaged by examples and not normalised; the authors' code
     communicates parameters alone. If an upload is lost, the sums are over the others. An upload that reports fewer than
-    one step or more than ten million is left out, because its weight would be that client's choice. Weight decay is
-    part of d_u.
+    one step or more than ten million is left out, because its weight would be that client's choice. With
+    ``defence.enabled`` tau counts as at most ``defence.weight`` times the median of the round, and as at least the
+    median over it: a large tau would lengthen everybody's update, a small one the client's own. Weight decay is part of
+    d_u.
     """
 
     Objective = Counted
@@ -57,6 +62,20 @@ class FedNova(SingleModel[FedNovaParams]):
     def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
         """Expect the number of steps, an int64 scalar."""
         return {"steps": {"tau": ((), "int64")}}
+
+    def judge_extras(self, uploads: list[Upload]) -> Judgement:
+        """Return the uploads with numbers of steps near the round's median, and how many were further away."""
+        steps = [int(upload.extras["steps"]["tau"]) for upload in uploads]
+        believed = [tau for tau in steps if 1 <= tau <= MOST_STEPS]
+        if not believed:
+            return super().judge_extras(uploads)
+        median, most = lower_median(believed), self.federation.defence.weight
+        fair = [min(max(tau, math.ceil(median / most)), int(median * most)) if tau in believed else tau for tau in steps]
+        kept = [
+            replace(upload, extras={**upload.extras, "steps": {"tau": np.array(tau, np.int64)}})
+            for upload, tau in zip(uploads, fair, strict=True)
+        ]
+        return Judgement(kept, [], sum(told != tau for told, tau in zip(steps, fair, strict=True)))
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Move the global model by the normalised updates."""

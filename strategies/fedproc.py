@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from pydantic import Field
@@ -21,6 +23,7 @@ from fedcross.strategies.parts.objective import (
     as_tensors,
 )
 from fedcross.strategies.parts.projection import Projected, project
+from fedcross.strategies.round.defence import Judgement, usual
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
@@ -96,7 +99,9 @@ class FedProc(SingleModel[FedProcParams]):
     Deviations: while the server has no prototypes (the first round) the loss is cross-entropy alone. A class that no
     participant held this round keeps its old prototype; one that no client ever held is zero (similarity 0). Clients
     send sums and counts in place of class means, so that the mean weights them by examples. The server ignores the sums
-    of a client whose counts do not add up to its number of examples. A resumed run with another number of planned
+    of a client whose counts do not add up to its number of examples. With ``defence.enabled`` it shortens sums whose
+    longest class mean is more than ``defence.weight`` times the median of the round's, and where the defence has lowered
+    a client's number of examples, its counts are lowered alike. A resumed run with another number of planned
     rounds follows the new schedule.
     """
 
@@ -127,6 +132,18 @@ class FedProc(SingleModel[FedProcParams]):
         shape = self.prototypes.shape
         return {"prototypes": {"sum": (shape, str(self.prototypes.dtype)), "count": (shape[:1], "int64")}}
 
+    def judge_extras(self, uploads: list[Upload]) -> Judgement:
+        """Return the uploads with class means of at most the usual length, and how many were longer."""
+        lengths = [_longest(upload.extras["prototypes"]) for upload in uploads]
+        limit = self.federation.defence.weight * usual(lengths)
+        kept = list(uploads)
+        for i, (upload, length) in enumerate(zip(uploads, lengths, strict=True)):
+            if length > limit:
+                group = upload.extras["prototypes"]
+                shorter = (group["sum"].astype(np.float64) * (limit / length)).astype(group["sum"].dtype)
+                kept[i] = replace(upload, extras={**upload.extras, "prototypes": {**group, "sum": shorter}})
+        return Judgement(kept, [], sum(length > limit for length in lengths))
+
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the models, and update the prototypes of all classes that a participant held."""
         metrics = super().aggregate(current, uploads)
@@ -134,9 +151,12 @@ class FedProc(SingleModel[FedProcParams]):
         counts = np.zeros(len(self.prototypes))
         for upload in uploads:
             group = upload.extras["prototypes"]
-            if group["count"].min() >= 0 and group["count"].sum() == upload.num_examples:
-                sums += group["sum"].astype(np.float64)
-                counts += group["count"].astype(np.float64)
+            told = group["count"].astype(np.float64)  # as int64 a sum could overflow to the right number
+            lightened = self._defending and told.sum() > upload.num_examples
+            if told.min() >= 0 and (lightened or told.sum() == upload.num_examples):
+                weight = upload.num_examples / told.sum() if lightened else 1.0
+                sums += weight * group["sum"].astype(np.float64)
+                counts += weight * told
         held = counts > 0
         self.prototypes = self.prototypes.copy()  # the old array may still be on its way to a client
         self.prototypes[held] = sums[held] / counts[held, None]
@@ -152,3 +172,9 @@ class FedProc(SingleModel[FedProcParams]):
         """Take over the global model and the prototypes."""
         super().restore(state)
         self.prototypes = state.arrays["prototypes"]
+
+
+def _longest(group: Arrays) -> float:
+    """Return the length of the longest class mean, ``sum`` (classes, e) over ``count`` (classes,), at least 1 each."""
+    means = group["sum"].astype(np.float64) / np.maximum(group["count"], 1)[:, None]
+    return float(np.linalg.norm(means, axis=1).max())

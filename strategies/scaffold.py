@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -23,6 +24,7 @@ from fedcross.strategies.parts.objective import (
     as_tensors,
     flatten,
 )
+from fedcross.strategies.round.defence import Judgement, usual
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
@@ -109,6 +111,11 @@ def _in_order(arrays: Arrays, like: Tensors) -> Tensor:
     return flatten({name: tensors[name] for name in like})
 
 
+def _length(arrays: Arrays) -> float:
+    """Return the Euclidean norm over all of `arrays`, in float64."""
+    return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values()))
+
+
 class Scaffold(SingleModel[ScaffoldParams]):
     """Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
 
@@ -126,8 +133,12 @@ class Scaffold(SingleModel[ScaffoldParams]):
     ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``, for G - w is that many gradients long and c_i would otherwise
     be up to 1 / (1 - rho) times too large (the paper has no momentum). Weight decay is part of what c_i measures, as in
     all public code. If a client fails in a round, its c_i and the server's sum stay unchanged. A client that loses its
-    disk starts again at zero, and its old share stays in the sum. With ``defence.enabled`` the server shortens long
-    updates of the model, not ``c_i+ - c_i``: c_i then measures a longer way than the model went.
+    disk starts again at zero, and its old share stays in the sum.
+
+    With ``defence.enabled`` the server also keeps every client's c_i, one model of parameters each, in memory and in
+    checkpoints: it treats an upload whose c_i+ is longer than ``defence.quarantine`` times the median of the exchange's
+    as lost. So no client moves c by more than that over N, however often it takes part; without the record of c_i,
+    small lies would add up. Where the server shortens a long update of the model, c_i still measures the whole way.
     """
 
     Objective = Controlled
@@ -137,6 +148,7 @@ class Scaffold(SingleModel[ScaffoldParams]):
         super().setup(arrays)
         self.total: Arrays = {name: np.zeros_like(arrays[name]) for name in self.parameter_names}
         self.population = 0
+        self.kept: dict[int, Arrays] = {}
 
     def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
         """Draw as every method does, and store the largest number of connected clients so far."""
@@ -164,6 +176,23 @@ class Scaffold(SingleModel[ScaffoldParams]):
         """Return 1 for each upload, or its number of examples."""
         return super().weights(uploads) if self.params.weighting == "examples" else [1.0] * len(uploads)
 
+    def judge_extras(self, uploads: list[Upload]) -> Judgement:
+        """Quarantine uploads that would make their client's control variate much longer than the others' are."""
+        lengths = [_length(self._variate(upload)) for upload in uploads]
+        limit = self.federation.defence.quarantine * usual(lengths)
+        kept, quarantined = [], []
+        for upload, length in zip(uploads, lengths, strict=True):
+            if math.isfinite(length) and length <= limit:
+                kept.append(upload)
+            else:
+                quarantined.append((upload, length, limit))
+        return Judgement(kept, quarantined, 0)
+
+    def _variate(self, upload: Upload) -> Arrays:
+        """Return the client's c_i+, as far as the server knows what c_i was."""
+        change, old = upload.extras["control"], self.kept.get(upload.client)
+        return {n: np.array(a) if old is None else np.add(old[n], a) for n, a in change.items()}
+
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Move the global model towards the uploads' mean, and add the changes of their control variates."""
         if not uploads:
@@ -178,12 +207,16 @@ class Scaffold(SingleModel[ScaffoldParams]):
             name: np.asarray(np.sum([array, *(u.extras["control"][name] for u in uploads)], axis=0, dtype=array.dtype))
             for name, array in self.total.items()
         }
+        if self._defending:
+            self.kept |= {upload.client: self._variate(upload) for upload in uploads}
         return {}
 
     def state(self) -> State:
-        """Return the global model, the sum of all control variates and the number of clients."""
+        """Return the global model, the control variates' sum, with the defence each of them, and the number of clients."""
         state = super().state()
         state.arrays |= {f"control.{name}": array for name, array in self.total.items()}
+        for client, variate in self.kept.items():
+            state.arrays |= {f"kept.{client}.{name}": array for name, array in variate.items()}
         state.values["population"] = self.population
         return state
 
@@ -192,3 +225,9 @@ class Scaffold(SingleModel[ScaffoldParams]):
         super().restore(state)
         self.total = {name: state.arrays[f"control.{name}"] for name in self.parameter_names}
         self.population = int(state.values["population"])
+        self.kept = {}
+        for name, array in state.arrays.items():
+            kind, _, rest = name.partition(".")
+            client, _, parameter = rest.partition(".")
+            if kind == "kept" and client.isdecimal() and parameter in self.total:
+                self.kept.setdefault(int(client), {})[parameter] = array

@@ -26,7 +26,7 @@ from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
-from fedcross.strategies.round.defence import defend
+from fedcross.strategies.round.defence import Judgement, defend
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
 from fedcross.strategies.round.flower_names import translate
@@ -353,11 +353,16 @@ class Method(Sizes[P]):
         judgement = defend(self.federation.defence, uploads, sent, self.parameter_names, values)
         self._report.clipped += judgement.clipped
         self._report.lightened += judgement.lightened
-        for upload, norm, limit in judgement.quarantined:
-            self._overruled[upload.slot] = "quarantined"
-            self._noticed[upload.slot] = f"update norm {norm:.4g}, limit {limit:.4g}"
-            self._rejected(upload.client, UploadError("quarantined", self._noticed[upload.slot]))
-        return judgement.uploads
+        beside = self.judge_extras(judgement.uploads)
+        if beside.clipped:
+            metrics = self._report.metrics
+            metrics["extras_bounded"] = metrics.get("extras_bounded", 0) + beside.clipped
+        for what, found in (("update", judgement.quarantined), ("extras", beside.quarantined)):
+            for upload, norm, limit in found:
+                self._overruled[upload.slot] = "quarantined"
+                self._noticed[upload.slot] = f"{what} norm {norm:.4g}, limit {limit:.4g}"
+                self._rejected(upload.client, UploadError("quarantined", self._noticed[upload.slot]))
+        return beside.uploads
 
     # ---- what a method may define ------------------------------------------------------------------------------
 
@@ -371,6 +376,15 @@ class Method(Sizes[P]):
     def upload_model(self, payload: Payload) -> Spec:
         """Return the names, shapes and dtypes that the client must send as its model."""
         return self.spec if self.plan is None else self.spec_of(payload)
+
+    def judge_extras(self, uploads: list[Upload]) -> Judgement:
+        """Return what the defence accepts of the extras of `uploads`, whose models it has accepted.
+
+        Called only with the defence on. A method whose server adds up what clients send beside the model must judge it
+        here, because one value could otherwise undo what all others send. ``Judgement.clipped`` counts uploads whose
+        extras were bounded. A quarantined upload counts as lost, so its client forgets the visit too.
+        """
+        return Judgement(uploads, [], 0)
 
     def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
         """Return names, shapes and dtypes of the groups of arrays that the client must send beside its model."""

@@ -105,7 +105,7 @@ def defend(
     ]
     if not norms:
         return Judgement([], [], 0)
-    median = _usual(norms)
+    median = usual(norms)
     limit = settings.quarantine * median
     clipped = 0
     for upload, model, norm in zip(uploads, sent, norms):
@@ -123,8 +123,10 @@ def defend(
     return Judgement(kept, quarantined, clipped, lightened)
 
 
-def _usual(norms: Sequence[float]) -> float:
-    """Return the median of the norms that are not next to nothing beside the others' (:data:`IDLE`)."""
+def usual(norms: Sequence[float]) -> float:
+    """Return the median of the norms that are not next to nothing beside the others' (:data:`IDLE`); 0 for none."""
+    if not norms:
+        return 0.0
     median = float(np.median(norms))
     return float(np.median([norm for norm in norms if not norm < IDLE * median]))
 
@@ -138,15 +140,19 @@ def _stretch(model: Mapping[str, Array], parameters: Collection[str], values: in
 def bounded(uploads: Sequence[Upload], most: float) -> tuple[list[Upload], int]:
     """Return `uploads` with numbers of examples capped at `most` times their median, and how many were capped.
 
-    Of an even number of uploads the lower of the two middle values serves as the median, because one false number could
-    raise their mean.
+    The median is the :func:`lower_median`.
     """
-    counts = sorted(upload.num_examples for upload in uploads)
+    counts = [upload.num_examples for upload in uploads]
     if not counts:
         return [], 0
-    limit = max(1, int(most * counts[(len(counts) - 1) // 2]))
+    limit = max(1, int(most * lower_median(counts)))
     fair = [u if u.num_examples <= limit else replace(u, num_examples=limit) for u in uploads]
     return fair, sum(u.num_examples > limit for u in uploads)
+
+
+def lower_median(values: Sequence[int]) -> int:
+    """Return the median; of an even number of values the lower middle one, because one false value could raise a mean."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def update_norm(upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str]) -> float:

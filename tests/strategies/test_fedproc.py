@@ -5,6 +5,7 @@ import torch
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.fedproc import FedProc, Prototypical
 from fedcross.strategies.parts.objective import Trained
+from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.tasks.models._split import Split
@@ -79,11 +80,26 @@ def test_prototypes_are_weighted_by_counts_and_missing_classes_keep_theirs():
     assert method.prototypes.dtype == np.float32
 
 
-@pytest.mark.parametrize("counts", [[-1, 2, 0], [5, 0, 0]])
+@pytest.mark.parametrize("counts", [[-1, 2, 0], [5, 0, 0], [2**62 + 1, 2**62, 2**63 - 1]])
 def test_counts_that_do_not_add_up_have_no_say(counts):
     method = begun()
     method.aggregate(Round(1, 0, (0,), 0), [upload([[9, 9], [9, 9], [0, 0]], counts, 1)])
     assert not method.prototypes.any()
+
+
+def test_with_the_defence_long_prototypes_are_shortened_and_lightened_counts_lowered():
+    """Longest class means 5, 5 and 1e20, at most 3 * 5. A client that counts as 2 of its 4 examples has half its counts.
+
+    Class 0: (1/2 (12, 16) + (0, 15)) / (2 + 1) = (2, 23/3), as (12, 16) / 4 is 5 long and (0, 1e20) counts as (0, 15).
+    """
+    method = FedProc(clients_per_round=2, defence=Defence(enabled=True))
+    method.begin({"classifier.weight": np.zeros((3, 2), np.float32)}, {"classifier.weight"})
+    told = [upload([[12, 16], [0, 0], [0, 0]], [4, 0, 0], 2), upload([[0, 0], [3, 4], [0, 0]], [0, 1, 0], 1)]
+    told.append(upload([[0, 1e20], [0, 0], [0, 0]], [1, 0, 0], 1))
+    found = method.judge_extras(told)
+    assert found.clipped == 1
+    method.aggregate(Round(1, 0, (0, 1, 2), 0), found.uploads)
+    assert method.prototypes == pytest.approx(np.array([[2, 23 / 3], [3, 4], [0, 0]]), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -7,10 +8,12 @@ from hypothesis import strategies as st
 
 from fedcross.conf.schema import Train
 from fedcross.strategies.parts.objective import Outcome
+from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.scaffold import Controlled, Scaffold, effective_steps
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.bench import check_batched, check_resume, forgetful, play, states, two_layers
 from tests.support.federation import run, same, session
+from tests.support.single import begun
 
 #: Client 0: x = 1, label 0, three times; client 1: x = 2, label 1.
 DATA = [([[1.0]] * 3, [0] * 3), ([[2.0]], [1])]
@@ -232,3 +235,65 @@ def test_a_resume_between_checkpoints_finds_the_clients_states(tmp_path):
         cut.execute()
     resumed = run(tmp_path / "cut", *every, "rounds=7", f"resume={tmp_path / 'cut'}")
     assert same(whole.method.global_model(), resumed.method.global_model())
+
+
+def defended(method, *said):
+    """Return the clients whose changes the defence accepts, and take these over; all models stay as they are."""
+    still = {"w": np.zeros(2, np.float32), "mean": np.zeros(1, np.float32), "n": np.array(0)}
+    uploads = [Upload(i, i, still, {"control": {"w": np.float32(s)}}, 1, {}) for i, s in enumerate(said)]
+    found = method.judge_extras(uploads)
+    method.aggregate(Round(1, 0, tuple(range(len(said))), 0), found.uploads)
+    assert len(found.uploads) + len(found.quarantined) == len(said)
+    return [upload.client for upload in found.uploads]
+
+
+def test_with_the_defence_a_control_variate_has_at_most_three_times_the_usual_length():
+    """Lengths 5, 5, 10 and 16: median 7.5 without what is lost, so 22.5 passes and 23 does not; infinite never does.
+
+    The second changes are judged with the first: 16 + 3 = 19 for client 3 beside 5, 5 and 10, at most 3 * 7.5.
+    """
+    method = begun(Scaffold, defence=Defence(enabled=True))
+    method.population = 4
+    assert defended(method, [3, 4], [5, 0], [0, 10], [16, 0], [1e30, 0], [np.inf, 0]) == [0, 1, 2, 3]
+    assert method.total["w"].tolist() == [24, 14]
+    assert defended(method, [0, 0], [0, 0], [0, 0], [3, 0]) == [0, 1, 2, 3]
+    assert defended(method, [0, 0], [0, 0], [0, 0], [4, 0]) == [0, 1, 2]
+    assert method.total["w"].tolist() == [27, 14]
+    assert defended(method, [np.inf, 0], [np.inf, 0]) == []
+
+
+def test_with_the_defence_small_lies_cannot_add_up():
+    """The liar adds 1 in every round; the others stay at 1. It comes to 3, so c stays at (9 + 3) / 10."""
+    method = begun(Scaffold, defence=Defence(enabled=True))
+    method.population = 10
+    for number in range(100):
+        defended(method, *[[1.0 if number == 0 else 0.0, 0]] * 9, [1, 0])
+    assert method.control()["w"].tolist() == pytest.approx([1.2, 0])
+
+
+def test_with_the_defence_a_checkpoint_knows_every_clients_variate():
+    one, other = (begun(Scaffold, defence=Defence(enabled=True)) for _ in range(2))
+    defended(one, [1, 2], [3, 4], [3, 3])
+    other.restore(one.state())
+    assert {client: kept["w"].tolist() for client, kept in other.kept.items()} == {0: [1, 2], 1: [3, 4], 2: [3, 3]}
+    plain = begun(Scaffold)
+    defended(plain, [1, 2], [3, 4], [3, 3])
+    assert plain.kept == {}
+
+
+@pytest.mark.parametrize("defence", [True, False])
+def test_one_lie_about_a_control_variate_does_not_end_a_defended_run(tmp_path, monkeypatch, defence):
+    real = Controlled.finish
+
+    def finish(self, visit, trained, prepared):
+        outcome = real(self, visit, trained, prepared)
+        if visit.client == 3 and visit.round == 2:
+            outcome.extras["control"] = {n: np.full_like(a, 1e30) for n, a in outcome.extras["control"].items()}
+        return outcome
+
+    monkeypatch.setattr(Controlled, "finish", finish)
+    sized = ["partition.clients=6", "clients_per_round=6", "rounds=4", f"defence.enabled={str(defence).lower()}"]
+    ready = run(tmp_path, "method=scaffold", *sized)
+    lost = [line["dropped"] for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())]
+    assert lost == ([0, 1, 0, 0] if defence else [0, 0, 6, 6])
+    assert all(np.isfinite(array).all() for array in ready.method.global_model().values())
