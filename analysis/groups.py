@@ -13,9 +13,13 @@ from fedcross.analysis.runs import Curve, Run
 
 IGNORED = (
     "seed", "logger", "log", "serve", "hydra", "experiment", "output", "resume", "checkpoint", "snapshots",
-    "federation", "data_root", "stop_at", "task.root", "task.download", "clock.events",
+    "federation.min_clients", "federation.wait_s", "federation.deadline_s", "federation.resend_s", "federation.packed",
+    "data_root", "stop_at", "task.root", "task.download", "clock.events",
 )  # fmt: skip
 """Settings and groups of settings that do not change the result; they are not part of a configuration's identity."""
+
+USUAL = {"federation.min_replies": 1, "federation.reassign": 0, "federation.hedge": 0}
+"""Values that stand for a setting's absence: a run without them is the same run."""
 
 WHERE = ("engine", "device")
 """Settings of where a run ran. The result does not depend on them by design, so seeds from several machines form one
@@ -106,13 +110,18 @@ def counts(name: str, ignored: Sequence[str] = IGNORED) -> bool:
     return not any(name == other or name.startswith(f"{other}.") for other in ignored)
 
 
-def identity(run: Run, ignored: Sequence[str] = IGNORED + WHERE) -> tuple[tuple[str, Any], ...]:
-    """Return the configuration in hashable form, without the seed and settings that do not change the result.
+def decisive(settings: Mapping[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that are part of a configuration's identity.
 
-    A setting that is null is not there either: older runs lack those of later versions.
+    A setting that is null, or has the value in :data:`USUAL`, is not there: older runs lack those of later versions.
     """
-    kept = ((k, v) for k, v in run.settings.items() if v is not None and counts(k, ignored))
-    return tuple(sorted((k, str(v) if isinstance(v, (tuple, dict)) else v) for k, v in kept))
+    return {k: v for k, v in settings.items() if v is not None and v != USUAL.get(k) and counts(k, ignored)}
+
+
+def identity(run: Run, ignored: Sequence[str] = IGNORED + WHERE) -> tuple[tuple[str, Any], ...]:
+    """Return the configuration in hashable form, without the seed and settings that do not change the result."""
+    kept = decisive(run.settings, ignored)
+    return tuple(sorted((k, str(v) if isinstance(v, (tuple, dict)) else v) for k, v in kept.items()))
 
 
 def _compares_places(runs: Sequence[Run]) -> bool:
@@ -144,7 +153,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
             notes.append(f"left out {dropped.path}: same configuration and seed as {kept.path}")
         seeds[run.seed] = kept
     members = [[seeds[s] for s in sorted(seeds, key=lambda s: (s is None, s or 0))] for seeds in cells.values()]
-    labels = _labels([{k: v for k, v in m[0].settings.items() if counts(k, ignored)} for m in members])
+    labels = _labels([decisive(m[0].settings, ignored) for m in members])
     groups = [Group(method, panel, problem(m[0].settings), m) for m, (method, panel) in zip(members, labels)]
     return sorted(groups, key=lambda g: (g.problem, g.settings["method.name"] != "fedavg", g.method)), notes
 

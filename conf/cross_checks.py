@@ -127,7 +127,7 @@ def remarks(config: RunConfig) -> list[str]:
     if config.defence.enabled and config.modules["method"] == "scaffold":
         found.append(
             "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, "
-            "which then describe longer ways than the models went, and the server keeps every client's, one model each. "
+            "which then describe longer ways than the models went, and the server keeps one for every client. "
             "SCAFFOLD as published: defence.enabled=false."
         )
     method: Any = config.method

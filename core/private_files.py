@@ -154,6 +154,19 @@ def open_own(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, opener=opener)
 
 
+def open_lines(path: Path) -> IO[str]:
+    """Open a file of a run to append lines; a last line that a crash has cut off is ended first, so none joins it."""
+    cut = False
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            cut = file.read() != b"\n"
+    lines: IO[str] = open_own(path, "a")
+    if cut:
+        lines.write("\n")
+    return lines
+
+
 def close_own(path: Path) -> None:
     """Close a file of a run to others, if this user owns it and it is open."""
     with contextlib.suppress(OSError):

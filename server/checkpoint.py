@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from logging import WARNING
 from pathlib import Path
@@ -32,7 +33,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedcross.core.errors import StorageError, remedy
-from fedcross.core.private_files import open_own, own_folder
+from fedcross.core.private_files import open_lines, own_folder
 from fedcross.core.strict_json import dumps_exact, loads_exact
 from fedcross.server.accounting import write_atomically
 from fedcross.strategies.round.federation import State
@@ -84,8 +85,10 @@ class Checkpoints:
             own_folder(self.folder)
             self._record(str(identity.get("run", "")))
             write_atomically(self.path(number), save(arrays, metadata=header))
-            with open_own(self.folder.parent / DIGESTS, "a") as lines:
+            with open_lines(self.folder.parent / DIGESTS) as lines:
                 lines.write(dumps_exact({"round": number, "digest": header["digest"]}) + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())
             # Later rounds are not of this run, or were passed over as damaged: they must not push out good ones.
             for old in [round_ for round_ in self.rounds() if round_ <= number][: -self.keep]:
                 if not (self.milestone and old and old % self.milestone == 0):

@@ -14,6 +14,7 @@ from fedcross.conf.later import LATER, as_before
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
+from fedcross.strategies.round.federation import Meeting
 
 #: Settings that may differ between a run and its continuation: they do not change the result.
 FREE = {
@@ -33,6 +34,8 @@ FREE = {
 }
 #: The same for settings inside groups: paths of the data set.
 PLACES = {"task.root", "task.download", "train.base"}
+#: Settings of ``federation`` that decide a result unless they have their default. A continued run may change them.
+RULES = ("min_replies", "enough_replies", "reassign", "hedge")
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -43,6 +46,10 @@ def fingerprint(config: RunConfig) -> str:
 def digest_of_settings(config: RunConfig) -> str:
     """Return the SHA-256 of the settings that determine the result."""
     decisive = {name: value for name, value in flatten(describe(config)).items() if name not in PLACES}
+    usual = Meeting()
+    for rule in RULES:
+        if (value := getattr(config.federation, rule)) != getattr(usual, rule):
+            decisive[f"federation.{rule}"] = value
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

@@ -135,10 +135,17 @@ def tell(text: str) -> None:
 
 def _clear(folder: Path) -> None:
     """Remove the files of a job that was interrupted before its first checkpoint, so that the job can start again."""
-    from fedcross.server.audit import NAME as AUDIT
+    import shutil
 
-    for name in ("metrics.jsonl", AUDIT):
+    from fedcross.server.audit import NAME as AUDIT
+    from fedcross.server.checkpoint import Checkpoints
+    from fedcross.server.request_log import NAME as REQUESTS
+    from fedcross.server.visit_ledger import NAME as VISITS
+
+    for name in ("metrics.jsonl", AUDIT, VISITS, REQUESTS):
         (folder / name).unlink(missing_ok=True)
+    if not Checkpoints(folder).rounds():  # what a first checkpoint left that could not be written
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:

@@ -31,6 +31,7 @@ from fedcross.server.identity import check_base, check_continues, describe, dige
 from fedcross.server.loggers import open_logger
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
+from fedcross.server.request_log import RequestLog
 from fedcross.server.run_folder import by_time, prepare, refuse_used
 from fedcross.server.serving import board_of, page_of
 from fedcross.server.slices import plan_for, prepare_slices
@@ -99,8 +100,6 @@ class Session:
             self.method.start_from(independent(config, data.task, self.method.independent_models))
         if state is not None:
             self.method.resume(state)
-            if config.privacy.enabled:  # the interrupted round may have released uncounted uploads
-                self.method.requests.update(list(self.method.requests))
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
         self.method.log = self.reply_log
@@ -108,6 +107,10 @@ class Session:
         if head is not None or audited(config, grid):  # a chain that was begun goes on
             self.audit = Audit(self.folder, self.run, digest_of_settings(config), head, self.done)
             self.method.on_ended = self._note
+        self.request_log: RequestLog | None = None
+        if config.privacy.enabled:
+            self.request_log = RequestLog(self.folder, None if state is None else self.method.requests)
+            self.method.on_request = self.request_log.add
         self.board = board_of(config)
         if structured() or self.board is not None:
             self.method.tell = self._tell
@@ -238,6 +241,8 @@ class Session:
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
         names = self.config.names
+        if self._last_score is None:  # the process before this one died between the last round and its result
+            self._last_score, _ = self._evaluated()
         result = accounting.result(
             ledger.lines,
             {
@@ -262,11 +267,11 @@ class Session:
 
     def _privacy(self) -> dict[str, Any]:
         """Return the ``privacy`` entry of ``result.json``; empty if privacy is off."""
-        if not self.config.privacy.enabled:
+        if self.request_log is None:
             return {}
         from fedcross.server.privacy import statement
 
-        return {"privacy": statement(self.config.privacy, self.method.requests)}
+        return {"privacy": statement(self.config.privacy, self.request_log.counts)}
 
     def _identity(self) -> dict[str, Any]:
         identity = {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}

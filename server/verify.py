@@ -104,7 +104,7 @@ def _again(
     from fedcross.server.launch import launch
 
     told = {line["round"]: line for line in _lines(record / "metrics.jsonl")}
-    digests = {line["round"]: line["digest"] for line in _lines(record / DIGESTS)}
+    digests = {line["round"]: line["digest"] for line in _lines(record / DIGESTS, whole=False)}
     settings = [*overrides(record), f"rounds={max(told)}", "logger=none", "checkpoint.every=1"]
     if data_root is not None:
         settings.append(f"data_root={quote(str(data_root.resolve()))}")
@@ -221,13 +221,18 @@ def _literal(value: Any) -> str:
     return quote(value) if isinstance(value, str) else repr(value)
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
+def _lines(file: Path, whole: bool = True) -> list[dict[str, Any]]:
+    """Return the lines of `file`; a line that cannot be read is an error, or is passed over if not `whole`."""
     if not file.exists():
         return []
-    try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
-    except ValueError as error:
-        raise DataError(f"{file}: not lines of JSON ({error}).") from error
+    found = []
+    for line in filter(None, file.read_bytes().splitlines()):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            if whole:
+                raise DataError(f"{file}: not lines of JSON ({error}).") from error
+    return found
 
 
 def _compare(

@@ -70,7 +70,8 @@ class FedNova(SingleModel[FedNovaParams]):
         if not believed:
             return super().judge_extras(uploads)
         median, most = lower_median(believed), self.federation.defence.weight
-        fair = [min(max(tau, math.ceil(median / most)), int(median * most)) if tau in believed else tau for tau in steps]
+        low, high = math.ceil(median / most), int(median * most)
+        fair = [min(max(tau, low), high) if tau in believed else tau for tau in steps]
         kept = [
             replace(upload, extras={**upload.extras, "steps": {"tau": np.array(tau, np.int64)}})
             for upload, tau in zip(uploads, fair, strict=True)

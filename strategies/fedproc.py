@@ -100,8 +100,8 @@ class FedProc(SingleModel[FedProcParams]):
     participant held this round keeps its old prototype; one that no client ever held is zero (similarity 0). Clients
     send sums and counts in place of class means, so that the mean weights them by examples. The server ignores the sums
     of a client whose counts do not add up to its number of examples. With ``defence.enabled`` it shortens sums whose
-    longest class mean is more than ``defence.weight`` times the median of the round's, and where the defence has lowered
-    a client's number of examples, its counts are lowered alike. A resumed run with another number of planned
+    longest class mean is more than ``defence.weight`` times the median of the round's. Where the defence has lowered a
+    client's number of examples, its counts are lowered alike. A resumed run with another number of planned
     rounds follows the new schedule.
     """
 

@@ -9,7 +9,7 @@ from typing_extensions import TypeVar
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.late import Swa
+from fedcross.strategies.parts.late import Swa, first_late
 from fedcross.strategies.parts.objective import Objective, Prepared, Visit
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
@@ -71,7 +71,8 @@ class FedSAM(SingleModel[S]):
     decay acts at w, as there. Until the first model is collected the newest global model is evaluated, while theirs
     evaluates the one from the beginning of the averaging. Statistics of batch normalisation are averaged like weights;
     theirs stay those of the first model. The reported training loss is that at w. A lost upload leaves the mean to the
-    others; a round without uploads collects nothing.
+    others; a round without uploads collects nothing. A finished run that is continued with more rounds begins its
+    average anew if the first model in it is not of the longer run's last quarter.
     """
 
     Objective = Sharpness
@@ -80,13 +81,16 @@ class FedSAM(SingleModel[S]):
         """Keep the initial model; no model is in the average yet."""
         super().setup(arrays)
         self.average: Arrays = {}
-        self.collected = 0
+        self.collected = self.began = 0
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the uploads; where that is due, let the new global model join the average of models."""
         metrics = super().aggregate(current, uploads)
         swa = self.params.swa
+        if swa is not None and self.collected and not swa.collects(self.began, self.federation.rounds):
+            self.average, self.collected = {}, 0  # of a shorter run's end
         if swa is not None and uploads and swa.collects(current.number, self.federation.rounds):
+            self.began = self.began if self.collected else current.number
             both = [self.average, self.model] if self.collected else [self.model]
             self.average = weighted_mean(both, [self.collected, 1.0][-len(both) :])
             self.collected += 1
@@ -100,11 +104,14 @@ class FedSAM(SingleModel[S]):
         """Return the global model, the average and the number of its models."""
         state = super().state()
         state.arrays |= {f"average.{name}": array for name, array in self.average.items()}
-        state.values["collected"] = self.collected
+        state.values |= {"collected": self.collected, "began": self.began}
         return state
 
     def restore(self, state: State) -> None:
         """Load what :meth:`state` returned."""
         super().restore(state)
         self.collected = int(state.values["collected"])
+        swa, rounds = self.params.swa, self.federation.rounds
+        planned = 0 if swa is None else first_late(rounds, swa.start) + swa.cycle  # an older version does not say when
+        self.began = int(state.values.get("began", planned))
         self.average = {name: state.arrays[f"average.{name}"] for name in self.spec} if self.collected else {}

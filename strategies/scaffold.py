@@ -212,7 +212,7 @@ class Scaffold(SingleModel[ScaffoldParams]):
         return {}
 
     def state(self) -> State:
-        """Return the global model, the control variates' sum, with the defence each of them, and the number of clients."""
+        """Return the global model, the control variates' sum (with the defence each too) and the number of clients."""
         state = super().state()
         state.arrays |= {f"control.{name}": array for name, array in self.total.items()}
         for client, variate in self.kept.items():

@@ -66,6 +66,8 @@ class Method(Sizes[P]):
         self.nodes = Nodes(self._claim_refused, self._waiting)
         #: Client -> number of requests sent to it, answered or not.
         self.requests: Counter[int] = Counter()
+        #: Called with the client before each request to it is sent.
+        self.on_request: Callable[[int], None] | None = None
         #: Client -> number of its last accepted visit; its next visit continues from the state it saved then.
         self.accepted: dict[int, int] = {}
         #: The same at the oldest checkpoint that can be resumed: clients keep their states from that visit on.
@@ -282,6 +284,8 @@ class Method(Sizes[P]):
         if node is None:
             return None
         self.requests[payload.client] += 1
+        if self.on_request is not None:
+            self.on_request(payload.client)
         payload.config = {
             **config,
             **payload.config,

@@ -151,7 +151,7 @@ def bounded(uploads: Sequence[Upload], most: float) -> tuple[list[Upload], int]:
 
 
 def lower_median(values: Sequence[int]) -> int:
-    """Return the median; of an even number of values the lower middle one, because one false value could raise a mean."""
+    """Return the median; of an even number of values the lower middle one: a false value could raise a mean."""
     return sorted(values)[(len(values) - 1) // 2]
 
 

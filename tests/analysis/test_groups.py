@@ -113,3 +113,19 @@ def test_runs_of_older_versions_are_seeds_of_the_same_group(tmp_path: Path):
     (group,), _ = groups_of(tmp_path, old, new)
     assert group.method == "fedcross"
     assert [run.seed for run in group.runs] == [1, 2]
+
+
+def test_rules_that_decide_which_replies_count_tell_configurations_apart(tmp_path: Path):
+    """The default is the same run whether its configuration names it or not; how long to wait decides nothing."""
+    found, notes = groups_of(
+        tmp_path,
+        config("fedavg", 1, 2),
+        config("fedavg", 2, 2, federation={"min_replies": 1, "reassign": 0, "hedge": 0, "enough_replies": None}),
+        config("fedavg", 3, 2, federation={"min_replies": 1, "deadline_s": 5.0, "wait_s": 9.0}),
+        config("fedavg", 1, 2, federation={"min_replies": 1, "enough_replies": 5}),
+    )
+    assert notes == []
+    assert [(group.label, [run.seed for run in group.runs]) for group in found] == [
+        ("fedavg", [1, 2, 3]),
+        ("fedavg federation.enough_replies=5", [1]),
+    ]

@@ -149,15 +149,6 @@ def test_seeded_noise_is_the_same_in_worker_processes(tmp_path: Path) -> None:
     assert same(inside.method.global_model(), beside.method.global_model())
 
 
-def test_a_continued_run_counts_the_round_that_was_cut_off(tmp_path: Path) -> None:
-    first = session(tmp_path, *SEEDED, "rounds=2", "clients_per_round=6")
-    for number in (1, 2):
-        first._round(number)
-        first._checkpoint(number)
-    resumed = session(tmp_path, *SEEDED, "rounds=3", "clients_per_round=6", f"resume={tmp_path}")
-    assert resumed.method.requests == dict.fromkeys(range(6), 3)
-
-
 @pytest.mark.slow
 def test_what_would_tell_more_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:

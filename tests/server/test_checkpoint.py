@@ -6,8 +6,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from fedcross.core.errors import StorageError
-from fedcross.server.checkpoint import Checkpoints
+from fedcross.core.errors import DataError, StorageError
+from fedcross.server.checkpoint import DIGESTS, Checkpoints
 from fedcross.strategies.round.federation import State
 
 STATE = State({"pool": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, np.int64)}, {"last": [1, 2]})
@@ -153,3 +153,17 @@ def test_only_the_owner_can_read_them(tmp_path):
     checkpoints = saved(tmp_path, 1)
     assert checkpoints.folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in checkpoints.folder.iterdir()} == {0o600}
+
+
+def test_a_digests_line_that_was_cut_off_spoils_no_other(tmp_path):
+    from fedcross.server.verify import _lines
+
+    checkpoints = Checkpoints(tmp_path)
+    for number in (1, 2):
+        checkpoints.save(number, STATE, {"run": "a"})
+    file = tmp_path / DIGESTS
+    file.write_bytes(file.read_bytes()[:-30])
+    checkpoints.save(3, STATE, {"run": "a"})
+    assert [line["round"] for line in _lines(file, whole=False)] == [1, 3]
+    with pytest.raises(DataError, match="not lines of JSON"):
+        _lines(file)

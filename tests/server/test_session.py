@@ -148,6 +148,15 @@ def test_federated_evaluation_asks_every_client_for_its_own_test_part(tmp_path):
     assert 0 <= last["local_accuracy"] <= 1
 
 
+def test_a_run_that_died_before_its_result_has_the_same_one_after_a_resume(tmp_path):
+    run(tmp_path)
+    whole = json.loads((tmp_path / "result.json").read_text())
+    for name in ("result.json", "model.safetensors"):
+        (tmp_path / name).unlink()
+    run(tmp_path, f"resume={tmp_path}")
+    assert json.loads((tmp_path / "result.json").read_text()) == whole
+
+
 def test_the_result_has_each_classs_accuracy(tmp_path):
     run(tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())

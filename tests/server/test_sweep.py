@@ -204,3 +204,35 @@ def test_jobs_side_by_side_give_what_they_give_in_order(monkeypatch, tmp_path):
         assert (".npz" in states) == name.startswith("scaffold")
         one, other = (tmp_path / where / name / "model.safetensors" for where in ("alone", "together"))
         assert one.read_bytes() == other.read_bytes()
+
+
+def test_rules_that_decide_which_replies_count_name_the_folder():
+    plain = fingerprint(load(TINY))
+    rules = ("min_replies=2", "enough_replies=2", "reassign=1", "hedge=1")
+    assert len({plain, *(fingerprint(load([*TINY, f"federation.{rule}"])) for rule in rules)}) == 5
+    assert fingerprint(load([*TINY, "federation.deadline_s=5", "federation.hedge=0"])) == plain
+    checked_plan(["-m", "method=fedavg", "task=digits", "federation.enough_replies=1,2"])
+    with pytest.raises(ConfigError, match="would share one folder"):
+        checked_plan(["-m", "method=fedavg", "task=digits", "federation.deadline_s=5,6"])
+
+
+def test_a_job_that_died_while_it_wrote_its_first_checkpoint_starts_again(tmp_path, monkeypatch):
+    from fedcross.core.errors import StorageError
+    from fedcross.server import checkpoint
+
+    job, folder = [*TINY, "method=fedavg", "rounds=2", "seed=1"], tmp_path / "job"
+    real = checkpoint.write_atomically
+
+    def full(path, data):
+        if path.name.startswith("round-"):
+            path.with_name(f"{path.name}.part").write_bytes(data[:100])
+            raise OSError(28, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    with pytest.raises(StorageError, match="free disk space"):
+        sweep_job(job, folder)
+    monkeypatch.setattr(checkpoint, "write_atomically", real)
+    sweep_job(job, folder)
+    assert standing(folder, load(job)) == ("done", 2)
+    assert not list((folder / "checkpoints").glob("*.part"))

@@ -88,7 +88,7 @@ def test_counts_that_do_not_add_up_have_no_say(counts):
 
 
 def test_with_the_defence_long_prototypes_are_shortened_and_lightened_counts_lowered():
-    """Longest class means 5, 5 and 1e20, at most 3 * 5. A client that counts as 2 of its 4 examples has half its counts.
+    """Longest class means 5, 5 and 1e20, at most 15. A client that counts as 2 of its 4 examples has half its counts.
 
     Class 0: (1/2 (12, 16) + (0, 15)) / (2 + 1) = (2, 23/3), as (12, 16) / 4 is 5 long and (0, 1e20) counts as (0, 15).
     """

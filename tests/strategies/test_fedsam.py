@@ -163,3 +163,35 @@ def test_the_configuration_takes_the_averaging():
     config = load(["method=fedasam", "method.swa={start: 0.5, cycle: 3, lr: 0.001}"])
     assert config.method.swa.cycle == 3
     assert load(["method=fedsam"]).method.swa is None
+
+
+def test_a_longer_run_drops_an_average_that_is_not_of_its_own_end():
+    """8 rounds from 3/4: the mean of rounds 7 and 8. Continued to 16, the newest is evaluated up to round 13, and then
+    the mean of the rounds from 14 on. Continued to 9, where averaging begins after round 7 too, it goes on.
+    """
+    swa = {"start": 0.75, "cycle": 1}
+    short = begun(FedSAM, rounds=8, swa=swa)
+    for number in range(1, 9):
+        feed(short, number, arrays(float(number)))
+    assert short.global_model()["w"].tolist() == [8, 8]
+    longer, little = begun(FedSAM, rounds=16, swa=swa), begun(FedSAM, rounds=9, swa=swa)
+    for method in (longer, little):
+        method.restore(short.state())
+        evaluated = []
+        for number in range(9, method.federation.rounds + 1):
+            feed(method, number, arrays(float(number)))
+            evaluated.append(float(method.global_model()["w"][0]))
+        method.seen = evaluated
+    assert longer.seen == [9, 10, 11, 12, 13, 14, 14.5, 15]
+    assert little.seen == [8.5]
+
+
+def test_an_older_checkpoint_keeps_its_average():
+    method = begun(FedSAM, rounds=8, swa={"start": 0.75, "cycle": 1})
+    for number in range(1, 9):
+        feed(method, number, arrays(float(number)))
+    state = method.state()
+    del state.values["began"]
+    method.restore(state)
+    feed(method, 9, arrays(10.0))
+    assert method.collected == 2
