@@ -43,6 +43,16 @@ TEXT_ROUNDS = {"shakespeare": 1000, "sent140": 3000}
 FEDCROSS_CLIENTS = {"femnist": (180, 18), "shakespeare": (128, 13), "sent140": (803, 80)}
 """Clients and clients per round; 100 and 10 for the others."""
 
+POOL = {
+    "method.first_stage": 0, "method.mode": "cross", "method.k": None, "method.global_model": "mixed",
+    "method.similarity": "cosine", "method.part": "parameters",
+}  # fmt: skip
+"""How FedCross's paper keeps its pool where a cell has no variant. Its text has K different initial models, its public
+code copies of one, as is the default here: ``independent_start`` stands in :func:`deviations` only if it is on."""
+
+NULLS = {"method.k": "one for each client of a round"}
+"""What the value null means; all, for other settings."""
+
 WHOLE = {"task.limit": None, "task.limit_test": None, "train.examples": None, "train.precision": "float32"}
 """All data, in full precision; no paper and no public code of a paper states anything else."""
 
@@ -178,7 +188,7 @@ def _equal(mine: object, paper: object) -> bool:
 def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
     """Return texts on where `settings` differ from the protocol of the cell's paper: ``rounds 200 (paper 2000)``."""
     differing = [
-        f"{name.split('.')[-1]} {settings[name]} (paper {'all' if value is None else value})"
+        f"{name.split('.')[-1]} {settings[name]} (paper {NULLS.get(name, 'all') if value is None else value})"
         for name, value in (_protocol(cell) | WHOLE).items()
         if name in settings and settings[name] != value
     ]
@@ -187,6 +197,8 @@ def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
         differing.insert(0, f"model {model} (paper {cell.model})")
     if any(float(width) < 1 for width in settings.get("method.widths") or ()):
         differing.append(f"widths {', '.join(map(str, settings['method.widths']))} (paper full models)")
+    if settings.get("method.independent_start"):
+        differing.append("independent initial models (public code copies of one)")
     for what, (name, off) in SWITCHES.items():
         if settings.get(name, off) != off:
             differing.append(f"{what} {'on' if settings[name] is True else settings[name]} (paper none)")
@@ -205,7 +217,7 @@ def _protocol(cell: Cell) -> dict[str, Any]:
         clients, drawn = FEDCROSS_CLIENTS.get(cell.dataset, (100, 10))
         paper: dict[str, Any] = {"train.lr": 0.01, "train.momentum": 0.5, "train.epochs": 5, "train.batch": 50}
         paper |= {"clients_per_round": drawn, "rounds": rounds, "partition.clients": clients}
-        return paper | {"method.first_stage": 0}
+        return paper | (POOL if cell.method == "fedcross" else {})
     if cell.source.startswith("FedCT"):
         paper = {"train.lr": 0.01, "train.epochs": 10, "train.batch": 64, "clients_per_round": 10}
         return paper | {"rounds": 100, "partition.clients": 10}

@@ -136,3 +136,20 @@ def test_every_cell_about_rounds_has_a_target():
     assert {cell.target for cell in about if cell.source == "FedFusion Table 2"} == {0.94, 0.95}
     assert {cell.target for cell in about if cell.source == "FedCT Table IV"} == {0.88, 0.57}
     assert {cell.target for cell in about if cell.source == "FedCT Table VI"} == {0.76, 0.85, 0.54, 0.55}
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"method.k": 40}, "k 40 (paper one for each client of a round)"),
+        ({"method.global_model": "uploads"}, "global_model uploads (paper mixed)"),
+        ({"method.mode": "propellers"}, "mode propellers (paper cross)"),
+        ({"method.independent_start": True}, "independent initial models (public code copies of one)"),
+    ],
+)
+def test_a_pool_that_is_kept_in_another_way_is_told(setting, told):
+    found = settings("fedcross")
+    (cell, *_) = accuracy_cells(found)
+    usual = {"method.k": None, "method.global_model": "mixed", "method.mode": "cross"}
+    assert deviations(cell, found | usual) == deviations(cell, found)
+    assert set(deviations(cell, found | usual | setting)) - set(deviations(cell, found)) == {told}
