@@ -28,7 +28,8 @@ LABEL org.opencontainers.image.title="fedcross-gateway" \
 
 # The pins and hashes of the lock file, only for packages that run in this image. This is a separate stage, so that packages
 # are installed again only when the list has changed. Runtime installation is off, so Flower needs no uv. What torch needs
-# only with a GPU is left out of the CPU's image (deploy/cpu_torch.py).
+# only with a GPU is left out of the CPU's image (deploy/cpu_torch.py). Of the extra `data` only pyarrow comes, which reads
+# tables: flwr-datasets is for simulations, and cannot be imported without matplotlib.
 FROM ${BASE_IMAGE} AS list
 ARG ACCELERATOR=cpu
 WORKDIR /list
@@ -37,7 +38,7 @@ RUN set -eu; \
     gpu=""; \
     if [ "$ACCELERATOR" = cpu ]; then gpu="--without-gpu-except cuda-toolkit nvidia-cuda-runtime"; fi; \
     python3 requirements.py requirements.lock pyproject.toml --only setuptools hatchling > build.txt; \
-    python3 requirements.py requirements.lock pyproject.toml --extra privacy --extra page --without ray matplotlib uv $gpu > run.txt
+    python3 requirements.py requirements.lock pyproject.toml --extra privacy --extra page --extra data --without ray matplotlib uv flwr-datasets $gpu > run.txt
 
 # pip stays in /opt/tools, which is not in the final image.
 FROM ${BASE_IMAGE} AS build
@@ -62,6 +63,7 @@ RUN set -eu; cd /opt/fedcross/lib/python3*/site-packages; \
       strip --strip-unneeded torch/lib/libtorch_cpu.so torch/lib/libtorch_python.so llvmlite/binding/libllvmlite.so; \
     fi; \
     rm -rf torch/include torch/test torch/share torch/bin/protoc* nvidia/cu13/include; \
+    (cd pyarrow; rm -rf include tests lib*_flight.* _flight.* libarrow_s3.* _s3fs.* libarrow_python.so libarrow_python.so.*.*); \
     for package in numpy scipy sklearn sympy networkx; do find $package -type d -name tests -prune -exec rm -rf {} +; done; \
     /opt/tools/bin/pip --python /opt/fedcross/bin/python uninstall --quiet --yes hatchling trove-classifiers tomlkit pluggy
 
@@ -84,7 +86,7 @@ RUN set -eu; \
 RUN find / -xdev \( -path '*/ensurepip' -o -path '*-packages/pip' -o -path '*-packages/pip-*' -o -path '*/bin/pip*' \) -prune -exec rm -rf {} +
 COPY --from=build /opt/fedcross /opt/fedcross
 COPY --from=wheel /build/app /opt/fedcross
-RUN PYTHONDONTWRITEBYTECODE=1 /opt/fedcross/bin/python -c "import torch, torchvision, opacus, flwr, fedcross.server.commands.run; torch.nn.Conv2d(1, 2, 3)(torch.ones(1, 1, 5, 5)).sum().backward()"
+RUN PYTHONDONTWRITEBYTECODE=1 /opt/fedcross/bin/python -c "import torch, torchvision, opacus, pyarrow.csv, pyarrow.parquet, flwr, fedcross.server.commands.run; torch.nn.Conv2d(1, 2, 3)(torch.ones(1, 1, 5, 5)).sum().backward()"
 ENV PATH=/opt/fedcross/bin:$PATH \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     FLWR_HOME=/state/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \

@@ -1,5 +1,5 @@
 # make demo    runs a first federation on a fresh machine (needs Python 3.11+ and make)
-# make test    runs everything that CI runs
+# make test    runs all tests but those that need a container engine; .ci/run runs everything that CI runs
 # make check   checks style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
 # make docs    generates the reference pages from the code, and the docs site in site/

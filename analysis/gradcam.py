@@ -35,7 +35,7 @@ def maps(subject: Subject, arrays: Arrays, indices: NDArray[np.int64]) -> tuple[
         from pytorch_grad_cam import GradCAM
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
     except ImportError as error:
-        raise ConfigError("gradcam needs pytorch-grad-cam. Install the extra: fedcross[analysis]") from error
+        raise ConfigError("gradcam needs pytorch-grad-cam. In the checkout: pip install -e '.[analysis]'") from error
     model = subject.network(arrays)
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     if not convolutions:

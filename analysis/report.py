@@ -70,7 +70,7 @@ def write_report(
     groups, notes = group_runs(loaded.runs)
     if html and find_spec("plotly") is None:
         html = False
-        notes.append("report.html was not written: it needs plotly. Install the extra: fedcross[analysis]")
+        notes.append("report.html was not written: it needs plotly. In the checkout: pip install -e '.[analysis]'")
     if until is not None:
         notes.append(f"only rounds up to {until} count (--until)")
     if every is not None:

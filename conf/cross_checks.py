@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcross.core.extras import install
 from fedcross.core.site import device_name
 from fedcross.strategies.round.federation import Meeting
 
@@ -50,7 +51,7 @@ def cross_faults(config: RunConfig) -> list[str]:
     faults += _privacy_faults(config) if config.privacy.enabled else []
     missing = [name for name in PAGE_LIBRARIES if config.serve.page and importlib.util.find_spec(name) is None]
     if missing:
-        faults.append(f"serve.page=true: {', '.join(missing)} not installed. Install it: pip install 'fedcross[page]'")
+        faults.append(f"serve.page=true: {', '.join(missing)} not installed. {install('page')}")
     own = getattr(config.method, "faults", None)
     faults += own(config.clients_per_round) if callable(own) else []
     place = getattr(config.engine, "faults", None)
@@ -113,7 +114,7 @@ def _privacy_faults(config: RunConfig) -> list[str]:
             f"Choose fedavg, fedprox or fedcross{other}."
         )
     if importlib.util.find_spec("opacus") is None:
-        faults.append("privacy.enabled=true: opacus, the accountant, is not installed. Install fedcross[privacy].")
+        faults.append(f"privacy.enabled=true: opacus, the accountant, is not installed. {install('privacy')}.")
     return faults
 
 

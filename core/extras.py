@@ -8,6 +8,11 @@ from types import ModuleType
 from fedcross.core.errors import ConfigError
 
 
+def install(extra: str) -> str:
+    """Return the sentence that says how to install the optional dependencies `extra` (README, Extras)."""
+    return f"Install it in the checkout with: pip install -e '.[{extra}]'"
+
+
 def needed(module: str, extra: str, what: str) -> ModuleType:
     """Return `module`, which belongs to the optional dependencies `extra` of fedcross.
 
@@ -30,6 +35,4 @@ def needed(module: str, extra: str, what: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
-        raise ConfigError(
-            f"{what}: {module.partition('.')[0]} is not installed. Install it with: pip install 'fedcross[{extra}]'."
-        ) from error
+        raise ConfigError(f"{what}: {module.partition('.')[0]} is not installed. {install(extra)}.") from error

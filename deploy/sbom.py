@@ -22,7 +22,7 @@ from pathlib import Path
 from fedcross.deploy.requirements import Pin, read_lock, roots, select
 
 #: Extras and packages of the container image (Dockerfile); the others are for other uses and for development.
-IMAGE_EXTRAS, NOT_IN_IMAGE = ("privacy",), ("ray", "matplotlib", "uv")
+IMAGE_EXTRAS, NOT_IN_IMAGE = ("privacy", "page", "data"), ("ray", "matplotlib", "uv", "flwr-datasets")
 UNKNOWN = "not stated"
 _HEAD = """\
 # Third-party software

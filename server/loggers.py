@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedcross.core.errors import ConfigError, StorageError, nearest
+from fedcross.core.extras import install
 from fedcross.core.private_files import close_own
 
 #: TensorBoard's files in a run's folder.
@@ -146,9 +147,7 @@ def _library(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
-            f"logger={extra}: the library is not installed ({error}). Install it: pip install 'fedcross[{extra}]'"
-        ) from error
+        raise ConfigError(f"logger={extra}: the library is not installed ({error}). {install(extra)}") from error
 
 
 def open_logger(

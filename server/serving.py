@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from flwr.common.logger import log
 
 from fedcross.core.errors import ConfigError
+from fedcross.core.extras import install
 from fedcross.server.board import Board
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def page_of(board: Board, config: RunConfig, folder: Path) -> Iterator[None]:
         try:
             from fedcross.server.live import serve
         except ImportError as error:  # FEDCROSS_PAGE where the extra is missing; serve.page=true is refused before
-            log(WARNING, "fedcross: no live page (%s). Install it: pip install 'fedcross[page]'", error)
+            log(WARNING, "fedcross: no live page (%s). %s", error, install("page"))
         else:
             page = serve(board, folder, *where)
     try:

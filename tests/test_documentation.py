@@ -31,7 +31,7 @@ from fedcross.server.commands.run import main as fedcross
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-TINY = ["rounds=2", "train.epochs=1", "task.limit=300", "task.limit_test=100", "logger=none"]
+TINY = ["rounds=2", "train.epochs=1", "task.limit=300", "task.limit_test=100", "logger=none", "snapshots.rounds=[2]"]
 
 
 HOMES = {name: home for name, (home, _) in SUBCOMMANDS.items()}
@@ -191,6 +191,8 @@ def test_the_readmes_sweep_makes_four_runs(sweep):
 def filled(words: list[str], sweep: SimpleNamespace, folder: Path) -> list[str]:
     own = {
         "multirun/*": sweep.folder,
+        "FOLDER/*": sweep.one,
+        "KIND": "cka",
         "outputs/alpha": sweep.folder,
         "outputs/RUN": sweep.one,
         "RUN": sweep.one,

@@ -34,6 +34,7 @@ from fedcross.server.commands.device_checks import CLOCK, check_server
 #: Environment variables with the SuperLink's address and the authority's certificate, for commands at the server.
 SUPERLINK = "FEDCROSS_SUPERLINK"
 AUTHORITY = "FEDCROSS_AUTHORITY"
+PARTITIONS = "number of devices, above --partition; runs of the fedcross command do not use it"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -98,7 +99,7 @@ def _device_parts(add: Add) -> None:
         "--superlink", required=True, metavar="HOST:PORT", help="address of the gateway, as the device reaches it"
     )
     part.add_argument("--partition", type=int, required=True, help="number of the device, from 0, unique")
-    part.add_argument("--partitions", type=int, required=True, help="number of devices")
+    part.add_argument("--partitions", type=int, required=True, help=PARTITIONS)
     part.add_argument("--width", type=float, help="share of a model's channels that this device can train, such as 0.4")
 
     part = add("rotate-key", commands.rotate_key, "give a device a new key; revoke the old one and register it")
@@ -216,7 +217,7 @@ def _program_parts(add: Add) -> None:
     part.add_argument("--name", required=True)
     part.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the gateway")
     part.add_argument("--partition", type=int, required=True)
-    part.add_argument("--partitions", type=int, required=True)
+    part.add_argument("--partitions", type=int, required=True, help=PARTITIONS)
     part.add_argument(
         "--port", type=int, default=9094, help="port for processes of this machine; a different one for each SuperNode"
     )

@@ -3,7 +3,7 @@
 ::
 
     fedcross doctor                                             # this machine: versions, disk, GPU, data
-    fedcross doctor --keys keys/server --authority keys/ca/ca.crt --listen 9092
+    fedcross doctor --keys keys/server --authority keys/public/ca.crt --listen 8443              # a server
     fedcross doctor --device keys --superlink fl.example.org:8443 --data data --output state     # on a device
 
 The exit code is 0 if all is well, 1 after a fault (a line that begins with ``FAULT``), 2 for wrong use.

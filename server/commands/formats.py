@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.extras import install
 from fedcross.server.commands.export_notes import EXTRA
 from fedcross.tasks.models._recurrent import LastStepLSTM
 from fedcross.tasks.models.pooling import MaxPool2
@@ -90,7 +91,7 @@ def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: 
         with torch.no_grad(), _quiet():
             writer(model, inputs(BATCHES[0]), path, notes)
     except ImportError as error:
-        raise ConfigError(f"--format {kind}: {error.name} is not installed. Install fedcross[onnx].") from error
+        raise ConfigError(f"--format {kind}: {error.name} is not installed. {install('onnx')}.") from error
     except (RuntimeError, torch.onnx.OnnxExporterError) as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedcross.core.errors import ConfigError
+from fedcross.core.extras import install
 
 
 def with_lora(network: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
@@ -31,7 +32,7 @@ def with_lora(network: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError("model.lora: peft is not installed. Install fedcross[transformers].") from error
+        raise ConfigError(f"model.lora: peft is not installed. {install('transformers')}.") from error
     try:
         inject_adapter_in_model(LoraConfig(**settings), network)
     except (TypeError, ValueError, KeyError) as error:

@@ -95,7 +95,7 @@ def test_the_page_in_it_names_the_command_for_the_server(bundle: Path) -> None:
 
 def test_doctor_does_not_ask_a_device_for_what_the_image_leaves_out() -> None:
     text = (Path(__file__).parents[2] / "Dockerfile").read_text()
-    without = text.split(" --extra page --without ")[1].split()[:2]
+    without = text.split(" --extra data --without ")[1].split()[:2]
     assert set(without) == set(doctor.NOT_ON_DEVICES)
 
 

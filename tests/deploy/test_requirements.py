@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedcross.core.paths import import_root
-from fedcross.deploy import requirements
+from fedcross.deploy import requirements, sbom
 
 ROOT = import_root()
 LOCK = """\
@@ -75,10 +75,12 @@ def test_a_package_that_is_not_locked_is_named(files: list[str]) -> None:
 
 def test_the_projects_own_lock_has_what_the_image_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
     own = [str(ROOT / "requirements.lock"), str(ROOT / "pyproject.toml")]
-    requirements.main([*own, "--extra", "privacy", "--without", "ray", "matplotlib", "uv"])
+    extras = [word for extra in sbom.IMAGE_EXTRAS for word in ("--extra", extra)]
+    requirements.main([*own, *extras, "--without", *sbom.NOT_IN_IMAGE])
     found = names(capsys.readouterr().out)
-    assert {"flwr", "torch", "torchvision", "hydra-core", "opacus", "tensorboard", "safetensors"} <= set(found)
-    assert not {"ray", "msgpack", "matplotlib", "uv", "pytest", "ruff", "mypy", "plotly"} & set(found)
+    wanted = {"flwr", "torch", "torchvision", "hydra-core", "opacus", "tensorboard", "safetensors", "pyarrow"}
+    assert wanted <= set(found)
+    assert not {"ray", "msgpack", "matplotlib", "uv", "pytest", "ruff", "mypy", "plotly", "datasets"} & set(found)
 
 
 def test_what_only_a_gpu_needs_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from fedcross.core.paths import import_root
 from fedcross.deploy import sbom
-from fedcross.deploy.requirements import read_lock
+from fedcross.deploy.requirements import read_lock, roots, select
 
 ROOT = import_root()
 
@@ -29,11 +30,28 @@ def test_the_bill_and_the_notice_are_those_of_the_lock() -> None:
     assert all(f"| {name} | {sbom.version(pin)} |" in notice for name, pin in pins.items())
 
 
+def test_image_and_machines_without_containers_have_the_packages_that_the_notice_marks() -> None:
+    lists = {
+        name: re.findall(r"(--extra .+ --without .+?) (?:\$gpu )?> run\.txt", (ROOT / name).read_text())
+        for name in ("Dockerfile", "deploy/templates/README.md", "docs/deploy-without-containers.md")
+    }
+    extras = " ".join(f"--extra {extra}" for extra in sbom.IMAGE_EXTRAS)
+    wanted = f"{extras} --without {' '.join(sbom.NOT_IN_IMAGE)}"
+    assert lists == {name: [wanted] for name in lists}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pins = read_lock((ROOT / "requirements.lock").read_text())
+    marked = re.findall(r"^\| (\S+) \| \S+ \| \* \|", (ROOT / "THIRD_PARTY.md").read_text(), re.MULTILINE)
+    assert marked == select(pins, roots(project, sbom.IMAGE_EXTRAS), sbom.NOT_IN_IMAGE)
+    # of the tasks that docs/deploy.md offers, table needs more than the required packages
+    assert "pyarrow" in marked
+
+
 @pytest.mark.slow
 def test_the_same_lock_gives_the_same_bytes(tmp_path: Path) -> None:
     pins = ("click==8.0 \\\n    --hash=sha256:dd\n    # via typer", "typer==1.0 \\\n    --hash=sha256:aa")
     (tmp_path / "lock").write_text("\n".join(pins) + "\n")
-    table = '[project]\nname = "p"\nversion = "1.0"\ndependencies = []\noptional-dependencies.privacy = []\n'
+    table = '[project]\nname = "p"\nversion = "1.0"\ndependencies = []\n'
+    table += "".join(f"optional-dependencies.{extra} = []\n" for extra in sbom.IMAGE_EXTRAS)
     (tmp_path / "project").write_text(table)
     outputs = []
     for name in ("a", "b"):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from fedcross.server.commands.method_template import files
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Files outside docs/ that are pages (docs/site_pages.py).
 OUTSIDE = {
@@ -63,6 +65,12 @@ def test_twenty_places_are_named_and_exist():
     assert len(rows) == len({answer for _, answer in rows}) == 20
     if (ROOT / "core").is_dir():  # the table is that of the house below one import root
         assert [answer for _, answer in rows if not (ROOT / answer).is_file()] == []
+
+
+def test_the_pages_name_the_files_that_new_method_writes():
+    texts = [(ROOT / name).read_text().split("\n## Add a method\n")[1] for name in ("README.md", "CONTRIBUTING.md")]
+    for path in files("NAME"):
+        assert all(f"`{path}`" in text.split("\n## ")[0] for text in texts), path
 
 
 def test_workflow_and_templates():

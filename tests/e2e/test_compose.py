@@ -326,7 +326,7 @@ def test_the_image_holds_no_pip_and_no_cuda_and_says_what_it_is(federation: Fede
     whole = containers.image(containers.IMAGE)["Size"]
     ours = whole - containers.image(federation.base)["Size"]
     print(f"the image has {whole / 1e9:.2f} GB, {ours / 1e9:.2f} GB on top of its base")
-    assert ours < 1.35e9  # with python:3.11-slim-bookworm (0.13 GB) less than 1.5 GB
+    assert ours < 1.37e9  # with python:3.11-slim-bookworm (0.13 GB) less than 1.5 GB
 
 
 def test_processors_are_limited_and_a_serverapp_has_less_memory_than_its_container(federation: Federation) -> None:

@@ -18,7 +18,7 @@ def test_a_missing_library_names_its_extra(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     settings = load([f"logger={name}"]).logger.model_dump()
-    with pytest.raises(ConfigError, match=rf"fedcross\[{name}\]"):
+    with pytest.raises(ConfigError, match=rf"pip install -e '\.\[{name}\]'"):
         open_logger(settings, tmp_path, 1)
 
 

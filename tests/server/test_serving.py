@@ -53,4 +53,4 @@ def test_without_its_libraries_a_page_that_the_machine_asks_for_is_left_out(tmp_
     monkeypatch.setitem(sys.modules, "fedcross.server.live", None)
     monkeypatch.setattr(serving, "log", lambda level, text, *values: told.append(text % values))
     assert session(tmp_path, "rounds=1").execute()["rounds"] == 1
-    assert "pip install 'fedcross[page]'" in told[0]
+    assert "pip install -e '.[page]'" in told[0]

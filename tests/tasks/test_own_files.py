@@ -166,7 +166,7 @@ def test_files_that_are_no_tables(tmp_path):
 def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch):
     write_csv(tmp_path / "data.csv", 9)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pyarrow is not installed\. .* pip install 'fedcross\[data\]'"):
+    with pytest.raises(ConfigError, match=r"pyarrow is not installed\. .* pip install -e '\.\[data\]'"):
         read(tmp_path, label="kind")
 
 
