@@ -58,7 +58,7 @@ def analyse(
     options = Options(tuple(rounds), tuple(slots), examples, tuple(images))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written: list[Path] = importlib.import_module(f"analysis.{kind}").draw(subject, options, folder)
+        written: list[Path] = importlib.import_module(f"fedcross.analysis.{kind}").draw(subject, options, folder)
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written ({error}). Choose another folder with --out.") from error
     return written
