@@ -7,9 +7,8 @@ run does not change the result.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
-import tempfile
 import zlib
 from logging import WARNING
 from pathlib import Path
@@ -19,10 +18,12 @@ import numpy as np
 from flwr.common.logger import log
 
 from fedcross.core.errors import ProtocolError, StorageError, remedy
-from fedcross.core.private_files import own_folder
+from fedcross.core.private_files import PART, own_folder, replacing, sync_folder
 from fedcross.strategies.wire.records import Arrays
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: A file that is not finished and was last written so many seconds ago is nobody's any more.
+LEFT_S = 3600.0
 
 
 class StateStore:
@@ -71,18 +72,28 @@ class StateStore:
         try:
             own_folder(self.folder.parent)
             own_folder(self.folder)
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as part:
-                np.savez(part, **state)  # type: ignore[arg-type]
-                part.flush()
-                os.fsync(part.fileno())
-            Path(part.name).replace(self._path(visit))
-            for old in self.folder.glob("*.npz"):
-                if old.stem.isdecimal() and int(old.stem) < keep:
-                    old.unlink()
+            with replacing(self._path(visit)) as file:
+                np.savez(file, **state)  # type: ignore[arg-type]
+            sync_folder(self.folder)
+            self._clean(visit, keep)
         except OSError as error:
             raise StorageError(
                 f"{self.folder}: the client's state cannot be written ({error}). To go on: {remedy(error)}."
             ) from error
+
+    def _clean(self, visit: int, keep: int) -> None:
+        """Delete the states of all visits before `keep`, and what a process left that was killed while it wrote one.
+
+        A file that another process may still be writing stays: one not much older than the state of `visit`.
+        """
+        for old in self.folder.glob("*.npz"):
+            if old.stem.isdecimal() and int(old.stem) < keep:
+                old.unlink(missing_ok=True)
+        written = self._path(visit).stat().st_mtime
+        for part in self.folder.glob(f"*{PART}"):
+            with contextlib.suppress(FileNotFoundError):  # its process has just given it its name
+                if part.stat().st_mtime < written - LEFT_S:
+                    part.unlink()
 
     def _path(self, visit: int) -> Path:
         return self.folder / f"{visit}.npz"

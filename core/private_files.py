@@ -14,7 +14,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +23,8 @@ from fedcross.core.errors import StorageError
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 #: Environment variable: ``group`` lets the group read the files of runs.
 SHARE = "FEDCROSS_SHARE"
+#: Ends the name of a file that is being written.
+PART = ".part"
 
 
 def private_folder(path: Path) -> Path:
@@ -94,20 +96,31 @@ def write_public(path: Path, content: bytes) -> None:
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     try:
-        # mkstemp opens with 0600 whatever the umask is, so the secret is never readable on its way.
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with replacing(path, mode) as file:
+            file.write(content)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
+    """Yield a new file that gets the name `path` at the end of the block; if the block fails, nothing is left of it.
+
+    Until then it has a name of its own, with :data:`PART` at the end, so that several processes may write `path` at
+    once. A process that is killed leaves it.
+    """
+    # mkstemp opens with 0600 whatever the umask is, so a secret is never readable on its way.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def give(path: Path, owner: os.stat_result) -> None:
@@ -165,6 +178,29 @@ def open_lines(path: Path) -> IO[str]:
     if cut:
         lines.write("\n")
     return lines
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file of a run so that a crash leaves either the old file or the new one, never a part.
+
+    Only this user can read the file (:func:`open_own`). One process at a time may write it.
+    """
+    part = path.with_name(path.name + PART)
+    with open_own(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the directory entries of the folder `path` to disk (fsync)."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def close_own(path: Path) -> None:

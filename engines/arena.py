@@ -56,6 +56,7 @@ class Arena:
 
     def view(self, size: int) -> memoryview:
         """Return the first `size` bytes; enlarge the arena if it is shorter."""
+        size = max(size, 1)  # an empty file cannot be mapped
         if self._map is None or len(self._map) < size:
             length = os.fstat(self._file.fileno()).st_size
             if length < size:

@@ -94,6 +94,11 @@ class LocalGrid(Grid):
                 return [self._carry_out(self._queue.pop(message_id))]
         return []
 
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Drop those of these messages that no client has answered: nobody pulls their replies any more."""
+        for message_id in message_ids:
+            self._queue.pop(message_id, None)
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Carry out `messages` one after another and return all replies."""
         return [self._carry_out(self._queue.pop(message_id)) for message_id in self.push_messages(messages)]

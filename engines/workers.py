@@ -100,11 +100,21 @@ class WorkersGrid(LocalGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived; wait a short time for the first one."""
+        """Return the replies that have arrived and are not forgotten; wait a short time for the first one."""
         busy = {worker.pipe: worker for worker in self._pool if worker.message is not None}
-        replies = [self._take(busy[pipe]) for pipe in wait(list(busy), _PULL_SECONDS) if isinstance(pipe, Connection)]
+        done = [busy[pipe] for pipe in wait(list(busy), _PULL_SECONDS) if isinstance(pipe, Connection)]
+        replies = [(self._take(worker), worker.wanted) for worker in done]
         self._hand_out()
-        return replies
+        return [reply for reply, wanted in replies if wanted]
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Drop those of these messages that no worker has begun; the replies to the others are not returned."""
+        forgotten = set(message_ids)
+        self._waiting = [one for one in self._waiting if one[2].metadata.message_id not in forgotten]
+        heapq.heapify(self._waiting)
+        for worker in self._pool:
+            if worker.message is not None and worker.message.metadata.message_id in forgotten:
+                worker.wanted = False
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Carry out `messages` and return all replies."""
@@ -168,17 +178,18 @@ class WorkersGrid(LocalGrid):
 
 @dataclass
 class _Worker:
-    """A worker process as the grid sees it."""
+    """A worker process as the grid sees it; `wanted`: whether somebody still waits for the reply to `message`."""
 
     process: BaseProcess
     pipe: Connection
     download: Arena
     upload: Arena
     message: Message | None = None
+    wanted: bool = True
 
     def give(self, message: Message, context: Context) -> None:
         """Send `message`; if the worker has died, :meth:`WorkersGrid._take` notices it."""
-        self.message = message
+        self.message, self.wanted = message, True
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send_bytes(pack((message, context), self.download))
 

@@ -21,6 +21,8 @@ from flwr.common.logger import log
 
 from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_own
+from fedcross.core.private_files import sync_folder as sync_folder
+from fedcross.core.private_files import write_atomically as write_atomically
 from fedcross.core.strict_json import dumps
 from fedcross.tasks.scoring import WINDOW, Score, smoothed
 
@@ -156,26 +158,3 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     accuracy = entry.get("test_accuracy")
     whole = all(isinstance(value, int | float) for value in (*counted, 0 if accuracy is None else accuracy))
     return {**entry, "test_accuracy": accuracy} if whole else None
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a crash leaves either the old file or the new one, never a part.
-
-    Only this user can read the file (:func:`core.private_files.open_own`).
-    """
-    part = path.with_name(path.name + ".part")
-    with open_own(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush the directory entries of the folder `path` to disk (fsync)."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -16,7 +16,7 @@ from fedcross.client.device import evaluation_batch
 from fedcross.strategies.parts.widths import described, holds
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
-from fedcross.strategies.round.exchange import receive
+from fedcross.strategies.round.exchange import forget, receive
 from fedcross.strategies.wire.records import encode
 from fedcross.tasks.data import FederatedData
 from fedcross.tasks.models.slicing import FULL, Plan, Size, cut
@@ -102,6 +102,7 @@ def across_clients(method: Method, grid: Grid, number: int) -> dict[str, Any]:
             accuracy = reply.content.metric_records["metrics"].get("accuracy")
             if isinstance(accuracy, float) and 0.0 <= accuracy <= 1.0:
                 found[owner[reply.metadata.reply_to_message_id]] = accuracy
+    forget(grid, ids)
     if not found:
         return {}
     values = list(found.values())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedcross.core.errors import ConfigError
 from fedcross.core.events import say
 from fedcross.core.overrides import quote as quote
-from fedcross.core.private_files import own_folder
+from fedcross.core.private_files import own_folder, write_atomically
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
@@ -228,7 +228,15 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
 
 
 def record(folder: Path, overrides: list[str]) -> None:
-    """Write ``.hydra/config.yaml`` and ``.hydra/overrides.yaml`` with the settings that this run uses."""
+    """Write ``.hydra/config.yaml`` and ``.hydra/overrides.yaml`` with the settings that this run uses.
+
+    Each replaces the one of the run that is resumed only when all of it is on disk: nothing resumes a run without.
+
+    Raises
+    ------
+    StorageError
+        If they cannot be written.
+    """
     from omegaconf import OmegaConf
 
     from fedcross.conf.compose import compose
@@ -236,7 +244,7 @@ def record(folder: Path, overrides: list[str]) -> None:
 
     try:
         own_folder(folder / ".hydra")
-        OmegaConf.save(OmegaConf.create(compose(overrides)), folder / ".hydra" / "config.yaml")
-        OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
+        for name, content in (("config", compose(overrides)), ("overrides", overrides)):
+            write_atomically(folder / ".hydra" / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(content)).encode())
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error

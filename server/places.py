@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedcross.core.errors import DataError, StorageError
 from fedcross.core.overrides import quote
-from fedcross.core.private_files import open_own
+from fedcross.core.private_files import write_atomically
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
@@ -53,8 +53,7 @@ def write(folder: Path, places: dict[str, str]) -> None:
         If they cannot be written.
     """
     try:
-        with open_own(folder / FILE, "w") as file:
-            json.dump(places, file, indent=1)
+        write_atomically(folder / FILE, json.dumps(places, indent=1).encode())
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
 

@@ -92,7 +92,8 @@ class GitFL(AsyncPool[GitFLParams]):
             return curiosity
         times = [self.durations.get(one, 0.0) for one in self._available]
         ahead = self.versions[slot] - float(np.mean(self.versions))
-        speed = (self.durations.get(client, 0.0) - float(np.mean(times))) / (10 * max(times, default=1.0)) * ahead
+        longest = max(times, default=0.0) or 1.0  # 0: those that have trained are gone, and others have come
+        speed = (self.durations.get(client, 0.0) - float(np.mean(times))) / (10 * longest) * ahead
         return share / 2 * curiosity + (1 - share / 2) * speed
 
     def timed(self, client: int, seconds: float) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from pydantic import Field
 
 from fedcross.core.settings import Settings
 
 
 def first_late(rounds: int, start: float) -> int:
-    """Return the number, from 1, of the first round after a share `start` of all planned `rounds`."""
-    return int(start * rounds) + 1
+    """Return the number, from 1, of the first round after a share `start` of all planned `rounds`.
+
+    `start` is taken as it is written: .29 of 100 rounds are 29, while the float's product is a little less.
+    """
+    return int(Fraction(str(start)) * rounds) + 1
 
 
 class Swa(Settings):

@@ -234,7 +234,10 @@ class Method(Sizes[P]):
     def _pass_time(self, exchange: Exchange) -> None:
         """Add what `exchange` takes on the virtual clock: as long as its slowest client."""
         visit, clock = self._visit(exchange.current), cast("VirtualClock", self.clock)
-        seconds = [clock.seconds(one.client, visit, 2 * one.nbytes) for one in exchange.payloads]
+        seconds = [
+            clock.seconds(one.client, visit, 2 * one.nbytes, int(one.config.get("epochs", clock.epochs)))
+            for one in exchange.payloads
+        ]
         metrics = self._report.metrics
         metrics["virtual_seconds"] = metrics.get("virtual_seconds", 0.0) + max(seconds, default=0.0)
 
@@ -328,10 +331,10 @@ class Method(Sizes[P]):
             uploads = []
         report.dropped += asked - len(uploads)
         report.bytes_up += sum(upload.nbytes for upload in uploads)
-        examples = sum(upload.num_examples for upload in uploads)
-        losses = [u.metrics["train-loss"] * u.num_examples for u in uploads if "train-loss" in u.metrics]
+        told = [upload for upload in uploads if "train-loss" in upload.metrics]
+        losses = [upload.metrics["train-loss"] * upload.num_examples for upload in told]
         if losses:
-            report.train_loss = float(np.sum(losses)) / examples
+            report.train_loss = float(np.sum(losses)) / sum(upload.num_examples for upload in told)
         local = [u.metrics["local-accuracy"] for u in uploads if "local-accuracy" in u.metrics]
         if local:
             report.metrics["local_accuracy"] = float(np.mean(local))

@@ -112,9 +112,9 @@ class VirtualClock:
     clients : int
         Number of clients of the federation.
     examples : sequence of int
-        Number of training examples of each client, for ``seconds_per_example``.
+        Number of examples that each client trains on in an epoch, for ``seconds_per_example``.
     epochs : int
-        Local epochs of a visit.
+        Local epochs of a visit, where its method asks for no other number.
     deadline_s : float, optional
         Longest visit in virtual seconds; a longer one is lost.
     """
@@ -136,14 +136,18 @@ class VirtualClock:
         self.processors = deal(devices.shares, clients, stream(seed, "devices", 0))
         self.links = deal(devices.shares, clients, stream(seed, "devices", 1))
 
-    def seconds(self, client: int, visit: int, nbytes: int) -> float:
-        """Return how long visit number `visit` of `client` takes, with `nbytes` sent in both directions together."""
+    def seconds(self, client: int, visit: int, nbytes: int, epochs: int | None = None) -> float:
+        """Return how long visit number `visit` of `client` takes, with `nbytes` sent in both directions together.
+
+        `epochs` is for a visit with another number of local epochs than the clock's.
+        """
         devices, draw = self.devices, stream(self.seed, "duration", client, visit)
         processor = self.processors[client % len(self.processors)]
         link = self.links[client % len(self.links)]
         if devices.seconds_per_example is not None:
             examples = self.examples[client % len(self.examples)] if self.examples else 1
-            compute = examples * self.epochs * devices.seconds_per_example[processor]
+            passes = self.epochs if epochs is None else epochs
+            compute = examples * passes * devices.seconds_per_example[processor]
         elif devices.training is not None:
             compute = max(devices.least, float(draw.normal(*devices.training[processor])))
         else:
@@ -271,7 +275,7 @@ def clock_of(
     epochs: int,
     asynchronous: bool = True,
 ) -> Clock | None:
-    """Return the clock that the configuration names, for clients with these numbers of `examples`; None for none.
+    """Return the clock that the configuration names, for clients with these `examples` per epoch; None for none.
 
     A synchronous method has no deadline on the virtual clock: a round lasts as long as its slowest client.
     """

@@ -61,6 +61,20 @@ class Judging(Protocol):
         """Set what the replies to these messages may consist of: message id -> allowance."""
 
 
+@runtime_checkable
+class Forgetful(Protocol):
+    """A grid that can drop requests, as those on this machine can; Flower's own grids cannot."""
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Drop those of these messages that have no reply yet; none will be pulled."""
+
+
+def forget(grid: Grid, message_ids: Iterable[str]) -> None:
+    """Let a grid that can (:class:`Forgetful`) drop those of these requests that have no reply: nobody waits for it."""
+    if isinstance(grid, Forgetful):
+        grid.forget(message_ids)
+
+
 def is_blocking(grid: Grid) -> bool:
     """Return whether ``pull_messages`` of `grid` waits by itself and every request has exactly one reply."""
     return isinstance(grid, LocalClients) and grid.blocking
@@ -218,6 +232,11 @@ class Exchange:
             self.take(replies)
             if self._notice is not None:
                 self._notice.look(time.monotonic(), inbox.open_clients)
+        self.forget()
+
+    def forget(self) -> None:
+        """End the exchange for the grid too: what it has not begun is not done, and no late reply comes."""
+        forget(self._grid, self.inbox.asked)
 
     def _settle(self, replies: Iterable[Message]) -> None:
         lost = [(reply, slot) for reply in replies if (slot := self.inbox.settle(reply)) is not None]

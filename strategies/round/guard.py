@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import ErrorCode
@@ -88,6 +88,11 @@ class Inbox:
     def knows(self, message_id: str) -> bool:
         """Return whether a request was sent under this id."""
         return message_id in self._tickets
+
+    @property
+    def asked(self) -> Collection[str]:
+        """Ids of all requests, answered or not."""
+        return self._tickets.keys()
 
     def open_clients(self) -> set[tuple[int, int]]:
         """Return slot and client of each request whose reply may still win."""

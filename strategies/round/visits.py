@@ -210,11 +210,12 @@ class AsyncMethod(Asking[P]):
         report.seconds_aggregation += time.perf_counter() - started
 
     def _record(self, number: int, visit: OpenVisit) -> None:
-        """Hand over how the requests of `visit` ended, in round `number`."""
+        """Hand over how the requests of `visit` ended, in round `number`; no reply to them is used any more."""
         if visit.exchange is not None:
             if (trail := visit.exchange.inbox.trail) is not None:
                 trail.place = {"round": number, "visit": visit.index}
             self._ended_requests(visit.exchange)
+            visit.exchange.forget()
         elif self.on_ended is not None:
             self.on_ended({"round": number, "visit": visit.index, **never_asked(visit.slot, visit.client)})
 

@@ -12,6 +12,8 @@ from flwr.common.logger import log
 TOLD_S = 60.0
 #: Most slots that one line names.
 MOST = 10
+#: A deadline that is further away than this (a year) is not named; dates end with the year 9999.
+FAR_S = 365 * 86_400.0
 
 
 class Notice:
@@ -45,8 +47,12 @@ class Notice:
         if found := sorted(waiting()):
             named = ", ".join(f"slot {slot} (client {client})" for slot, client in found[:MOST])
             more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
-            until = datetime.now().astimezone() + timedelta(seconds=self._deadline - now)
-            log(
-                INFO, "fedcross: round %d waits for %s%s, until %s at the latest (federation.deadline_s)",
-                self._number, named, more, f"{until:%H:%M:%S %Z}",
-            )  # fmt: skip
+            log(INFO, "fedcross: round %d waits for %s%s%s", self._number, named, more, _until(self._deadline - now))
+
+
+def _until(left: float) -> str:
+    """Return when an exchange ends at the latest, `left` seconds from now; "" if that is far away."""
+    if left > FAR_S:
+        return ""
+    end = datetime.now().astimezone() + timedelta(seconds=left)
+    return f", until {end:%H:%M:%S %Z} at the latest (federation.deadline_s)"

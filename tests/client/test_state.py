@@ -1,9 +1,13 @@
+import os
+
 import numpy as np
 import pytest
 
-from fedcross.client.state import StateStore
+from fedcross.client import state
+from fedcross.client.state import LEFT_S, StateStore
 from fedcross.client.visit import state_root
 from fedcross.core.errors import ProtocolError, StorageError
+from tests.support.disk import largest_file
 from tests.support.federation import run
 
 
@@ -40,6 +44,44 @@ def test_an_unwritable_place_is_an_error_that_says_so(tmp_path):
     blocked.write_text("")
     with pytest.raises(StorageError, match="free disk space"):
         StateStore(blocked, "run", 0).save(1, {"c": np.zeros(1)}, 0)
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path):
+    store = StateStore(tmp_path, "run", 0)
+    store.save(1, {"c": np.zeros(3)}, keep=0)
+    with largest_file(4096):
+        for visit in (2, 3):
+            with pytest.raises(StorageError, match="cannot be written"):
+                store.save(visit, {"c": np.zeros(100_000)}, keep=1)
+    assert [path.name for path in store.folder.iterdir()] == ["1.npz"]
+    assert store.load(1)["c"].tolist() == [0, 0, 0]
+
+
+def test_what_a_killed_process_left_is_deleted_later_and_what_is_being_written_stays(tmp_path):
+    store = StateStore(tmp_path, "run", 0)
+    store.save(1, {"c": np.zeros(3)}, keep=0)
+    other = StateStore(tmp_path, "run", 1)
+    other.save(1, {"c": np.zeros(3)}, keep=0)
+    now = (store.folder / "1.npz").stat().st_mtime
+    for folder, name, age in (
+        (store.folder, "tmpabc.part", LEFT_S + 60),  # by an older version
+        (store.folder, ".2.npz.abc.part", LEFT_S + 60),
+        (store.folder, ".3.npz.abc.part", LEFT_S - 60),
+        (other.folder, ".2.npz.abc.part", LEFT_S + 60),
+    ):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, (now - age, now - age))
+    store.save(4, {"c": np.zeros(3)}, keep=4)
+    assert sorted(path.name for path in store.folder.iterdir()) == [".3.npz.abc.part", "4.npz"]
+    assert len(list(other.folder.iterdir())) == 2
+
+
+def test_the_name_of_a_state_is_on_disk_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(state, "sync_folder", lambda folder: synced.append((folder, (folder / "1.npz").exists())))
+    store = StateStore(tmp_path, "run", 0)
+    store.save(1, {"c": np.zeros(3)}, keep=0)
+    assert synced == [(store.folder, True)]
 
 
 @pytest.mark.slow

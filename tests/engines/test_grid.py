@@ -42,6 +42,16 @@ def test_every_message_is_answered_under_its_id(grid):
     assert list(grid.pull_messages(ids)) == []
 
 
+def test_what_is_forgotten_is_neither_done_nor_kept(grid):
+    first, second, third = grid.push_messages(ask(grid, 1, 1, 0))
+    grid.forget([first, "unknown"])
+    (reply,) = grid.pull_messages([first, second])
+    assert (reply.metadata.reply_to_message_id, reply.content.config_records["seen"]["count"]) == (second, 1)
+    grid.forget([second, third])
+    assert list(grid.pull_messages([third])) == []
+    assert grid._queue == {}
+
+
 def test_an_exception_in_a_client_is_an_error_reply_as_in_flower(grid):
     (reply,) = grid.send_and_receive(ask(grid, 2))
     assert reply.has_error()

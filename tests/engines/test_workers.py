@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import Array, ConfigRecord, Message
 
 from fedcross.client.app import app as client_app
 from fedcross.client.app import warm_for
@@ -29,7 +30,7 @@ from fedcross.engines.job import Job
 from fedcross.engines.local import Params, open_grid
 from fedcross.engines.workers import WorkersGrid
 from fedcross.server.session import Session
-from tests.support.federation import SMALL, Quiet
+from tests.support.federation import SMALL, Quiet, settle
 from tests.support.toy import app as toy
 from tests.support.toy import message
 
@@ -37,8 +38,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for
 
 
 @contextmanager
-def workers(count: int, clients: int = 6, **more: Any) -> Iterator[WorkersGrid]:
-    grid = WorkersGrid(toy, clients, {}, count, **more)
+def workers(count: int, clients: int = 6, app: Any = toy, **more: Any) -> Iterator[WorkersGrid]:
+    grid = WorkersGrid(app, clients, more.pop("run_config", {}), count, **more)
     try:
         yield grid
     finally:
@@ -124,6 +125,42 @@ def test_an_exception_and_a_dead_worker_become_error_replies_and_the_round_goes_
         assert sorted(config(r)["who"] for r in replies if not r.has_error()) == [0, 3, 5]  # type: ignore[type-var]
         again = list(grid.send_and_receive([message(i) for i in range(6)]))
         assert not any(r.has_error() for r in again)
+
+
+def test_a_workers_first_reply_may_have_no_arrays() -> None:
+    """An evaluation, or a client's own error, which must be told as it is."""
+    with workers(2) as grid:
+        asked = [message(0, kind="evaluate"), message(1, "raise")]
+        told, failed = sorted(grid.send_and_receive(asked), key=lambda reply: reply.metadata.src_node_id)
+        assert told.content.metric_records["metrics"]["accuracy"] == 0.5
+        assert (failed.error.code, failed.error.reason) == (2, "ValueError: on purpose")
+
+
+def test_what_is_forgotten_is_not_begun_and_its_late_reply_is_nobodys() -> None:
+    """The only worker trains client 0; 1 and 2 wait. Who has trained shows in the clients' contexts later."""
+    with workers(1) as grid:
+        begun, waiting, wanted = grid.push_messages([message(0), message(1), message(2)])
+        grid.forget(["", "unknown", waiting, begun])
+        replies: list[Message] = []
+        while not replies:
+            replies += grid.pull_messages([wanted])
+        assert [config(reply)["who"] for reply in replies] == [2]
+        again = {config(r)["who"]: config(r)["times"] for r in grid.send_and_receive([message(i) for i in range(3)])}
+        assert again == {0: 2, 1: 1, 2: 2}
+        grid.forget([begun, waiting, wanted])
+        assert len(list(grid.send_and_receive([message(0)]))) == 1
+
+
+@pytest.mark.slow
+def test_a_round_that_has_enough_replies_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    """Four of six requests are not needed: none is trained in a later round, where its reply would be unknown."""
+    few = ("method=fedavg", "clients_per_round=6", "federation.enough_replies=2")
+    settings, overrides = settle(tmp_path, *few)
+    with workers(2, app=client_app, run_config={"overrides": join(overrides)}) as grid:
+        Session(settings, grid, Quiet()).execute()
+        assert grid._waiting == []
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["clients"], line["rejected"]) for line in lines] == [(6, {})] * 3
 
 
 def test_close_ends_workers_that_are_busy() -> None:
@@ -283,6 +320,18 @@ def test_an_arena_grows_on_both_sides_and_its_messages_own_their_arrays() -> Non
             assert (found.content.array_records["arrays"]["w"].numpy() == np.full(length, float(client))).all()
             assert found.metadata.dst_node_id == FIRST_NODE + client
         assert len(pack(message(4, length=1_000_000), mine)) < 2_000  # the array itself is not in the pickle
+    finally:
+        mine.close()
+        theirs.close()
+
+
+def test_an_arena_may_have_nothing_in_it() -> None:
+    mine = Arena()
+    theirs = Arena(mine.path)
+    try:
+        assert unpack(pack({"accuracy": 0.5}, mine), theirs) == {"accuracy": 0.5}
+        empty = unpack(pack(Array(np.zeros((0, 3))), mine), theirs)
+        assert empty.numpy().shape == (0, 3)
     finally:
         mine.close()
         theirs.close()

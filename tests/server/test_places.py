@@ -10,6 +10,7 @@ import fedcross
 from fedcross.core.causes import cause_of
 from fedcross.core.errors import DataError, StorageError
 from fedcross.server import places
+from tests.support.disk import largest_file
 
 SMALL = (
     "method=fedavg", "task=table", "task.file=fields.csv", "task.label=kind", "partition=iid", "partition.clients=2",
@@ -94,8 +95,16 @@ def test_a_full_disk_is_told_with_its_cause(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(places, "open_own", full)
+    monkeypatch.setattr(places, "write_atomically", full)
     with pytest.raises(StorageError, match="Choose another folder") as told:
         places.write(tmp_path, {"data_root": "x"})
     assert cause_of(str(told.value)).name == "disk_full"
     assert told.value.exit_code == 2
+
+
+def test_a_full_disk_leaves_the_places_of_the_run_that_goes_on(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    places.write(tmp_path, {"data_root": "/data/of/this/run"})
+    with largest_file(16), pytest.raises(StorageError, match="cannot be written"):
+        places.write(tmp_path, {"data_root": "/data/of/another/run"})
+    assert places.added(tmp_path, []) == ["data_root='/data/of/this/run'"]

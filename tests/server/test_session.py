@@ -1,5 +1,6 @@
 import copy
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,9 +8,10 @@ from safetensors.numpy import load_file
 
 from fedcross.conf.later import LATER
 from fedcross.conf.schema import load
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.server.evaluation import across_clients
 from fedcross.server.identity import check_continues, check_same, describe, flatten
-from fedcross.server.session import federation_of
+from fedcross.server.session import _refuse_idle, federation_of
 from fedcross.strategies.round.federation import Meeting
 from tests.support.federation import run, same, session
 
@@ -125,6 +127,30 @@ def test_a_run_of_an_older_fedfan_is_continued_with_its_own_rule_only():
     ]
 
 
+def idle(**line):
+    """Return the ledger of a run of one round."""
+    return SimpleNamespace(lines=[{"bytes_up": 0, "train_loss": None, "rejected": {}, **line}])
+
+
+def test_a_run_is_idle_if_slots_were_lost_and_no_reply_was_accepted():
+    """Of ten slots two have clients that are connected, after a restart: both are trained, so it is not."""
+    _refuse_idle(idle(clients=2, dropped=8, bytes_up=39504, train_loss=2.1))
+    _refuse_idle(idle(clients=0, dropped=0))  # nobody was to be asked
+    for asked in (0, 3, 6):
+        with pytest.raises(FederationError, match="not one accepted reply"):
+            _refuse_idle(idle(clients=asked, dropped=3))
+
+
+def test_the_virtual_clock_counts_the_examples_that_a_visit_trains_on(tmp_path):
+    """Six clients share 200 digits: 34 or 33 each. With train.examples=10 it is 10, each .002, .008 or .03 seconds."""
+    few = ("method=fedavg", "clock=virtual", "devices=measured", "train.epochs=2")
+    assert session(tmp_path / "all", *few).method.clock.examples == (34, 34, 33, 33, 33, 33)
+    clock = session(tmp_path / "few", *few, "train.examples=10").method.clock
+    rates = [(0.002, 0.008, 0.03)[kind] for kind in clock.processors]
+    assert [clock.seconds(client, 1, 0) for client in range(6)] == pytest.approx([20 * rate for rate in rates])
+    assert session(tmp_path / "most", *few, "train.examples=33").method.clock.examples == (33,) * 6
+
+
 def test_flatten():
     assert flatten({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
 
@@ -155,6 +181,13 @@ def test_a_run_that_died_before_its_result_has_the_same_one_after_a_resume(tmp_p
         (tmp_path / name).unlink()
     run(tmp_path, f"resume={tmp_path}")
     assert json.loads((tmp_path / "result.json").read_text()) == whole
+
+
+def test_clients_that_have_not_answered_at_the_deadline_are_not_evaluated_later(tmp_path):
+    """The deadline is over when the first of six has answered."""
+    ready = session(tmp_path, "evaluate_clients=true", "federation.deadline_s=1e-9")
+    assert len(across_clients(ready.method, ready.grid, 1)["client_accuracy"]) == 1
+    assert ready.grid._queue == {}
 
 
 def test_the_result_has_each_classs_accuracy(tmp_path):

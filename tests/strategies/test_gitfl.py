@@ -75,6 +75,16 @@ def test_weights_of_clients_by_hand():
     assert method.weight(1, 0) == pytest.approx(0.25 * 0.5 - 0.75 * 5 / 60)
 
 
+def test_when_all_who_have_trained_are_gone_curiosity_alone_decides():
+    """No T is known of those that are here: speed is 0. Half of the run is gone: a = .25, and nobody was visited."""
+    method = started()
+    method.timed(0, 3.0)
+    method.timed(1, 2.0)
+    method.finished, method.versions, method._available = 10, [3, 1], [5, 6, 7]
+    assert [method.weight(0, client) for client in (5, 6, 7)] == [0.25] * 3
+    assert method.choose(6, 0, [0, 1], [5, 6, 7]) != []
+
+
 def test_curiosity_chooses_whom_nobody_has_visited():
     method = started()
     method.visits.update(dict.fromkeys(range(5), 10**8))

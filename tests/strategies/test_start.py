@@ -133,6 +133,20 @@ def test_a_start_in_which_no_reply_was_accepted_is_an_error_and_one_reply_is_eno
     assert list(method.start(grid, INITIAL, num_rounds=2).train_metrics_clientapp) == [1, 2]
 
 
+@pytest.mark.parametrize("left", [1, 0])
+def test_clients_that_are_gone_before_the_request_are_lost_and_one_reply_is_enough(clock, left):
+    """Three slots; the clients of all, or of all but one, go before they are asked."""
+    method, grid = federation(clock)
+    for client in drawn()[left:]:
+        goes(method, client)
+    if left:
+        method.start(grid, INITIAL, num_rounds=1)
+    else:
+        with pytest.raises(FederationError, match="not one accepted reply"):
+            method.start(grid, INITIAL, num_rounds=1)
+    assert (method.report.clients, method.report.dropped) == (left, 3 - left)
+
+
 def test_start_is_run_round_to_the_bit(clock):
     scripts = {client: answers(1, value=0.1 + client) for client in range(6)}
     method, grid = federation(clock, scripts, rounds=3)

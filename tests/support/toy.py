@@ -7,7 +7,7 @@ import signal
 import time
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcross.core.site import DEVICE
@@ -50,7 +50,12 @@ def train(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-def message(client: int, how: str = "", length: int = 3) -> Message:
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return Message(RecordDict({"metrics": MetricRecord({"accuracy": 0.5})}), reply_to=message)
+
+
+def message(client: int, how: str = "", length: int = 3, kind: str = "train") -> Message:
     """Return a request to `client` with an array of `length` numbers; `how` says what goes wrong."""
     content = RecordDict(
         {
@@ -58,4 +63,4 @@ def message(client: int, how: str = "", length: int = 3) -> Message:
             "config": ConfigRecord({"how": how}),
         }
     )
-    return Message(content, dst_node_id=FIRST_NODE + client, message_type="train")
+    return Message(content, dst_node_id=FIRST_NODE + client, message_type=kind)

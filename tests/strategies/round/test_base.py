@@ -15,7 +15,7 @@ from fedcross.strategies.round.cross_training import CrossTraining, CrossTrainin
 from fedcross.strategies.round.federation import Federation, State
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.federation import run, same, session
 from tests.support.virtual import Clock, VirtualGrid, answers, fails
 
@@ -184,6 +184,25 @@ def test_a_round_takes_as_long_as_its_slowest_clients_on_the_virtual_clock(monke
     assert report.metrics["virtual_seconds"] == pytest.approx(14)
     report = method.run_round(2, VirtualGrid(Clock(monkeypatch), 2, dict.fromkeys(range(2), fails(1))))
     assert report.metrics["virtual_seconds"] == pytest.approx(7)
+
+
+@pytest.mark.parametrize(("host_epochs", "seconds"), [(2, 10), (None, 12)])
+def test_measured_seconds_are_those_of_each_exchanges_epochs(monkeypatch, host_epochs, seconds):
+    """4 examples, .5 s each: 3 epochs at home are 6 s; at a host 2 are 4 s, and 3 where nothing else is set."""
+    method = method_class("fedexg")(host_epochs=host_epochs, clients_per_round=2, nonce=True, run="r")
+    method.begin({"classifier.weight": np.zeros((2, 3), np.float32)})
+    method.clock = VirtualClock(Devices(seconds_per_example=(0.5,)), 1, 2, [4, 4], 3)
+    assert method.run_round(1, VirtualGrid(Clock(monkeypatch), 2, {})).metrics["virtual_seconds"] == seconds
+
+
+def test_the_training_loss_is_that_of_the_clients_that_tell_it():
+    """(10 * 2 + 30 * 5) / 40 = 4.25, whatever the number of examples of a client that tells none."""
+    method, arrays = FedAvg(clients_per_round=3), {"w": np.ones(1, np.float32)}
+    method.begin(arrays)
+    told = [(10, {"train-loss": 2.0}), (2**40, {}), (30, {"train-loss": 5.0})]
+    uploads = [Upload(i, i, arrays, {}, examples, metrics) for i, (examples, metrics) in enumerate(told)]
+    method._finish(Round(1, 0, (0, 1, 2), 0), uploads, 3)
+    assert method.report.train_loss == 4.25
 
 
 def test_params_and_federation_fields_can_be_given_by_name():

@@ -15,6 +15,7 @@ from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.exchange import PAUSE_S, is_blocking, poll, receive
 from fedcross.strategies.solo import Solo
 from fedcross.strategies.wire.protocol import Round, failure
+from tests.support.federation import run
 from tests.support.virtual import Clock, VirtualGrid, answers, fails, goes, silent, trained
 
 MODEL = {"w": np.zeros(3, np.float32)}
@@ -201,6 +202,52 @@ def test_enough_replies_end_a_round(clock):
     report = method.run_round(1, grid)
     assert (report.clients, report.dropped) == (3, 1)
     assert clock.now < 2
+
+
+class Forgetting(VirtualGrid):
+    """A grid that drops what it is told to forget; nobody asks for that again."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.forgotten = []
+
+    def forget(self, message_ids):
+        self.forgotten.append(sorted(message_ids))
+        self._coming = [one for one in self._coming if one[2].metadata.reply_to_message_id not in message_ids]
+
+    def pull_messages(self, message_ids):
+        assert not set(message_ids) & {one for ids in self.forgotten for one in ids}
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize(
+    ("rules", "first", "asked", "late"),
+    [
+        ({"enough_replies": 2}, answers(80), 3, 1),
+        ({"deadline_s": 30}, answers(31), 3, 1),
+        ({"hedge": 1}, answers(50), 4, 1),
+        ({"reassign": 1}, fails(5), 4, 0),
+    ],
+    ids=["enough", "deadline", "hedge", "reassign"],
+)
+def test_at_its_end_an_exchange_forgets_its_requests_and_no_others(clock, rules, first, asked, late):
+    """A grid that cannot forget brings the late reply in the next round, where it is nobody's."""
+    for kind, unknown in ((Forgetting, 0), (VirtualGrid, late)):
+        method, _ = federation(clock, {}, **rules)
+        grid = kind(clock, 6, {drawn(method)[0]: first})
+        assert method.run_round(1, grid).dropped == (asked == 3)
+        grid.scripts = {}
+        clock.now += 100.0
+        assert method.run_round(2, grid).rejected["unknown"] == unknown
+        if isinstance(grid, Forgetting):
+            assert [len(ids) for ids in grid.forgotten] == [asked, 3 + rules.get("hedge", 0)]
+            assert len({one for ids in grid.forgotten for one in ids}) == len(grid.asked)
+
+
+def test_a_round_on_this_machine_leaves_no_request_behind(tmp_path):
+    """With one worker six requests are made and two are answered in each round."""
+    finished = run(tmp_path, "method=fedavg", "clients_per_round=6", "federation.enough_replies=2")
+    assert finished.grid._queue == {}
 
 
 def test_too_few_replies_change_nothing(clock):

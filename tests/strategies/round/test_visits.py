@@ -151,6 +151,18 @@ def test_the_real_clock_takes_what_comes_and_gives_up_at_the_deadline(grid):
     assert [line["finish"] for line in ended] == sorted(line["finish"] for line in ended)
 
 
+def test_a_visit_that_has_ended_is_forgotten_and_one_under_way_is_not(grid):
+    """As above: the requests of the six visits, client 2's among them, and not those that began at their ends."""
+    method, ended = small(RealClock(deadline_s=10.0))
+    method.choose = lambda number, group, slots, idle: [2, 0] if not ended else idle[: len(slots)]
+    network, forgotten = grid(3, c0=answers(3.0), c1=answers(3.0), c2=silent), []
+    network.forget = forgotten.extend
+    for number in (1, 2, 3):
+        method.run_round(number, network)
+    assert len(forgotten) == len(set(forgotten)) == len(ended) == 6
+    assert not any(visit.knows(one) for visit in method.open.values() for one in forgotten)
+
+
 @pytest.mark.parametrize("crash", [1, 2, 3, 5])
 def test_after_a_crash_on_the_real_clock_the_logged_arrivals_come_first(tmp_path, grid, crash):
     """The resumed server meets clients of other speeds; what was in the log keeps its order and its time."""

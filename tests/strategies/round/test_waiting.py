@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcross.strategies.round import waiting
-from fedcross.strategies.round.waiting import MOST, Notice
+from fedcross.strategies.round.waiting import FAR_S, MOST, Notice
 from tests.strategies.round.test_exchange import drawn, federation
 from tests.support.virtual import Clock, silent
 
@@ -43,6 +43,15 @@ def test_nothing_is_told_where_nobody_is_waited_for_or_the_time_is_over(told: li
 def test_a_long_list_is_cut(told: list[str]) -> None:
     Notice(1, 0.0, 10.0).look(6.0, lambda: {(slot, slot) for slot in range(MOST + 7)})
     assert "slot 9 (client 9) and 7 more, until" in told[0]
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(FAR_S, True), (2 * FAR_S, False), (1e12, False), (1e300, False)])
+def test_a_deadline_that_is_years_away_is_not_named(told: list[str], seconds: float, named: bool) -> None:
+    Notice(1, 0.0, 61.0 + seconds).look(61.0, lambda: {(0, 3)})
+    [line] = told
+    assert ("until" in line) is named
+    if not named:
+        assert line == "fedcross: round 1 waits for slot 0 (client 3)"
 
 
 def test_a_round_that_waits_for_a_silent_client_names_it(told: list[str], monkeypatch: Any) -> None:
