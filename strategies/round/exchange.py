@@ -236,7 +236,8 @@ class Exchange:
 
     def forget(self) -> None:
         """End the exchange for the grid too: what it has not begun is not done, and no late reply comes."""
-        forget(self._grid, self.inbox.asked)
+        if left := self.inbox.tickets.keys() - self.inbox.answered:
+            forget(self._grid, left)
 
     def _settle(self, replies: Iterable[Message]) -> None:
         lost = [(reply, slot) for reply in replies if (slot := self.inbox.settle(reply)) is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import ErrorCode
@@ -67,8 +67,9 @@ class Inbox:
         self._on_rejected = on_rejected
         self._on_accepted = on_accepted
         self._decode = decode
-        self._tickets: dict[str, Ticket] = {}
-        self._answered: set[str] = set()
+        #: Message id -> ticket, of all requests, and which of them have been answered.
+        self.tickets: dict[str, Ticket] = {}
+        self.answered: set[str] = set()
         #: Whether every request has exactly one reply, valid or not, as in simulation within one process.
         self.single = False
         #: Message id -> slot, of the requests whose reply may still win.
@@ -80,35 +81,30 @@ class Inbox:
 
     def expect(self, tickets: Mapping[str, Ticket]) -> None:
         """Expect a reply to each of these requests: message id -> ticket."""
-        self._tickets.update(tickets)
+        self.tickets.update(tickets)
         if self.trail is not None:
             self.trail.asked(tickets)
         self.waiting.update({message_id: ticket.expected.slot for message_id, ticket in tickets.items()})
 
     def knows(self, message_id: str) -> bool:
         """Return whether a request was sent under this id."""
-        return message_id in self._tickets
-
-    @property
-    def asked(self) -> Collection[str]:
-        """Ids of all requests, answered or not."""
-        return self._tickets.keys()
+        return message_id in self.tickets
 
     def open_clients(self) -> set[tuple[int, int]]:
         """Return slot and client of each request whose reply may still win."""
-        return {(slot, self._tickets[message_id].expected.client) for message_id, slot in self.waiting.items()}
+        return {(slot, self.tickets[message_id].expected.client) for message_id, slot in self.waiting.items()}
 
     def settle(self, reply: Message) -> int | None:
         """Accept or reject `reply`; return its slot if the slot is now lost (not won, no open request), else None."""
         asked, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-        ticket = self._tickets.get(asked)
+        ticket = self.tickets.get(asked)
         try:
             if ticket is None:
                 raise UploadError("unknown", "not an open request")
             slot = ticket.expected.slot
             if sender not in {ticket.node, SUPERLINK_NODE_ID}:
                 raise UploadError("wrong_node", f"node {sender} answers for node {ticket.node}")
-            if asked in self._answered:
+            if asked in self.answered:
                 raise UploadError("duplicate", "answered already")
             if slot in self.won:
                 raise UploadError("superseded", f"client {self.won[slot].client} was faster with slot {slot}")
@@ -128,7 +124,7 @@ class Inbox:
                 return None
             self.waiting.pop(asked, None)
             return self._orphan(ticket.expected.slot)
-        self._answered.add(asked)
+        self.answered.add(asked)
         if self.trail is not None:
             self.trail.accepted(asked, ticket, upload)
         self.take(upload)
