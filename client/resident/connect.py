@@ -9,7 +9,7 @@ SuperNode). The trainer ends when that parent ends.
 Environment variables. ``FEDCROSS_TRAINER``: ``inside`` trains in the ClientApp's own process, ``resident`` always uses
 the trainer, ``auto`` (default) uses it only in ``flwr-clientapp`` processes on Linux. ``FEDCROSS_RUNTIME``: the folder
 in which the socket folder is made (default: the system's folder for temporary files). ``FEDCROSS_TRAINER_IDLE``:
-seconds without work after which a trainer ends.
+seconds without work after which a trainer ends. One that loads a run gets as long, and at least half an hour.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ IDLE = "FEDCROSS_TRAINER_IDLE"
 #: How often a message is tried: if the trainer dies, it is started once more.
 ATTEMPTS = 2
 IDLE_SECONDS = 1800.0
+#: Longest time that the system waits for a socket (2^31 - 1 ms, 24 days): longer limits are cut down to it.
+LONGEST_SECONDS = 2147483.0
 _BACKLOG = 64
 _CONNECT_SECONDS = 10.0
 
@@ -104,7 +106,8 @@ class Resident:
         content : RecordDict
             The content of the message.
         seconds : float
-            Time limit for the answer; a trainer that takes longer is killed.
+            Time limit for the answer; a trainer that takes longer with it is killed. One that still loads the run, and
+            has not begun with it, goes on: it ends itself if that hangs.
 
         Raises
         ------
@@ -164,7 +167,7 @@ class Resident:
     def _reach(self, folder: int, seconds: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(max(seconds, 1.0))
+            connection.settimeout(min(max(seconds, 1.0), LONGEST_SECONDS))
             connection.connect(address(folder, self.name))
             if not channel.same_user(connection):
                 raise ProtocolError("The trainer's socket belongs to another user. Set FEDCROSS_RUNTIME to a folder.")
@@ -272,8 +275,11 @@ def locked(folder: int) -> Iterator[None]:
 
 
 def wait_for(descriptors: list[int], seconds: float | None = None) -> set[int]:
-    """Wait at most `seconds` and return those of `descriptors` that can be read or were closed by the other side."""
+    """Wait at most `seconds` and return those of `descriptors` that can be read or were closed by the other side.
+
+    Of :data:`LONGEST_SECONDS` and more, only the former are waited.
+    """
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN | select.POLLHUP | select.POLLERR)
-    return {found for found, _ in poller.poll(None if seconds is None else seconds * 1000)}
+    return {found for found, _ in poller.poll(None if seconds is None else min(seconds, LONGEST_SECONDS) * 1000)}

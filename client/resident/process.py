@@ -5,7 +5,8 @@
 - when its keeper (the process that starts the ClientApps) ends,
 - when the ClientApp that waits for its answer has ended,
 - after an error that fedcross does not define (the device may be in any state),
-- after ``FEDCROSS_TRAINER_IDLE`` seconds without a message.
+- after ``FEDCROSS_TRAINER_IDLE`` seconds without a message,
+- when it loads a run, or its own modules, for longer than that and than half an hour: it hangs.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ def main(arguments: list[str]) -> int:
         end_on_signal(lambda: _forget(folder, name, own))
         watch_keeper(warm.Keeper(int(pid), started), lambda: _forget(folder, name, own))
         module, _, function = work.partition(":")
-        do: Work = getattr(importlib.import_module(module), function)
-        log(INFO, "fedcross: trainer %s is ready.", os.getpid())
         idle = float(os.environ.get(warm.IDLE, warm.IDLE_SECONDS))
+        patience = max(idle, warm.IDLE_SECONDS)
+        with at_most(patience):
+            do: Work = getattr(importlib.import_module(module), function)
+        log(INFO, "fedcross: trainer %s is ready.", os.getpid())
         while True:
             if not warm.wait_for([listener.fileno()], idle):
                 # The lock prevents a new trainer. A client that connects meanwhile gets an error and tries again.
@@ -57,18 +60,19 @@ def main(arguments: list[str]) -> int:
                         return 0
             connection, _ = listener.accept()
             with connection:
-                if channel.same_user(connection) and not answer(connection, do):
+                if channel.same_user(connection) and not answer(connection, do, patience):
                     return FAILED
 
 
-def answer(connection: socket.socket, do: Work) -> bool:
-    """Answer one message; return False if this process should end."""
+def answer(connection: socket.socket, do: Work, patience: float = warm.IDLE_SECONDS) -> bool:
+    """Answer one message; return False if this process should end. To load a run may take `patience` seconds."""
     try:
         connection.settimeout(_HEAD_SECONDS)  # a client that sends nothing must not block the trainer
         head, content = channel.receive(connection)
         connection.settimeout(None)
         if content is None:
-            return _prepare(do, str(head["overrides"]))
+            with at_most(patience):
+                return _prepare(do, str(head["overrides"]))
         channel.send(connection, {"pid": os.getpid()})
         with while_connected(connection):
             head, made, sound = _work(do, str(head["task"]), str(head["overrides"]), content)
@@ -97,6 +101,24 @@ def _work(do: Work, task: str, overrides: str, content: RecordDict) -> tuple[dic
     except Exception as error:  # noqa: BLE001 - sent to the server; after a device error, all later messages would fail
         log(ERROR, "fedcross: the trainer failed and stops.", exc_info=error)
         return {"error": type(error).__name__, "text": str(error)}, None, False
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """End this process if the block takes longer; a ClientApp ends only a trainer that has begun with its message."""
+
+    def end() -> None:
+        log(ERROR, "fedcross: loading the run took longer than %.0f s, so the trainer stops.", seconds)
+        os._exit(FAILED)
+
+    timer = threading.Timer(min(seconds, warm.LONGEST_SECONDS), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 @contextmanager

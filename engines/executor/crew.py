@@ -19,7 +19,8 @@ from . import flower_runtime as runtime
 from .partner import Partner
 from .program import beside
 
-#: Seconds without a task after which a worker ends.
+#: Seconds without a task after which a worker ends. One that does not take a task that it was handed gets as long, and
+#: at least this long: it starts, or loads what a run needs, which may take minutes.
 IDLE_S = 1800.0
 #: Seconds between two signs of life for a task in work; Flower's limit is 60.
 ALIVE_S = 15.0
@@ -93,6 +94,11 @@ class Crew:
     last: float = 0.0
 
     @property
+    def patience(self) -> float:
+        """Seconds in which a worker takes a task that it was handed; else it is killed."""
+        return max(self.idle_s, IDLE_S)
+
+    @property
     def ready(self) -> bool:
         """Whether a task can be taken now."""
         return self.worker is not None or self.actions.clock() >= self.not_before
@@ -131,7 +137,7 @@ class Crew:
     def _watch(self, worker: Worker, task: runtime.Task, gone: Callable[[], bool]) -> None:
         worker.hand(task.token)
         head: str | None = ""
-        until, sign = float("inf"), self.actions.clock() + ALIVE_S
+        until, sign = self.actions.clock() + self.patience, self.actions.clock() + ALIVE_S
         while True:
             now = self.actions.clock()
             if now >= sign:
@@ -145,8 +151,12 @@ class Crew:
                 if gone():
                     return None
                 if self.actions.clock() >= until:
+                    what = "answer" if head else "take"
+                    log(WARNING, "fedcross: the worker did not %s its message in time; it is killed", what)
                     worker.kill()
                     until = float("inf")
+            elif "taken" in said:  # its objects may come over a slow line; the SuperNode ends the task if they do not
+                until = float("inf")
             elif "pulled" in said:
                 head, until = str(said["pulled"]), self.actions.clock() + float(said["seconds"])
             elif "pushed" in said:

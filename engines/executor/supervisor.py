@@ -6,6 +6,8 @@ It holds neither torch nor data. The worker is another process:
 - ended after half an hour without a task, which gives its memory back;
 - reported when it dies in a task: the server gets an error at once, and the next task gets a new worker, after a pause
   that doubles while workers keep dying;
+- killed when it does not answer a message while that lives, or does not take one within half an hour (it hangs while it
+  loads a run, say); the next one starts as after any other death;
 - left to Flower for an app that does not say that it may stay loaded (:mod:`worker`): after its first message, each
   further one gets a ``flwr-clientapp`` of its own.
 

@@ -86,6 +86,7 @@ class Worker:
         KeyboardInterrupt
             If the SuperNode has taken the task away while this process works on it.
         """
+        self._tell({"taken": True})
         visit = self._visit(token)
         given: Any = None
         context: Context | None = None

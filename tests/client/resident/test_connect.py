@@ -297,6 +297,48 @@ def test_a_keeper_that_has_ended_ends_the_trainer_at_once() -> None:
     assert done.stdout == "forgotten\n"
 
 
+@pytest.mark.slow
+def test_a_trainer_that_hangs_while_it_loads_a_run_ends() -> None:
+    code = (
+        "import socket, threading; from fedcross.client.resident import channel, process\n"
+        "here, there = socket.socketpair()\n"
+        "channel.send(here, {'task': 'prepare', 'overrides': ''})\n"
+        "process.answer(there, lambda *_: threading.Event().wait(600), 0.01)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == resident.FAILED
+    assert "loading the run took longer than 0 s, so the trainer stops" in done.stderr
+
+
+def test_a_run_that_is_loaded_in_time_ends_no_trainer() -> None:
+    here, there = socket.socketpair()
+    limits: list[bool] = []
+
+    def load(*_: object) -> RecordDict:
+        limits.append(any(isinstance(thread, threading.Timer) for thread in threading.enumerate()))
+        return RecordDict()
+
+    with here, there:
+        channel.send(here, {"task": "prepare", "overrides": ""})
+        assert resident.answer(there, load, 1e12)
+    assert limits == [True]
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("seconds", [1e7, 1e10, float("inf")])
+def test_a_limit_longer_than_the_system_can_wait_is_cut_down(starts: Path, seconds: float) -> None:
+    trainer = Resident()
+    reading, writing = os.pipe()
+    os.close(writing)
+    assert warm.wait_for([reading], seconds) == {reading}
+    os.close(reading)
+    with warm.runtime_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(warm.address(folder, trainer.name))
+        listener.listen()
+        with trainer._reach(folder, seconds) as connection:
+            assert connection.gettimeout() == warm.LONGEST_SECONDS
+
+
 def test_foreign_code_in_the_socket_is_not_believed() -> None:
     here, there = socket.socketpair()
     with here, there:

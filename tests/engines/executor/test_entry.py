@@ -246,6 +246,8 @@ def test_the_superexec_signs_its_question() -> None:
         superexec(SUPEREXEC_AUTH_NONCE_HEADER="0" * 32),
         superexec(SUPEREXEC_AUTH_BODY_SHA256_HEADER="0" * 64),
         superexec(SUPEREXEC_AUTH_TIMESTAMP_HEADER="soon"),
+        superexec(SUPEREXEC_AUTH_TIMESTAMP_HEADER="9" * 400),  # no float
+        superexec(SUPEREXEC_AUTH_TIMESTAMP_HEADER="9" * 5000),  # no int of Python's
         superexec(SUPEREXEC_AUTH_SIGNATURE_HEADER=""),
         superexec(at=1_600_000_000),
         [*superexec(), superexec()[0]],
@@ -258,7 +260,8 @@ def test_a_question_for_the_next_task_that_is_not_the_superexecs_is_refused(head
 
 
 @pytest.mark.parametrize(
-    ("length", "good"), [("0", True), ("65536", True), ("65537", False), ("-1", False), ("", False)]
+    ("length", "good"),
+    [("0", True), ("65536", True), ("65537", False), ("-1", False), ("9" * 5000, False), ("", False)],
 )
 def test_its_body_is_small(length: str, good: bool) -> None:
     headers = [(k.encode(), v.encode()) for k, v in superexec()]

@@ -10,7 +10,7 @@ import pytest
 
 from fedcross.engines import guarded
 from fedcross.engines.executor import flower_runtime, supervisor
-from fedcross.engines.executor.crew import Actions, Crew
+from fedcross.engines.executor.crew import IDLE_S, Actions, Crew
 from fedcross.engines.executor.flower_runtime import CLAIM_LOST, AwayError, RefusedError, Task
 from tests.support.clock import Clock
 
@@ -169,6 +169,32 @@ def test_a_worker_that_takes_longer_than_the_message_lives_is_killed() -> None:
     crew.do(task(), never)
     assert world.started[0].killed
     assert world.reports[0][2].endswith("(signal 9).")
+
+
+def test_a_worker_that_never_takes_the_next_message_is_killed_and_the_server_hears_of_it() -> None:
+    world = World(PULLED, PUSHED, DONE)  # then it hangs while it loads the run
+    crew = world.crew(idle_s=2 * IDLE_S)
+    crew.do(task(1), never)
+    handed = world.now
+    crew.do(task(2), never)
+    assert world.started[0].killed
+    assert world.now - handed == 2 * IDLE_S
+    assert [(token, head) for token, head, _ in world.reports] == [("t2", "")]
+    world.script = [PULLED, DONE]
+    crew.do(task(3), never)
+    assert world.started[1].handed == ["t3"]
+
+
+def test_a_worker_gets_half_an_hour_to_load_a_run_however_soon_an_idle_one_ends() -> None:
+    world = World(*[None] * (int(IDLE_S) - 1), PULLED, DONE)
+    world.crew(idle_s=1).do(task(), never)
+    assert world.reports == []
+
+
+def test_a_worker_that_has_taken_a_message_waits_for_its_objects_without_an_end() -> None:
+    world = World({"taken": True}, *[None] * int(2 * IDLE_S), PULLED, DONE)
+    world.crew().do(task(), never)
+    assert world.reports == []
 
 
 def test_a_task_ends_with_its_supernode() -> None:

@@ -80,7 +80,8 @@ def test_one_loaded_app_answers_one_message_after_another() -> None:
     visits = Visits(app, t1=("a", "b1"), t2=("b", "b1"))
     worker = visits.worker()
     assert worker.answer("t1")
-    assert visits.said == [{"pulled": "head of a", "seconds": 7.0}, {"pushed": True}, {"done": True, "stays": True}]
+    taken, pulled = {"taken": True}, {"pulled": "head of a", "seconds": 7.0}
+    assert visits.said == [taken, pulled, {"pushed": True}, {"done": True, "stays": True}]
     assert worker.answer("t2")
     assert visits.loaded == 1
     assert app.asked == ["a", "b"]
@@ -123,14 +124,14 @@ def test_a_message_that_cannot_be_had_ends_the_task_and_the_worker(caplog: pytes
     assert line.getMessage().endswith("OSError: the object is not there")
     assert line.exc_info is None  # no traceback: the run has ended
     assert visits.done == [("end", None, "OSError: the object is not there"), ("closed",)]
-    assert visits.said == []
+    assert visits.said == [{"taken": True}]
 
 
 def test_a_message_that_is_given_up_before_it_has_come_ends_no_worker() -> None:
     visits = Visits(App(stays_loaded=True), t1=GIVEN_UP, t2=("a", "b1"), t3=GIVEN_UP)
     worker = visits.worker()
     assert worker.answer("t1")
-    assert (visits.said, visits.done) == ([{"done": True, "stays": True}], [("closed",)])
+    assert (visits.said, visits.done) == ([{"taken": True}, {"done": True, "stays": True}], [("closed",)])
     assert worker.answer("t2")
     assert worker.answer("t3")
     assert visits.loaded == 1
