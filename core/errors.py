@@ -15,6 +15,7 @@ Each message says what was wrong, the value seen and what to do.
 """
 
 import errno
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -60,6 +61,12 @@ def remedy(error: OSError) -> str:
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return "give this user the right to write there"
     return "free disk space"
+
+
+def closed_to_user(error: PermissionError) -> str:
+    """Return what to say of a file or folder, which `error` names, that this user may not use."""
+    who = f"user {os.getuid()} has no right to it"
+    return f"{error.filename}: {error.strerror}, {who}. Run as its owner, or change its mode."
 
 
 class ProtocolError(FedcrossError):

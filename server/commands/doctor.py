@@ -24,7 +24,7 @@ from pathlib import Path
 
 from fedcross.core import ports
 from fedcross.core.causes import PAGE, cause_of
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, closed_to_user
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
@@ -214,25 +214,31 @@ def check_connect(address: str) -> Finding:
 
 
 def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """Yield the findings of all requested checks."""
-    yield from check_versions(unneeded=NOT_ON_DEVICES if arguments.device else ())
-    yield from check_environment()
-    yield from check_disk(arguments.output)
+    """Yield the findings of all requested checks; what this user may not look at is a fault, and the rest goes on."""
+    for check in _checks(arguments):
+        try:
+            yield from check
+        except PermissionError as error:
+            yield fault(closed_to_user(error))
+
+
+def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
+    yield check_versions(unneeded=NOT_ON_DEVICES if arguments.device else ())
+    yield check_environment()
+    yield check_disk(arguments.output)
     named = os.environ.get("FEDCROSS_DATA", "")
-    yield from check_data(arguments.data or Path(named or "data"), arguments.data is not None, named=bool(named))
-    yield from check_gpu(arguments.gpu)
-    yield from check_own_code()
+    yield check_data(arguments.data or Path(named or "data"), arguments.data is not None, named=bool(named))
+    yield check_gpu(arguments.gpu)
+    yield check_own_code()
     if arguments.device:
-        yield from check_node_key(arguments.device)
+        yield check_node_key(arguments.device)
         if arguments.superlink:
-            yield from check_server(arguments.superlink, arguments.device / "ca.crt")
-            yield from check_registered(arguments.superlink, arguments.device)
+            yield check_server(arguments.superlink, arguments.device / "ca.crt")
+            yield check_registered(arguments.superlink, arguments.device)
     for folder in arguments.keys:
-        yield from check_keys(folder, arguments.authority)
-    for port in arguments.listen:
-        yield check_listen(port)
-    for address in arguments.connect:
-        yield check_connect(address)
+        yield check_keys(folder, arguments.authority)
+    yield (check_listen(port) for port in arguments.listen)
+    yield (check_connect(address) for address in arguments.connect)
 
 
 def main(arguments: Sequence[str]) -> int:

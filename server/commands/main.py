@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from fedcross.core.causes import PAGE, cause_of
-from fedcross.core.errors import ConfigError, FedcrossError, nearest
+from fedcross.core.errors import ConfigError, FedcrossError, StorageError, closed_to_user, nearest
 from fedcross.core.events import failed, log_format, structured
 
 #: Subcommand -> the module with its ``main(arguments)``, and a short description.
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _main(first: str, name: str, arguments: list[str]) -> int:
     try:
-        return _run(first, arguments)
+        return _allowed(first, arguments)
     except BrokenPipeError:  # the reader of the output (a pager, head) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # Whoever reads a table may stop reading; a run that is cut off so has not completed.
@@ -76,6 +76,19 @@ def _main(first: str, name: str, arguments: list[str]) -> int:
         else:
             _name(f"{type(error).__name__}: {error}", arguments)
         raise
+
+
+def _allowed(first: str, arguments: list[str]) -> int:
+    """Run the command; a file or folder that this user may not use is a StorageError, wherever it was looked for.
+
+    Up to Python 3.13 also the question whether a path exists fails below a folder of somebody else.
+    """
+    try:
+        return _run(first, arguments)
+    except PermissionError as error:
+        if error.filename is None:  # not about a file
+            raise
+        raise StorageError(closed_to_user(error)) from error
 
 
 def _run(first: str, arguments: list[str]) -> int:

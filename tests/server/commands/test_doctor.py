@@ -179,3 +179,21 @@ def test_the_variable_is_read_and_an_empty_one_names_nothing(tmp_path, monkeypat
         monkeypatch.setenv("FEDCROSS_DATA", value)
         monkeypatch.setattr(doctor, "check_versions", lambda **_: iter(()))
         assert doctor.main(["--output", str(tmp_path)]) == code, capsys.readouterr().out
+
+
+def test_what_this_user_may_not_look_at_is_a_fault_and_the_rest_is_checked(tmp_path, monkeypatch, capsys):
+    closed, stat = tmp_path / "closed", Path.stat
+
+    def hidden(path, **how):
+        if closed in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", hidden)
+    monkeypatch.setattr(doctor, "check_versions", lambda **_: iter(()))
+    arguments = ["--output", str(tmp_path), "--data", str(closed / "data"), "--keys", str(closed / "keys"), "--listen"]
+    assert doctor.main([*arguments, "0"]) == 1
+    told = capsys.readouterr().out
+    for name in ("data", "keys"):
+        assert f"FAULT  {closed / name}: Permission denied, user {os.getuid()} has no right to it." in told
+    assert "port 0 is free" in told

@@ -47,6 +47,36 @@ def test_a_run_that_is_cut_off_fails(tmp_path, monkeypatch, error, code):
         assert main(arguments) == code
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["export {}", "report {}", "audit {}", "onboard {}", "deploy sample {} porch", "deploy rotate-key {}", "resume={}",
+     "resume={} log.format=json"],
+)  # fmt: skip
+def test_a_folder_of_somebody_else_is_told_in_a_line(tmp_path, monkeypatch, capsys, command):
+    closed, stat = tmp_path / "closed" / "run", Path.stat
+
+    def hidden(path, **how):
+        if path == closed or closed in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", hidden)
+    assert main([word.format(closed) for word in command.split()]) == 2
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert str(closed) in told
+    assert f"Permission denied, user {os.getuid()} has no right to it. Run as its owner, or change its mode." in told
+
+
+def test_a_refusal_that_is_about_no_file_keeps_its_traceback(monkeypatch):
+    def refused(arguments):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("fedcross.server.commands.audit.main", refused)
+    with pytest.raises(PermissionError):
+        main(["audit", "run"])
+
+
 @pytest.mark.slow
 def test_a_run_whose_reader_is_gone_fails(tmp_path):
     command = shlex.join([sys.executable, "-m", "fedcross", *SMALL, "rounds=3", f"output={tmp_path / 'run'}"])
