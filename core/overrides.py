@@ -6,6 +6,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from fedcross.core.errors import ConfigError
+
 
 def join(overrides: Sequence[str]) -> str:
     """Return `overrides` as one string for Flower's run config."""
@@ -13,8 +15,19 @@ def join(overrides: Sequence[str]) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Return the overrides in `text`; the inverse of :func:`join`."""
-    return shlex.split(text)
+    """Return the overrides in `text`; the inverse of :func:`join`.
+
+    Raises
+    ------
+    ConfigError
+        If a quote or a backslash in `text` has no end.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"overrides={text}: {error}. As in a shell, a quote needs a second one, or a backslash before it."
+        ) from error
 
 
 def quote(value: str) -> str:

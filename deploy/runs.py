@@ -161,8 +161,12 @@ def continued(run: Listed, known: list[Listed], more: list[str]) -> list[str]:
 
 
 def folder(run: Listed) -> str | None:
-    """Return the folder of a run, as the server sees it; None if its settings name none."""
-    named = [o.split("=", 1)[1] for o in split(run.overrides) if o.startswith(("output=", "resume="))]
+    """Return the folder of a run, as the server sees it; None if its settings name none, or are no text of ours."""
+    try:
+        given = split(run.overrides)
+    except ConfigError:  # flwr run takes any text; one such run must not hide the others
+        return None
+    named = [o.split("=", 1)[1] for o in given if o.startswith(("output=", "resume="))]
     return unquote(named[-1]) if named else None
 
 

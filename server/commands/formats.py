@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.extras import install
+from fedcross.core.private_files import write_atomically
 from fedcross.server.commands.export_notes import EXTRA
 from fedcross.tasks.models._recurrent import LastStepLSTM
 from fedcross.tasks.models.pooling import MaxPool2
@@ -63,7 +66,9 @@ def plain(network: nn.Module) -> nn.Module:
 
 
 def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: Path, notes: Mapping[str, str]) -> None:
-    """Write `network` to `path`, and check that the file computes the network's scores for two sizes of batch.
+    """Write `network` to `path`, after a check that the file computes the network's scores for two sizes of batch.
+
+    Until that is known, the file is in memory only: one that has the name `path` already stays as it is.
 
     Parameters
     ----------
@@ -84,12 +89,14 @@ def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: 
         If a package is missing, or the exporter cannot express the network.
     StorageError
         If the file gives other scores than the network.
+    OSError
+        If `path` cannot be written.
     """
-    writer, reader = {"onnx": (_write_onnx, _onnx_scores), "torchscript": (_write_script, _script_scores)}[kind]
+    writer, reader = {"onnx": (_onnx, _onnx_scores), "torchscript": (_script, _script_scores)}[kind]
     model = plain(network)
     try:
         with torch.no_grad(), _quiet():
-            writer(model, inputs(BATCHES[0]), path, notes)
+            content = writer(model, inputs(BATCHES[0]), notes)
     except ImportError as error:
         raise ConfigError(f"--format {kind}: {error.name} is not installed. {install('onnx')}.") from error
     except (RuntimeError, torch.onnx.OnnxExporterError) as error:
@@ -100,14 +107,14 @@ def write(kind: str, network: nn.Module, inputs: Callable[[int], Tensor], path: 
     for size in BATCHES:
         batch = inputs(size)
         with torch.no_grad(), _quiet():
-            expected, found = model(batch), reader(path, batch)
+            expected, found = model(batch), reader(content, batch)
         difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
         if not difference <= TOLERANCE:
-            path.unlink()
             raise StorageError(
                 f"--format {kind}: for {size} examples the file's scores are off by {difference:.2g}. "
                 "Nothing was written; choose another format."
             )
+    write_atomically(path, content)
 
 
 def loading_network(kind: str, path: Path, inputs: Tensor) -> str:
@@ -152,50 +159,57 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _write_onnx(model: nn.Module, inputs: Tensor, path: Path, notes: Mapping[str, str]) -> None:
+def _onnx(model: nn.Module, inputs: Tensor, notes: Mapping[str, str]) -> bytes:
+    """Return the ONNX file of `model`, with `notes` in its ``metadata_props``."""
+    import onnx
+
+    proto: Any
     if any(isinstance(layer, nn.RNNBase) for layer in model.modules()):
         # The new exporter writes a loop over the steps; the older one ONNX's own LSTM, which is small and fast.
         axes = {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
-        torch.onnx.export(
-            model, (inputs,), path, dynamo=False, input_names=[INPUT], output_names=[OUTPUT], dynamic_axes=axes
-        )
-    else:
-        batch = torch.export.Dim("batch", min=1)
+        file = io.BytesIO()
         torch.onnx.export(
             model,
             (inputs,),
-            path,
+            file,  # type: ignore[arg-type]
+            dynamo=False,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_axes=axes,
+        )
+        proto = onnx.load_from_string(file.getvalue())
+    else:
+        batch = torch.export.Dim("batch", min=1)
+        program: Any = torch.onnx.export(
+            model,
+            (inputs,),
             dynamo=True,
             input_names=[INPUT],
             output_names=[OUTPUT],
             dynamic_shapes=({0: batch},),
-            external_data=False,
             verbose=False,
         )
-    _annotate(path, notes)
+        proto = program.model_proto
+    onnx.helper.set_model_props(proto, dict(notes))
+    content: bytes = proto.SerializeToString()
+    return content
 
 
-def _annotate(path: Path, notes: Mapping[str, str]) -> None:
-    """Put `notes` into the ONNX file's ``metadata_props``."""
-    import onnx
-
-    model = onnx.load(path)
-    onnx.helper.set_model_props(model, dict(notes))
-    onnx.save(model, path)
-
-
-def _onnx_scores(path: Path, inputs: Tensor) -> Tensor:
+def _onnx_scores(content: bytes, inputs: Tensor) -> Tensor:
     import onnxruntime  # type: ignore[import-untyped]
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {INPUT: inputs.numpy()})[0])
 
 
-def _write_script(model: nn.Module, inputs: Tensor, path: Path, notes: Mapping[str, str]) -> None:
+def _script(model: nn.Module, inputs: Tensor, notes: Mapping[str, str]) -> bytes:
+    """Return the TorchScript file of `model`, with `notes` beside it."""
     traced = torch.jit.trace(model, (inputs,), check_trace=False)  # type: ignore[no-untyped-call]
-    torch.jit.save(traced, path, _extra_files={EXTRA: json.dumps(dict(notes))})
+    file = io.BytesIO()  # a disk that is full, torch.jit.save would answer by ending the process
+    torch.jit.save(traced, file, _extra_files={EXTRA: json.dumps(dict(notes))})
+    return file.getvalue()
 
 
-def _script_scores(path: Path, inputs: Tensor) -> Tensor:
-    found: torch.Tensor = torch.jit.load(path)(inputs)  # type: ignore[no-untyped-call]
+def _script_scores(content: bytes, inputs: Tensor) -> Tensor:
+    found: torch.Tensor = torch.jit.load(io.BytesIO(content))(inputs)  # type: ignore[no-untyped-call]
     return found

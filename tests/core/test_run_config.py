@@ -38,6 +38,15 @@ def test_overrides_win_over_typed_keys() -> None:
     assert overrides_of(config) == "seed=2 rounds=9"
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("task.file=it's.csv", "No closing quotation"), ("output=a\\", "No escape")]
+)
+def test_overrides_that_are_no_text_of_a_shell_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        overrides_of({**DECLARED, "overrides": text})
+    assert f"overrides={text}: {said}" in str(error.value)
+
+
 def test_a_deployment_must_say_how_many_clients_it_has() -> None:
     """Its devices know their number of partitions, the server does not: both must compose the same configuration."""
     with pytest.raises(ConfigError, match="How many clients"):

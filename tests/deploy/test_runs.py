@@ -45,6 +45,17 @@ def test_a_run_has_the_name_of_its_folder_and_the_newest_in_a_folder_counts():
     assert runs.chosen([listed(9, "running", "output=/p/a"), again, OVER], "/o/a") is again
 
 
+def test_a_run_whose_settings_cannot_be_read_does_not_hide_the_others():
+    """``flwr run`` takes any text, so that of another program too."""
+    foreign = Listed(9, "finished:failed", "", "2026-11-29", "task.file=it's.csv")
+    assert (runs.folder(foreign), runs.chosen([foreign, GOING], "b c"), runs.chosen([foreign], "9")) == (
+        None, GOING, foreign,
+    )  # fmt: skip
+    assert runs.continued(OVER, [foreign, OVER], [])[-1] == "resume='/o/a'"
+    with pytest.raises(ConfigError, match="no run of fedcross"):
+        runs.continued(foreign, [foreign], [])
+
+
 def test_a_stopped_run_goes_on_with_its_settings_in_its_folder():
     assert runs.continued(OVER, [GOING, OVER], ["rounds=9"]) == [
         "seed=1", "output='/o/a'", "rounds=9", "resume='/o/a'",

@@ -173,9 +173,32 @@ class Decides(nn.Module):
 
 
 def test_a_file_that_gives_other_scores_is_not_left(tmp_path):
+    (tmp_path / "x.pt").write_bytes(b"an earlier one")
     with pytest.raises(StorageError, match="for 5 examples the file's scores are off by"):
         formats.write("torchscript", Decides(), lambda n: torch.ones(n, 3), tmp_path / "x.pt", {})
-    assert not (tmp_path / "x.pt").exists()
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("x.pt", b"an earlier one")]
+
+
+@pytest.mark.parametrize("kind", ["torchscript", "onnx"])
+def test_a_full_disk_is_an_error_and_leaves_an_earlier_file(tmp_path, kind):
+    """The process is one of its own: torch would end it."""
+    path = tmp_path / "net"
+    path.write_bytes(b"an earlier one")
+    code = f"""
+import errno, resource, torch
+from pathlib import Path
+from fedcross.server.commands.formats import write
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))  # a limit of the file's size stands for the disk
+network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+try:
+    write({kind!r}, network, lambda n: torch.ones(n, 1, 8, 8), Path({str(path)!r}), {{}})
+except OSError as error:
+    assert error.errno == errno.EFBIG
+    print("told")
+"""
+    done = warm.run(["-c", code])
+    assert (done.returncode, done.stdout.strip()) == (0, "told"), done.stderr
+    assert path.read_bytes() == b"an earlier one"
 
 
 class Foreign(nn.Module):
