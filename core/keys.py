@@ -16,23 +16,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedcross.core import issued
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.private_files import check_private, private_folder, write_private, write_public
+from fedcross.core.private_files import check_private, private_folder, replacing
 
 MAX_LEAF_DAYS = 90
 AUTHORITY_DAYS = 730
+MAX_AUTHORITY_DAYS = 36500
 LOOPBACK = ("localhost", "127.0.0.1")
+#: Files of the authority and of the server have these names; no device can.
+TAKEN = ("ca", "server")
 
 # Edge devices without a battery-backed clock are often some minutes late.
 CLOCK_SKEW = timedelta(minutes=10)
+_Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
@@ -49,14 +56,22 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
 
     Raises
     ------
+    ConfigError
+        If `days` is not 1 to 36500.
     StorageError
         If there already is an authority: replacing it would lock out every device that trusts it.
     """
+    if not 1 <= days <= MAX_AUTHORITY_DAYS:
+        raise ConfigError(f"days={days}: an authority lives 1 to {MAX_AUTHORITY_DAYS} days.")
     pair = KeyPair(folder / "ca.crt", folder / "ca.key")
     private_folder(folder)
-    for path in (pair.public, pair.private):
-        if path.exists():
-            raise StorageError(f"{path}: an authority exists here already. Use it, or choose another folder.")
+    if pair.public.exists():
+        raise StorageError(f"{pair.public}: an authority exists here already. Use it, or choose another folder.")
+    if pair.private.exists():
+        raise StorageError(
+            f"{pair.private}: an authority's key without its {pair.public.name}. Bring that back, or remove the key if "
+            "no device has the certificate."
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject("fedcross certificate authority")
     certificate = (
@@ -66,7 +81,7 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    _save(pair, certificate, key)
+    _save(pair, certificate.public_bytes(codec.Encoding.PEM), key)
     return pair
 
 
@@ -94,9 +109,22 @@ def make_server(
 
 
 def make_client(authority: KeyPair, folder: Path, name: str, days: int = MAX_LEAF_DAYS) -> KeyPair:
-    """Make, or rotate, the client certificate ``NAME.crt`` with its key ``NAME.key`` (mutual TLS at the gateway)."""
-    check_name(name)
-    return _leaf(authority, folder, name, name, [x509.DNSName(name)], ExtendedKeyUsageOID.CLIENT_AUTH, days)
+    """Make, or rotate, the client certificate ``NAME.crt`` with its key ``NAME.key`` (mutual TLS at the gateway).
+
+    The authority lists it (:mod:`core.issued`), so that it can be revoked once another one has taken its file's place.
+
+    Raises
+    ------
+    ConfigError
+        If the name cannot be a device's.
+    StorageError
+        If the file is an authority's or a server's certificate, or the list cannot be written.
+    """
+    if check_name(name).lower() in TAKEN:
+        raise ConfigError(f"name {name!r}: files of the authority or the server have it. Choose another one.")
+    read_certificate(authority.public)  # a wrong folder shows before the lock makes a file in it
+    with issued.locked(authority.public.parent):
+        return _leaf(authority, folder, name, name, [x509.DNSName(name)], ExtendedKeyUsageOID.CLIENT_AUTH, days)
 
 
 def make_node_key(folder: Path, name: str) -> KeyPair:
@@ -113,11 +141,8 @@ def make_node_key(folder: Path, name: str) -> KeyPair:
     if pair.private.exists():
         raise StorageError(f"{pair.private}: this node has a key already. Remove it first if it shall be replaced.")
     key = ec.generate_private_key(ec.SECP384R1())
-    write_private(
-        pair.private, key.private_bytes(codec.Encoding.PEM, codec.PrivateFormat.OpenSSH, codec.NoEncryption())
-    )
     line = key.public_key().public_bytes(codec.Encoding.OpenSSH, codec.PublicFormat.OpenSSH)
-    write_public(pair.public, line + b" " + name.encode() + b"\n")
+    _save(pair, line + b" " + name.encode() + b"\n", key, codec.PrivateFormat.OpenSSH)
     return pair
 
 
@@ -130,10 +155,8 @@ def check_certificate(certificate: Path, authority: Path, now: datetime | None =
         If it cannot be read, is not signed by `authority`, has expired or is not yet valid.
     """
     leaf, root = read_certificate(certificate), read_certificate(authority)
-    try:
-        leaf.verify_directly_issued_by(root)
-    except (InvalidSignature, ValueError, TypeError) as error:
-        raise StorageError(f"{certificate}: not signed by {authority}. Sign it again with fedcross deploy.") from error
+    if not signed(leaf, root):
+        raise StorageError(f"{certificate}: not signed by {authority}. Sign it again with fedcross deploy.")
     return validity(certificate, now)
 
 
@@ -147,6 +170,29 @@ def validity(certificate: Path, now: datetime | None = None) -> timedelta:
     if left <= timedelta(0):
         raise StorageError(f"{certificate}: expired on {leaf.not_valid_after_utc:%F}. Rotate it with fedcross deploy.")
     return left
+
+
+def check_key(path: Path) -> Path:
+    """Return `path` if only its owner can read this key, and the certificate of its name beside it, if any, is its own.
+
+    Raises
+    ------
+    StorageError
+        If others can read it, or it belongs to another certificate.
+    """
+    check_private(path)
+    certificate = path.with_suffix(".crt")
+    if certificate.exists():
+        _check_pair(read_certificate(certificate), _load(path), KeyPair(certificate, path))
+    return path
+
+
+def _check_pair(certificate: x509.Certificate, key: PrivateKeyTypes, pair: KeyPair) -> None:
+    if certificate.public_key() != key.public_key():
+        raise StorageError(
+            f"{pair.private}: this is not the key of {pair.public}. Bring that one back, or make a new pair with "
+            "fedcross deploy."
+        )
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -187,8 +233,10 @@ def _leaf(
         raise ConfigError(f"days={days}: a certificate lives 1 to {MAX_LEAF_DAYS} days.")
     private_folder(folder)
     root, root_key = read_certificate(authority.public), read_key(authority.private)
-    if root.public_key() != root_key.public_key():
-        raise StorageError(f"{authority.private}: this is not the key of {authority.public}.")
+    _check_pair(root, root_key, authority)
+    pair = KeyPair(folder / f"{stem}.crt", folder / f"{stem}.key")
+    client = usage == ExtendedKeyUsageOID.CLIENT_AUTH
+    replaced = _replaceable(pair.public, client)
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
@@ -201,9 +249,56 @@ def _leaf(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(root_key, hashes.SHA256())
     )
-    pair = KeyPair(folder / f"{stem}.crt", folder / f"{stem}.key")
-    _save(pair, certificate, key)
+    if client:
+        own = [] if replaced is None or not signed(replaced, root) else [replaced]
+        issued.add(authority.public.parent, [*own, certificate])
+    _save(pair, certificate.public_bytes(codec.Encoding.PEM), key)
     return pair
+
+
+def _replaceable(path: Path, client: bool) -> x509.Certificate | None:
+    """Return the certificate that a new one, of a client or of the server, would replace; None if there is none.
+
+    Raises
+    ------
+    StorageError
+        If it is an authority's, or a server's that a client's would replace.
+    """
+    try:
+        found = read_certificate(path)
+    except StorageError:  # none, or a damaged one
+        return None
+    constraints = _extension(found, x509.BasicConstraints)
+    if constraints is not None and constraints.ca:
+        raise StorageError(f"{path}: the certificate of an authority. Choose another folder or name.")
+    if client and ExtendedKeyUsageOID.SERVER_AUTH in _usages(found):
+        raise StorageError(f"{path}: the certificate of a server. Choose another folder or name.")
+    return found
+
+
+def signed(leaf: x509.Certificate, root: x509.Certificate) -> bool:
+    """Return whether the authority with the certificate `root` signed `leaf`."""
+    try:
+        leaf.verify_directly_issued_by(root)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def for_clients(certificate: x509.Certificate) -> bool:
+    """Return whether `certificate` is one of a client."""
+    return ExtendedKeyUsageOID.CLIENT_AUTH in _usages(certificate)
+
+
+def _extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, ValueError):
+        return None
+
+
+def _usages(certificate: x509.Certificate) -> list[x509.ObjectIdentifier]:
+    return list(_extension(certificate, x509.ExtendedKeyUsage) or ())
 
 
 def _builder(
@@ -233,20 +328,37 @@ def _builder(
     )
 
 
-def _save(pair: KeyPair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    write_private(pair.private, key.private_bytes(codec.Encoding.PEM, codec.PrivateFormat.PKCS8, codec.NoEncryption()))
-    write_public(pair.public, certificate.public_bytes(codec.Encoding.PEM))
+def _save(
+    pair: KeyPair,
+    public: bytes,
+    key: ec.EllipticCurvePrivateKey,
+    form: codec.PrivateFormat = codec.PrivateFormat.PKCS8,
+) -> None:
+    """Write both files or, if one of them cannot be written, neither."""
+    try:
+        with replacing(pair.public, 0o644) as certificate, replacing(pair.private) as private:
+            certificate.write(public)
+            certificate.flush()  # what the disk cannot take shows before either file has its name
+            private.write(key.private_bytes(codec.Encoding.PEM, form, codec.NoEncryption()))
+    except OSError as error:
+        raise StorageError(f"{pair.public}, {pair.private.name}: cannot be written ({error.strerror}).") from error
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read an authority's private key, if only its owner can."""
-    try:
-        key = codec.load_pem_private_key(check_private(path).read_bytes(), password=None)
-    except (ValueError, TypeError) as error:
-        raise StorageError(f"{path}: this is no unencrypted PEM private key ({error}).") from error
+    key = _load(check_private(path))
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise StorageError(f"{path}: an elliptic-curve key is needed, this is {type(key).__name__}.")
     return key
+
+
+def _load(path: Path) -> PrivateKeyTypes:
+    try:
+        return codec.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise StorageError(f"{path}: this key cannot be read ({error.strerror}).") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise StorageError(f"{path}: this is no unencrypted PEM private key ({error}).") from error
 
 
 def _subject(common_name: str) -> x509.Name:

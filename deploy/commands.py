@@ -14,7 +14,6 @@ from fedcross.core import keys as certificates
 from fedcross.core import ports
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import check_private
 from fedcross.deploy import start
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
@@ -44,7 +43,10 @@ def rotate_key(arguments: Arguments) -> None:
     from fedcross.deploy.device import rotate_key as rotate
 
     new, old = rotate(arguments.bundle.resolve())
-    print(f"{old}: revoke it\n{new}: register it then, with the same --partition\nThen start the device again.")
+    earlier = "" if old.name.endswith("-old.pub") else " (or the one beside it that is registered)"
+    print(
+        f"{old}: revoke it{earlier}\n{new}: register it then, with the same --partition\nThen start the device again."
+    )
 
 
 def register(arguments: Arguments) -> None:
@@ -137,7 +139,8 @@ def revoke_certificate(arguments: Arguments) -> None:
 
     files: list[Path | None] = list(arguments.files) or [None]
     for file in files:
-        print(put_on_list(_root(arguments.authority), file))
+        path, new = put_on_list(_root(arguments.authority), file)
+        print(path if file is None else f"{path}: newly revoked with {file}: {new} (all unexpired ones of its device)")
 
 
 def node(arguments: Arguments) -> None:
@@ -151,7 +154,7 @@ def check(arguments: Arguments) -> None:
     for path in arguments.files:
         try:
             if path.suffix == ".key":
-                check_private(path)
+                certificates.check_key(path)
                 print(f"{path}: private")
             else:
                 left = certificates.check_certificate(path, arguments.authority)

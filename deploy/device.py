@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -86,9 +87,24 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     check_width(device.width)
     certificates.validity(authority)
     bundle = folder / device.name
-    if bundle.exists():
-        raise StorageError(f"{bundle}: exists already. Use fedcross deploy rotate-key to replace its key.")
-    private_folder(bundle)
+    try:
+        bundle.mkdir(parents=True, mode=0o700)
+    except FileExistsError as error:
+        raise StorageError(
+            f"{bundle}: exists already. Use fedcross deploy rotate-key to replace its key, or remove the folder if "
+            "it was left half made."
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{bundle}: this folder cannot be made ({error.strerror}). Choose another one.") from error
+    try:
+        _fill(bundle, device, authority)
+    except BaseException:  # a half bundle would be in the way of the next try
+        shutil.rmtree(bundle, ignore_errors=True)
+        raise
+    return bundle
+
+
+def _fill(bundle: Path, device: Device, authority: Path) -> None:
     keys = private_folder(bundle / "keys")
     for name in ("data", "state", "own"):
         private_folder(bundle / name)
@@ -108,7 +124,6 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     for template, target in TEMPLATES.items():
         text = (files("fedcross.deploy") / "templates" / template).read_text(encoding="utf-8")
         write_public(bundle / target.format(name=device.name), Template(text).substitute(values).encode())
-    return bundle
 
 
 def registration(device: Device) -> str:
@@ -120,14 +135,15 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
     """Give a device a new key and return the paths of the new and of the old public key.
 
     The SuperLink refuses the device until the new key is registered. The old key must be revoked first, because a
-    partition belongs to one key. The new files have the owner of the old key, whoever runs this.
+    partition belongs to one key. The new files have the owner of the old key, whoever runs this. Public keys that were
+    replaced earlier stay: one of them may be the registered one.
     """
     keys = bundle / "keys"
     name = bundle.name
     private, public = keys / f"{name}-node.key", keys / f"{name}-node.pub"
     if not private.is_file() or not public.is_file():
         raise StorageError(f"{keys}: no {private.name} with its .pub in it. Name the folder that new-client made.")
-    old = keys / f"{name}-node-old.pub"
+    old = _old(keys, name, public.read_bytes())
     write_public(old, public.read_bytes())
     backup, owner = private.read_bytes(), private.stat()
     private.unlink()
@@ -142,3 +158,12 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
     for path in (private, public, old, keys / SECRET):
         give(path, owner)
     return pair.public, old
+
+
+def _old(keys: Path, name: str, key: bytes) -> Path:
+    """Return the file for a public key that is replaced: the first that is free, or that has this key already."""
+    path, number = keys / f"{name}-node-old.pub", 1
+    while path.exists() and path.read_bytes() != key:
+        number += 1
+        path = keys / f"{name}-node-old-{number}.pub"
+    return path

@@ -56,8 +56,10 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     StorageError
         If a certificate expires soon and the authority's key is not in the folder to sign a new one.
     ConfigError
-        If a device has the name of one of the federation's own folders.
+        If a device's name is none, or is that of one of the federation's own folders.
     """
+    for device in devices:
+        certificates.check_name(device)
     if taken := sorted({*OWN} & {*devices}):
         raise ConfigError(f"device {taken[0]}: a folder of the federation has this name. Choose another one.")
     made: list[str] = []
@@ -80,12 +82,13 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
 
 
 def _server(authority: KeyPair, folder: Path, names: Sequence[str], made: list[str]) -> None:
-    """Make or renew the server's certificate; one that lacks a name or comes from another authority is replaced too."""
+    """Make or renew the server's certificate; one with another's key, without a name or of another authority too."""
     pair = KeyPair(folder / "server.crt", folder / "server.key")
     wanted = [*INNER_NAMES, *names]
     if pair.public.exists() and pair.private.exists():
         check_private(pair.private)
         try:
+            certificates.check_key(pair.private)
             left = certificates.check_certificate(pair.public, authority.public)
         except StorageError:
             left = timedelta(0)

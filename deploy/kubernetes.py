@@ -134,17 +134,38 @@ def quantity(size: str) -> str:
 
 
 def read_settings(path: Path | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the compose file's variables from the file `path` (``.env``) and from `environment`, which wins."""
+    """Return the compose file's variables from the file `path` (``.env``) and from `environment`, which wins.
+
+    Quotes around a value and a comment behind it are left out, as compose does.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be read.
+    ConfigError
+        If it is not UTF-8, or a quote in it is not closed on its line.
+    """
     told: dict[str, str] = {}
     try:
         lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror}). Name the file with the settings.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
     for line in lines:
         name, equals, value = line.strip().partition("=")
-        if equals and not name.startswith("#"):
-            told[name.strip()] = value.strip()
+        if equals and name.strip() in DEFAULTS:
+            told[name.strip()] = _value(value.strip(), f"{path}: {name.strip()}")
     return {name: environment.get(name) or told.get(name) or default for name, default in DEFAULTS.items()}
+
+
+def _value(text: str, where: str) -> str:
+    if text[:1] not in ("'", '"'):
+        return re.split(r"(?:^|\s)#", text, maxsplit=1)[0].strip()
+    found = re.fullmatch(r"""(?:'([^']*)'|"((?:[^"\\]|\\.)*)")\s*(?:#.*)?""", text)
+    if found is None:
+        raise ConfigError(f"{where}: give one value, with its closing quote on the same line.")
+    return found[1] if found[2] is None else re.sub(r'\\(["\\$])', r"\1", found[2])
 
 
 def read_bundle(bundle: Path) -> Member:
@@ -386,6 +407,13 @@ def _admission(plan: Plan) -> Object:
     return pods.job("admission", template, again=20)
 
 
+def _words(settings: str) -> list[str]:
+    try:
+        return shlex.split(settings)
+    except ValueError as error:
+        raise ConfigError(f"FEDCROSS_RUN={settings}: {str(error).lower()}. Put a \\ before it, or close it.") from error
+
+
 def _run(plan: Plan) -> Object:
     """Return the job that submits the run and ends as the run does; nothing tries it again by itself."""
     engine = (
@@ -397,7 +425,7 @@ def _run(plan: Plan) -> Object:
         [
             *("sh", "-c", 'umask 002; exec "$0" "$@"', "fedcross"),
             *engine.split(),
-            *shlex.split(plan.settings["FEDCROSS_RUN"]),
+            *_words(plan.settings["FEDCROSS_RUN"]),
         ],
         {"public": "/keys/public:ro", "keys": pods.KEYS, "outputs": "/outputs", **_data_mount(plan, "server")},
         {"cpu": "1", "memory": "2Gi"},

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.keys import check_name
+from fedcross.core.private_files import replacing
 from fedcross.tasks import digits
 from fedcross.tasks.partition import dirichlet
 
@@ -25,7 +27,19 @@ def write(root: Path, devices: Sequence[str], seed: int = 1) -> list[Path]:
     """Write ``ROOT/DEVICE/data.npz`` for each device and ``ROOT/server/data.npz``; existing files stay.
 
     Inputs are float32 ``(n, 1, 8, 8)`` in [0, 1], labels 0 to 9.
+
+    Raises
+    ------
+    ConfigError
+        If a device's name is none, or the server's.
+    StorageError
+        If a file cannot be written.
     """
+    for device in devices:
+        if check_name(device) == SERVER:
+            raise ConfigError(
+                f"device {device}: the server's test examples are in a folder of this name. Choose another."
+            )
     task = digits.load(digits.Params())
     settings = {"clients": len(devices), "beta": BETA}
     owners = dirichlet.split(dirichlet.Params.model_validate(settings), task, seed).train
@@ -49,7 +63,7 @@ def _scaled(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
 def _save(path: Path, **arrays: npt.NDArray[np.generic]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
+        with replacing(path, 0o644) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}). Choose another folder.") from error

@@ -170,9 +170,9 @@ def check_gpu(required: bool) -> Iterator[Finding]:
 
 
 def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
-    """Check modes of keys, and signatures and dates of certificates in `folder`."""
-    from fedcross.core.keys import check_certificate
-    from fedcross.core.private_files import check_private, private_folder
+    """Check modes of keys, signatures and dates of certificates in `folder`, and that a pair belongs together."""
+    from fedcross.core.keys import check_certificate, check_key
+    from fedcross.core.private_files import private_folder
 
     if not folder.is_dir():
         yield fault(f"{folder}: no such folder. Make keys with fedcross deploy.")
@@ -187,7 +187,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
                 private_folder(path)
                 yield ok(f"{path}: private")
             elif path.suffix == ".key":
-                check_private(path)
+                check_key(path)
                 yield ok(f"{path}: private")
             else:
                 left = check_certificate(path, root)

@@ -30,14 +30,20 @@ def write(name: str, folder: Path) -> list[Path]:
     texts = {folder / path: text for path, text in files(name).items()}
     if there := [str(path) for path in texts if path.exists()]:
         raise StorageError(f"{', '.join(there)}: exists already. Choose another name or folder; nothing was written.")
-    for path, text in texts.items():
-        try:
+    made: list[Path] = []
+    try:
+        for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as file:
+                made.append(path)
                 file.write(text)
-        except OSError as error:
+    except BaseException as error:
+        for one in made:
+            one.unlink(missing_ok=True)
+        if isinstance(error, OSError):
             raise StorageError(f"{path}: cannot be written ({error.strerror}). Choose another folder.") from error
-    return list(texts)
+        raise
+    return made
 
 
 def check_name(name: str) -> None:

@@ -20,6 +20,7 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import check_folder, check_private, private_folder, write_private
 from tests.support.command import subcommand
+from tests.support.disk import largest_file
 
 main = subcommand("deploy")
 
@@ -165,6 +166,29 @@ def test_device_names_that_would_be_no_file_name(tmp_path: Path, name: str) -> N
         certificates.make_node_key(tmp_path / "nodes", name)
 
 
+@pytest.mark.parametrize("name", ["ca", "server", "CA"])
+def test_a_device_is_not_called_as_the_authority_or_the_server_is(
+    authority: KeyPair, tmp_path: Path, name: str
+) -> None:
+    before = {path: path.read_bytes() for path in authority.public.parent.iterdir()}
+    with pytest.raises(ConfigError, match="authority or the server have it"):
+        certificates.make_client(authority, authority.public.parent, name)
+    assert {path: path.read_bytes() for path in authority.public.parent.iterdir()} == before
+
+
+def test_a_client_certificate_replaces_no_authority_and_no_server(authority: KeyPair, tmp_path: Path) -> None:
+    server = certificates.make_server(authority, tmp_path / "server", [])
+    for certificate, who in ((authority.public, "an authority"), (server.public, "a server")):
+        copied = tmp_path / "d" / "porch.crt"
+        private_folder(copied.parent)
+        copied.write_bytes(certificate.read_bytes())
+        with pytest.raises(StorageError, match=f"the certificate of {who}"):
+            certificates.make_client(authority, copied.parent, "porch")
+        assert copied.read_bytes() == certificate.read_bytes()
+    copied.write_bytes(b"damaged")
+    assert certificates.make_client(authority, copied.parent, "porch").public == copied
+
+
 @pytest.mark.parametrize("name", ["", "a b", "*.example.org", "1.2.3.4.5", "-x.org", "a..b"])
 def test_server_names_that_are_none(authority: KeyPair, tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="neither an IP address nor a host name"):
@@ -258,3 +282,46 @@ def test_a_key_where_this_user_may_not_look_is_an_error_in_words(tmp_path, monke
     for check in (check_private, check_folder):
         with pytest.raises(StorageError, match=r"may not look there\. Run as the owner of the keys"):
             check(tmp_path / "key")
+
+
+def test_a_disk_that_is_full_leaves_no_half_pair(tmp_path: Path) -> None:
+    """Half an authority would be in the way of the next try, and half a node key too."""
+    with largest_file(300), pytest.raises(StorageError, match="cannot be written"):
+        certificates.make_authority(tmp_path / "ca")
+    with largest_file(300), pytest.raises(StorageError, match="cannot be written"):
+        certificates.make_node_key(tmp_path / "nodes", "pi-1")
+    assert not list((tmp_path / "ca").iterdir()) + list((tmp_path / "nodes").iterdir())
+    authority = certificates.make_authority(tmp_path / "ca")
+    server = certificates.make_server(authority, tmp_path / "server", [])
+    before = {path: path.read_bytes() for path in (tmp_path / "server").iterdir()}
+    with largest_file(300), pytest.raises(StorageError, match="cannot be written"):
+        certificates.make_server(authority, tmp_path / "server", [])
+    assert {path: path.read_bytes() for path in server.public.parent.iterdir()} == before
+
+
+def test_an_authoritys_key_without_its_certificate_is_kept(authority: KeyPair) -> None:
+    authority.public.unlink()
+    with pytest.raises(StorageError, match=r"without its ca\.crt\. Bring that back, or remove the key"):
+        certificates.make_authority(authority.private.parent)
+    assert authority.private.exists()
+
+
+@pytest.mark.parametrize("days", ["-5", "0", "99999999"])
+def test_an_authority_lives_for_some_days(tmp_path: Path, days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["authority", str(tmp_path / "ca"), "--days", days]) == 2
+    assert f"days={days}: an authority lives 1 to 36500 days" in capsys.readouterr().err
+    assert not (tmp_path / "ca").exists()
+
+
+def test_check_finds_a_key_of_another_certificate(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = certificates.make_server(authority, tmp_path / "server", [])
+    other = certificates.make_server(authority, tmp_path / "other", [])
+    assert main(["check", str(authority.public), str(pair.public), str(pair.private)]) == 0
+    pair.private.write_bytes(other.private.read_bytes())
+    assert main(["check", str(authority.public), str(pair.public), str(pair.private)]) == 2
+    assert f"{pair.private}: this is not the key of {pair.public}" in capsys.readouterr().err
+    pair.private.write_bytes(b"junk")
+    with pytest.raises(StorageError, match="no unencrypted PEM private key"):
+        certificates.check_key(pair.private)

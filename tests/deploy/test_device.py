@@ -23,6 +23,7 @@ from fedcross.deploy import commands, kubernetes, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
 from fedcross.server.commands import doctor
 from tests.support.command import subcommand
+from tests.support.disk import largest_file
 
 deploy = subcommand("deploy")
 
@@ -291,3 +292,30 @@ def test_a_key_from_standard_input(bundle: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
     [(name, key)] = commands.public_keys(["-"])
     assert (name, key) == ("-", nodes.read_public_key(content, "x"))
+
+
+def test_a_key_that_may_be_registered_survives_every_rotation(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = bundle / "keys"
+    made = [(keys / "porch-node.pub").read_bytes()]
+    made += [rotate_key(bundle)[0].read_bytes() for _ in range(3)]
+    names = ("porch-node-old.pub", "porch-node-old-2.pub", "porch-node-old-3.pub", "porch-node.pub")
+    assert [(keys / name).read_bytes() for name in names] == made
+    assert deploy(["rotate-key", str(bundle)]) == 0
+    assert "old-4.pub: revoke it (or the one beside it that is registered)" in capsys.readouterr().out
+
+
+def test_a_rotation_that_is_tried_again_keeps_one_old_key(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("cannot be written")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(certificates, "make_node_key", full)
+        rotate_key(bundle)
+    assert rotate_key(bundle)[1].name == "porch-node-old.pub"
+
+
+def test_a_bundle_that_could_not_be_made_is_not_in_the_way(authority: Path, tmp_path: Path) -> None:
+    with largest_file(300), pytest.raises(StorageError, match="cannot be written"):
+        new_client(PORCH, authority, tmp_path / "devices")
+    assert not list((tmp_path / "devices").iterdir())
+    assert rotate_key(new_client(PORCH, authority, tmp_path / "devices"))

@@ -14,6 +14,7 @@ from fedcross.deploy import federation, start
 from fedcross.engines import guarded
 from fedcross.engines.executor import operators, program
 from tests.support.command import subcommand
+from tests.support.disk import largest_file
 
 deploy = subcommand("deploy")
 DEVICES = ["client-1", "client-2"]
@@ -215,3 +216,25 @@ def test_a_superlink_with_an_expired_or_foreign_certificate_does_not_start(tmp_p
     (server / "ca.crt").write_bytes((tmp_path / "b" / "server" / "ca.crt").read_bytes())
     with pytest.raises(StorageError, match="not signed by"):
         start.superlink(server, tmp_path / "a" / "superexec", tmp_path / "s.db", "127.0.0.1")
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/b", ".", ""])
+def test_a_device_is_no_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="use letters"):
+        federation.prepare(tmp_path / "a" / "b" / "c", ["porch", name])
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_disk_that_was_full_is_not_in_the_way(tmp_path: Path) -> None:
+    with largest_file(300), pytest.raises(StorageError, match="cannot be written"):
+        federation.prepare(tmp_path, DEVICES)
+    federation.prepare(tmp_path, DEVICES)
+    assert federation.prepare(tmp_path, DEVICES) == []
+
+
+def test_a_server_key_of_another_certificate_is_replaced(tmp_path: Path) -> None:
+    federation.prepare(tmp_path / "a", [])
+    federation.prepare(tmp_path / "b", [])
+    (tmp_path / "a" / "server" / "server.key").write_bytes((tmp_path / "b" / "server" / "server.key").read_bytes())
+    assert federation.prepare(tmp_path / "a", []) == [str(tmp_path / "a" / "server" / "server.crt")]
+    certificates.check_key(tmp_path / "a" / "server" / "server.key")

@@ -321,6 +321,35 @@ def test_settings_come_from_the_file_and_the_shell(
     assert {one["metadata"].get("namespace", "fl") for one in found} == {"fl"}
 
 
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('"task=digits rounds=3"', "task=digits rounds=3"),
+        ("'task=digits rounds=3'  # short", "task=digits rounds=3"),
+        (r'"x=\"a b\""', 'x="a b"'),
+        ("rounds=3 x='a b'", "rounds=3 x='a b'"),
+        ("rounds=3 # short", "rounds=3"),
+        ("x=a#b", "x=a#b"),
+        ("'x=a #b'", "x=a #b"),
+    ],
+)
+def test_a_value_is_what_compose_reads(line: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "env").write_text(f"FEDCROSS_RUN={line}\nOTHER='of two\nlines'\n")
+    assert kubernetes.read_settings(tmp_path / "env", {})["FEDCROSS_RUN"] == value
+
+
+def test_settings_that_cannot_be_read_are_errors_in_words(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    (tmp_path / "open").write_text("FEDCROSS_RUN='rounds=3\n")
+    (tmp_path / "words").write_text("FEDCROSS_RUN=it's\n")
+    for name, said in (("bytes", "not UTF-8"), ("open", "closing quote on the same line")):
+        with pytest.raises(ConfigError, match=said):
+            kubernetes.read_settings(tmp_path / name, {})
+    plan = kubernetes.Plan(place / "keys", (), kubernetes.read_settings(tmp_path / "words", {}))
+    with pytest.raises(ConfigError, match="FEDCROSS_RUN=it's: no closing quotation"):
+        kubernetes.write(plan, tmp_path / "m")
+
+
 def test_what_cannot_be_is_refused(place: Path, tmp_path: Path) -> None:
     keys, bundle = ["--keys", str(place / "keys")], str(place / "client-1")
     (tmp_path / "used").mkdir(mode=0o700)

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
+from fedcross.core import issued
 from fedcross.core import keys as certificates
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy.revocation import revoke
+from tests.support.command import subcommand
 
 
 @pytest.fixture
@@ -52,7 +56,8 @@ def test_a_revoked_certificate_is_refused_and_others_are_not(authority: KeyPair,
     server = certificates.make_server(authority, tmp_path / "server", [])
     good = certificates.make_client(authority, tmp_path / "d", "good")
     bad = certificates.make_client(authority, tmp_path / "d", "bad")
-    crl = revoke(authority, None)
+    crl, new = revoke(authority, None)
+    assert new == 0
     assert accepted(server, good, authority.public, crl)
     assert accepted(server, bad, authority.public, crl)
     revoke(authority, bad.public)
@@ -63,14 +68,15 @@ def test_a_revoked_certificate_is_refused_and_others_are_not(authority: KeyPair,
 def test_the_list_grows_and_is_never_taken_from_somebody_else(authority: KeyPair, tmp_path: Path) -> None:
     first = certificates.make_client(authority, tmp_path / "d", "a")
     second = certificates.make_client(authority, tmp_path / "d", "b")
-    revoke(authority, first.public)
-    path = revoke(authority, second.public)
-    revoke(authority, second.public)
+    assert revoke(authority, first.public)[1] == 1
+    path, new = revoke(authority, second.public)
+    assert new == 1
+    assert revoke(authority, second.public) == (path, 0)
     serials = {certificates.read_certificate(pair.public).serial_number for pair in (first, second)}
     assert {entry.serial_number for entry in x509.load_pem_x509_crl(path.read_bytes())} == serials
     other = certificates.make_authority(tmp_path / "other")
     stranger = certificates.make_client(other, tmp_path / "o", "a")
-    path.write_bytes(revoke(other, stranger.public).read_bytes())
+    path.write_bytes(revoke(other, stranger.public)[0].read_bytes())
     with pytest.raises(StorageError, match="not signed by the authority"):
         revoke(authority, None)
 
@@ -82,3 +88,81 @@ def test_a_foreign_certificate_cannot_be_revoked(authority: KeyPair, tmp_path: P
     assert leaf.issuer == certificates.read_certificate(authority.public).subject  # the same name, another key
     with pytest.raises(StorageError, match="not signed by"):
         revoke(authority, server.public)
+
+
+def serial(pair: KeyPair) -> int:
+    return certificates.read_certificate(pair.public).serial_number
+
+
+def listed(crl: Path) -> set[int]:
+    return {entry.serial_number for entry in x509.load_pem_x509_crl(crl.read_bytes())}
+
+
+def test_what_a_device_got_before_is_revoked_too(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thief may have the certificate that another one of the same name has replaced."""
+    serials = [serial(certificates.make_client(authority, tmp_path / "d", "porch")) for _ in range(3)]
+    other = certificates.make_client(authority, tmp_path / "d", "barn")
+    crl = authority.public.with_name("ca.crl")
+    file = tmp_path / "d" / "porch.crt"
+    assert subcommand("deploy")(["revoke-certificate", str(crl.parent), str(file)]) == 0
+    assert capsys.readouterr().out.startswith(f"{crl}: newly revoked with {file}: 3 ")
+    assert listed(crl) == set(serials)
+    assert serial(other) not in listed(crl)
+
+
+def test_an_authority_of_an_earlier_version_revokes_what_it_knows(authority: KeyPair, tmp_path: Path) -> None:
+    old = certificates.make_client(authority, tmp_path / "d", "porch")
+    list_of_it, first = authority.public.with_name(issued.FILE), serial(old)
+    list_of_it.unlink()
+    assert revoke(authority, old.public)[1] == 1
+    new = certificates.make_client(authority, tmp_path / "d", "porch")  # the list gets what this one replaces
+    assert {one.serial for one in issued.valid(list_of_it.parent)} == {first, serial(new)}
+
+
+def test_the_list_of_serials_forgets_expired_ones_and_is_never_guessed(authority: KeyPair, tmp_path: Path) -> None:
+    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    path = authority.public.with_name(issued.FILE)
+    told = [*json.loads(path.read_text()), {"serial": "ff", "name": "porch", "until": "2020-01-01T00:00:00+00:00"}]
+    path.write_text(json.dumps(told))
+    certificates.make_client(authority, tmp_path / "d", "barn")
+    assert [one["name"] for one in json.loads(path.read_text())] == ["porch", "barn"]
+    for damaged in ("[{", "{}x", '[{"serial": 1}]', "[1]"):
+        path.write_text(damaged)
+        with pytest.raises(StorageError, match="no readable list of certificates"):
+            revoke(authority, porch.public)
+
+
+def test_revocations_at_the_same_time_are_all_kept(
+    authority: KeyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits after it has read the list, so that without a lock the last one to write would win."""
+    from fedcross.deploy import revocation
+
+    pairs = [certificates.make_client(authority, tmp_path / "d", name) for name in ("a", "b", "c")]
+    revoke(authority, None)
+    read = revocation._read
+
+    def slowly(path: Path, root: x509.Certificate) -> x509.CertificateRevocationList:
+        found = read(path, root)
+        time.sleep(0.2)
+        return found
+
+    monkeypatch.setattr(revocation, "_read", slowly)
+    threads = [threading.Thread(target=revoke, args=(authority, pair.public)) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert listed(authority.public.with_name("ca.crl")) == set(map(serial, pairs))
+
+
+def test_an_authority_in_a_folder_that_cannot_be_written(authority: KeyPair, tmp_path: Path) -> None:
+    authority.public.with_name(issued.LOCK).mkdir()
+    with pytest.raises(StorageError, match="keeps its lists of certificates there"):
+        revoke(authority, None)
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(StorageError, match="cannot be read"):
+        certificates.make_client(KeyPair(tmp_path / "none" / "ca.crt", authority.private), tmp_path / "d", "a")
+    assert not (tmp_path / "none").exists()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedcross.core.causes import cause_of
-from fedcross.core.keys import make_authority, make_node_key, make_server
+from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server
 from fedcross.server.commands import doctor
 
 
@@ -39,6 +39,14 @@ def test_an_open_key_and_a_foreign_authority(keys, tmp_path):
     assert "chmod 600" in found[0]
     assert "not signed by" in found[1]
     assert len([f for f in doctor.check_keys(folder, authority) if f.kind == "FAULT"]) == 1
+
+
+def test_a_key_of_another_certificate(keys):
+    folder, authority = keys
+    other = make_server(KeyPair(authority, authority.with_name("ca.key")), folder.parent / "other", [])
+    (folder / "server.key").write_bytes(other.private.read_bytes())
+    (found,) = [f for f in doctor.check_keys(*keys) if f.kind == "FAULT"]
+    assert found.text.startswith(f"{folder / 'server.key'}: this is not the key of {folder / 'server.crt'}")
 
 
 def test_a_certificate_that_ends_soon(keys, monkeypatch):

@@ -11,6 +11,7 @@ from fedcross.core.paths import import_root
 from fedcross.server.commands.method_template import files
 from tests.support import warm
 from tests.support.command import subcommand
+from tests.support.disk import largest_file
 
 main = subcommand("new-method")
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,6 +74,14 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "file").write_text("")
     assert main(["other", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_disk_that_was_full_is_not_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with largest_file(300):
+        assert main(["mine", str(tmp_path)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert main(["mine", str(tmp_path)]) == 0
 
 
 def test_the_guide_shows_these_files() -> None:
