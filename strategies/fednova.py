@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -53,8 +52,8 @@ class FedNova(SingleModel[FedNovaParams]):
     communicates parameters alone. If an upload is lost, the sums are over the others. An upload that reports fewer than
     one step or more than ten million is left out, because its weight would be that client's choice. With
     ``defence.enabled`` tau counts as at most ``defence.weight`` times the median of the round, and as at least the
-    median over it: a large tau would lengthen everybody's update, a small one the client's own. Weight decay is part of
-    d_u.
+    median: a large tau would lengthen everybody's update, a small one the client's own. This bounds honest clients with
+    few steps too. Weight decay is part of d_u.
     """
 
     Objective = Counted
@@ -64,14 +63,13 @@ class FedNova(SingleModel[FedNovaParams]):
         return {"steps": {"tau": ((), "int64")}}
 
     def judge_extras(self, uploads: list[Upload]) -> Judgement:
-        """Return the uploads with numbers of steps near the round's median, and how many were further away."""
+        """Return the uploads with numbers of steps from the round's median up, and how many were outside."""
         steps = [int(upload.extras["steps"]["tau"]) for upload in uploads]
         believed = [tau for tau in steps if 1 <= tau <= MOST_STEPS]
         if not believed:
             return super().judge_extras(uploads)
         median, most = lower_median(believed), self.federation.defence.weight
-        low, high = math.ceil(median / most), int(median * most)
-        fair = [min(max(tau, low), high) if tau in believed else tau for tau in steps]
+        fair = [min(max(tau, median), int(median * most)) if tau in believed else tau for tau in steps]
         kept = [
             replace(upload, extras={**upload.extras, "steps": {"tau": np.array(tau, np.int64)}})
             for upload, tau in zip(uploads, fair, strict=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from pydantic import Field
@@ -23,7 +21,7 @@ from fedcross.strategies.parts.objective import (
     as_tensors,
 )
 from fedcross.strategies.parts.projection import Projected, project
-from fedcross.strategies.round.defence import Judgement, usual
+from fedcross.strategies.round.defence import Judgement, shortened
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
@@ -100,9 +98,9 @@ class FedProc(SingleModel[FedProcParams]):
     participant held this round keeps its old prototype; one that no client ever held is zero (similarity 0). Clients
     send sums and counts in place of class means, so that the mean weights them by examples. The server ignores the sums
     of a client whose counts do not add up to its number of examples. With ``defence.enabled`` it shortens sums whose
-    longest class mean is more than ``defence.weight`` times the median of the round's. Where the defence has lowered a
-    client's number of examples, its counts are lowered alike. A resumed run with another number of planned
-    rounds follows the new schedule.
+    longest class mean is more than ``defence.weight`` times the median of the round's, and lowers counts that add up to
+    more than the number of examples, which it may have lowered itself, to that number. A resumed run
+    with another number of planned rounds follows the new schedule.
     """
 
     Objective = Prototypical
@@ -135,14 +133,7 @@ class FedProc(SingleModel[FedProcParams]):
     def judge_extras(self, uploads: list[Upload]) -> Judgement:
         """Return the uploads with class means of at most the usual length, and how many were longer."""
         lengths = [_longest(upload.extras["prototypes"]) for upload in uploads]
-        limit = self.federation.defence.weight * usual(lengths)
-        kept = list(uploads)
-        for i, (upload, length) in enumerate(zip(uploads, lengths, strict=True)):
-            if length > limit:
-                group = upload.extras["prototypes"]
-                shorter = (group["sum"].astype(np.float64) * (limit / length)).astype(group["sum"].dtype)
-                kept[i] = replace(upload, extras={**upload.extras, "prototypes": {**group, "sum": shorter}})
-        return Judgement(kept, [], sum(length > limit for length in lengths))
+        return shortened(uploads, "prototypes", "sum", lengths, self.federation.defence.weight)
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the models, and update the prototypes of all classes that a participant held."""

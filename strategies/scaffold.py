@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from fedcross.strategies.parts.objective import (
     as_tensors,
     flatten,
 )
-from fedcross.strategies.round.defence import Judgement, usual
+from fedcross.strategies.round.defence import IDLE, Judgement, lower_median
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
@@ -116,6 +116,12 @@ def _length(arrays: Arrays) -> float:
     return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values()))
 
 
+def _usual(lengths: Mapping[int, float]) -> float:
+    """Return the lower median of the finite `lengths` that are not next to nothing beside the others'; 0 for none."""
+    known = [length for length in lengths.values() if math.isfinite(length)]
+    return lower_median([one for one in known if not one < IDLE * lower_median(known)]) if known else 0.0
+
+
 class Scaffold(SingleModel[ScaffoldParams]):
     """Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
 
@@ -135,10 +141,10 @@ class Scaffold(SingleModel[ScaffoldParams]):
     all public code. If a client fails in a round, its c_i and the server's sum stay unchanged. A client that loses its
     disk starts again at zero, and its old share stays in the sum.
 
-    With ``defence.enabled`` the server also keeps every client's c_i, one model of parameters each, in memory and in
-    checkpoints: it treats an upload whose c_i+ is longer than ``defence.quarantine`` times the median of the exchange's
-    as lost. So no client moves c by more than that over N, however often it takes part; without the record of c_i,
-    small lies would add up. Where the server shortens a long update of the model, c_i still measures the whole way.
+    With ``defence.enabled`` the server keeps every client's c_i, one model of parameters each, in memory and in
+    checkpoints, and c is the mean of these, each shortened to their median length. So no client moves c by more than
+    that over N, however often it takes part, and a false c_i has no more weight than an honest one. Where the server
+    shortens a long update of the model, c_i still measures the whole way.
     """
 
     Objective = Controlled
@@ -157,8 +163,14 @@ class Scaffold(SingleModel[ScaffoldParams]):
 
     def control(self) -> Arrays:
         """Return c, the mean of all clients' control variates."""
-        count = max(self.population, 1)
-        return {name: np.divide(array, count, dtype=array.dtype) for name, array in self.total.items()}
+        count, total = max(self.population, 1), self.total
+        if self._defending:
+            lengths = self._lengths()
+            limit = _usual(lengths)
+            for client, length in lengths.items():
+                share = min(limit / length, 1.0) if length else 1.0
+                total = {n: np.asarray(array + share * self.kept[client][n]) for n, array in total.items()}
+        return {name: np.divide(array, count, dtype=array.dtype) for name, array in total.items()}
 
     def dispatch(self, current: Round) -> list[Payload]:
         """Send the global model and c to every client of the round."""
@@ -177,16 +189,16 @@ class Scaffold(SingleModel[ScaffoldParams]):
         return super().weights(uploads) if self.params.weighting == "examples" else [1.0] * len(uploads)
 
     def judge_extras(self, uploads: list[Upload]) -> Judgement:
-        """Quarantine uploads that would make their client's control variate much longer than the others' are."""
-        lengths = [_length(self._variate(upload)) for upload in uploads]
-        limit = self.federation.defence.quarantine * usual(lengths)
-        kept, quarantined = [], []
-        for upload, length in zip(uploads, lengths, strict=True):
-            if math.isfinite(length) and length <= limit:
-                kept.append(upload)
-            else:
-                quarantined.append((upload, length, limit))
-        return Judgement(kept, quarantined, 0)
+        """Quarantine what is infinite, and count control variates much longer than the others', which c shortens."""
+        new = {upload.client: _length(self._variate(upload)) for upload in uploads}
+        limit = self.federation.defence.quarantine * _usual({**self._lengths(), **new})
+        sound = [upload for upload in uploads if math.isfinite(new[upload.client])]
+        unsound = [(upload, math.inf, limit) for upload in uploads if not math.isfinite(new[upload.client])]
+        return Judgement(sound, unsound, sum(new[upload.client] > limit for upload in sound))
+
+    def _lengths(self) -> dict[int, float]:
+        """Return the length of every control variate that the server keeps, client -> length."""
+        return {client: _length(variate) for client, variate in self.kept.items()}
 
     def _variate(self, upload: Upload) -> Arrays:
         """Return the client's c_i+, as far as the server knows what c_i was."""
@@ -203,12 +215,13 @@ class Scaffold(SingleModel[ScaffoldParams]):
                 step = np.multiply(np.subtract(mean[name], self.model[name]), self.params.server_lr)
                 mean[name] = np.asarray(np.add(self.model[name], step), dtype=mean[name].dtype)
         self.model = mean
+        if self._defending:  # `total` holds what a checkpoint of an older version knew, if anything
+            self.kept |= {upload.client: self._variate(upload) for upload in uploads}
+            return {}
         self.total = {
             name: np.asarray(np.sum([array, *(u.extras["control"][name] for u in uploads)], axis=0, dtype=array.dtype))
             for name, array in self.total.items()
         }
-        if self._defending:
-            self.kept |= {upload.client: self._variate(upload) for upload in uploads}
         return {}
 
     def state(self) -> State:

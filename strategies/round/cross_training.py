@@ -26,6 +26,7 @@ from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays, as_tensors
 from fedcross.strategies.parts.prototypes import class_means
 from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.defence import Judgement, shortened
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Spec
@@ -79,6 +80,12 @@ def fuse(overall: Prototypes, local: Prototypes, share: float) -> Prototypes:
     present = overall.present | local.present
     vectors = np.where(present[:, None], mixed, 0).astype(local.vectors.dtype)
     return Prototypes(vectors, present)
+
+
+def _longest(prototypes: Prototypes) -> float:
+    """Return the length of the longest prototype; absent ones do not count."""
+    held = prototypes.vectors[prototypes.present].astype(np.float64)
+    return float(np.linalg.norm(held, axis=1).max(initial=0.0))
 
 
 class CrossTrainingParams(Settings):
@@ -186,6 +193,13 @@ class CrossTraining(SingleModel[X]):
             return {}
         shape, dtype = self.spec[WEIGHT]
         return {GROUP: {"vectors": (shape, dtype), "present": (shape[:1], "bool")}}
+
+    def judge_extras(self, uploads: list[Upload]) -> Judgement:
+        """Return the uploads with prototypes of at most ``defence.weight`` times the usual length."""
+        if not uploads or GROUP not in uploads[0].extras:
+            return super().judge_extras(uploads)
+        lengths = [_longest(Prototypes.of(upload.extras[GROUP])) for upload in uploads]
+        return shortened(uploads, GROUP, "vectors", lengths, self.federation.defence.weight)
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
         """Store the trained models; after the last exchange average them, weighted as ``weight`` says."""

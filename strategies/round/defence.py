@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -28,6 +28,8 @@ from fedcross.strategies.pool.layout import Array, Arrays
 
 if TYPE_CHECKING:
     from fedcross.strategies.wire.protocol import Upload
+
+N = TypeVar("N", int, float)
 
 #: An update below this part of the median is none: it does not count in the median that the others are judged by.
 IDLE = 0.01
@@ -150,7 +152,21 @@ def bounded(uploads: Sequence[Upload], most: float) -> tuple[list[Upload], int]:
     return fair, sum(u.num_examples > limit for u in uploads)
 
 
-def lower_median(values: Sequence[int]) -> int:
+def shortened(uploads: Sequence[Upload], group: str, name: str, lengths: Sequence[float], most: float) -> Judgement:
+    """Return `uploads` whose extra array `name` of `group` is scaled to at most `most` times the :func:`usual` length.
+
+    `lengths` are those of the uploads' arrays, in their order; ``Judgement.clipped`` counts the shortened ones.
+    """
+    limit, kept = most * usual(lengths), list(uploads)
+    for i, (upload, length) in enumerate(zip(uploads, lengths, strict=True)):
+        if length > limit:
+            arrays = upload.extras[group]
+            scaled = (arrays[name].astype(np.float64) * (limit / length)).astype(arrays[name].dtype)
+            kept[i] = replace(upload, extras={**upload.extras, group: {**arrays, name: scaled}})
+    return Judgement(kept, [], sum(length > limit for length in lengths))
+
+
+def lower_median(values: Sequence[N]) -> N:
     """Return the median; of an even number of values the lower middle one: a false value could raise a mean."""
     return sorted(values)[(len(values) - 1) // 2]
 

@@ -269,5 +269,7 @@ def check_metrics(record: MetricRecord) -> tuple[int, dict[str, float]]:
             raise UploadError("bad_metrics", f"{str(name)[:40]}={str(value)[:40]} is not a finite number")
         if abs(value) > LARGEST_METRIC:
             raise UploadError("bad_metrics", f"{str(name)[:40]}={value:.4g}, at most {LARGEST_METRIC:g} to either side")
+        if name == "local-accuracy" and not 0 <= value <= 1:
+            raise UploadError("bad_metrics", f"local-accuracy={value:.4g}, expected 0 to 1")
         metrics[str(name)] = float(value)
     return examples, metrics

@@ -247,28 +247,37 @@ def defended(method, *said):
     return [upload.client for upload in found.uploads]
 
 
-def test_with_the_defence_a_control_variate_has_at_most_three_times_the_usual_length():
-    """Lengths 5, 5, 10 and 16: median 7.5 without what is lost, so 22.5 passes and 23 does not; infinite never does.
+def test_with_the_defence_each_control_variate_has_at_most_the_median_length_in_c():
+    """Lengths 5, 5, 10, 20 and 1e30: the median is 10, so c = ((3, 4) + (5, 0) + (0, 10) + (10, 0) + (-10, 0)) / 5.
 
-    The second changes are judged with the first: 16 + 3 = 19 for client 3 beside 5, 5 and 10, at most 3 * 7.5.
+    Then client 3 has 0, which does not count, and the median is 5: c = ((3, 4) + (5, 0) + (0, 5) + (-5, 0)) / 5.
     """
     method = begun(Scaffold, defence=Defence(enabled=True))
-    method.population = 4
-    assert defended(method, [3, 4], [5, 0], [0, 10], [16, 0], [1e30, 0], [np.inf, 0]) == [0, 1, 2, 3]
-    assert method.total["w"].tolist() == [24, 14]
-    assert defended(method, [0, 0], [0, 0], [0, 0], [3, 0]) == [0, 1, 2, 3]
-    assert defended(method, [0, 0], [0, 0], [0, 0], [4, 0]) == [0, 1, 2]
-    assert method.total["w"].tolist() == [27, 14]
-    assert defended(method, [np.inf, 0], [np.inf, 0]) == []
+    method.population = 5
+    assert defended(method, [3, 4], [5, 0], [0, 10], [20, 0], [-1e30, 0], [np.inf, 0]) == [0, 1, 2, 3, 4]
+    assert method.control()["w"].tolist() == pytest.approx([8 / 5, 14 / 5])
+    assert defended(method, [0, 0], [0, 0], [0, 0], [-20, 0]) == [0, 1, 2, 3]
+    assert method.control()["w"].tolist() == pytest.approx([3 / 5, 9 / 5])
+
+
+def test_with_the_defence_long_variates_are_counted_also_where_few_take_part():
+    """Two of twenty: what the server keeps of the others decides what is usual."""
+    method = begun(Scaffold, defence=Defence(enabled=True))
+    defended(method, [3, 4], [5, 0], [0, 5])
+    still = {"w": np.zeros(2, np.float32), "mean": np.zeros(1, np.float32), "n": np.array(0)}
+    few = [Upload(7, 0, still, {"control": {"w": np.float32([1e15, 0])}}, 1, {})]
+    few.append(Upload(8, 1, still, {"control": {"w": np.float32([15, 0])}}, 1, {}))
+    found = method.judge_extras(few)
+    assert (len(found.uploads), found.clipped) == (2, 1)
 
 
 def test_with_the_defence_small_lies_cannot_add_up():
-    """The liar adds 1 in every round; the others stay at 1. It comes to 3, so c stays at (9 + 3) / 10."""
+    """The liar adds 1 in every round; the others stay at 1. It counts as 1 in c, as they do."""
     method = begun(Scaffold, defence=Defence(enabled=True))
     method.population = 10
     for number in range(100):
         defended(method, *[[1.0 if number == 0 else 0.0, 0]] * 9, [1, 0])
-    assert method.control()["w"].tolist() == pytest.approx([1.2, 0])
+    assert method.control()["w"].tolist() == pytest.approx([1.0, 0])
 
 
 def test_with_the_defence_a_checkpoint_knows_every_clients_variate():
@@ -295,5 +304,5 @@ def test_one_lie_about_a_control_variate_does_not_end_a_defended_run(tmp_path, m
     sized = ["partition.clients=6", "clients_per_round=6", "rounds=4", f"defence.enabled={str(defence).lower()}"]
     ready = run(tmp_path, "method=scaffold", *sized)
     lost = [line["dropped"] for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())]
-    assert lost == ([0, 1, 0, 0] if defence else [0, 0, 6, 6])
+    assert lost == ([0, 0, 0, 0] if defence else [0, 0, 6, 6])
     assert all(np.isfinite(array).all() for array in ready.method.global_model().values())

@@ -16,8 +16,9 @@ from fedcross.core.errors import FederationError
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Visit
 from fedcross.strategies.round.cross_training import CrossTraining, Prototypes, average, fuse
+from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.registry import method_class
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.tasks.inputs import Inputs
 from tests.support import visits
 from tests.support.federation import SMALL, run, same, session
@@ -316,3 +317,17 @@ def test_prototypes_by_hand():
 @pytest.mark.parametrize(("clients", "exchanges"), [(1, 1), (2, 3)])
 def test_a_single_client_has_nobody_to_send_its_model_to(clients, exchanges):
     assert method_class("fedexg")(clients_per_round=clients, exchanges=2).exchanges == exchanges
+
+
+def test_with_the_defence_long_prototypes_are_shortened_and_absent_ones_do_not_count():
+    """Longest present vectors 5, 5 and 1e30; three times the usual 5 is the most."""
+    method, held = method_class("fedct")(defence=Defence(enabled=True)), np.array([True, False])
+    uploads = [
+        Upload(i, i, {}, {"prototypes": {"vectors": np.float32([one, [9e9, 0]]), "present": held}}, 1, {})
+        for i, one in enumerate(([3, 4], [5, 0], [0, 1e30]))
+    ]
+    found = method.judge_extras(uploads)
+    assert found.clipped == 1
+    vectors = [upload.extras["prototypes"]["vectors"][0] for upload in found.uploads]
+    assert np.array(vectors) == pytest.approx(np.array([[3, 4], [5, 0], [0, 15]]), rel=1e-6)
+    assert method.judge_extras([Upload(0, 0, {}, {}, 1, {})]).clipped == 0

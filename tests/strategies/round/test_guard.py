@@ -74,6 +74,13 @@ def test_metrics_must_be_finite_and_bounded(asked, value):
     assert reason(answer(message, metrics={"train-loss": value}), expected) == "bad_metrics"
 
 
+@pytest.mark.parametrize("value", [-0.1, 1.1, 1e9])
+def test_an_accuracy_is_a_share(asked, value):
+    message, expected = asked
+    assert reason(answer(message, metrics={"local-accuracy": value}), expected) == "bad_metrics"
+    assert check(answer(message, metrics={"local-accuracy": 1.0}), expected).metrics == {"local-accuracy": 1.0}
+
+
 def test_the_largest_metric_is_accepted(asked):
     message, expected = asked
     found = check(answer(message, metrics={"train-loss": -LARGEST_METRIC}), expected).metrics
