@@ -8,6 +8,15 @@ import socket
 from fedcross.core.errors import FederationError
 
 
+def is_host(host: str) -> bool:
+    """Return whether `host` can be the name or address of a machine: none of its labels is empty or too long."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
 def fault(host: str, port: int, other: str = "port") -> str:
     """Return why nobody can listen on `port` of `host` now; "" if somebody can.
 

@@ -20,6 +20,7 @@ from urllib.error import HTTPError
 
 from pydantic import Field
 
+from fedcross.core import ports
 from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.events import relay, say
 from fedcross.core.settings import Settings
@@ -161,6 +162,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, port = address.rsplit(":", 1)
     if int(port) > 65535:
         raise FederationError(f"{address!r}: there is no port above 65535.")
+    if not ports.is_host(host):
+        raise FederationError(f"{address!r}: {host!r} can be no host's name.")
     return host, int(port)
 
 

@@ -63,8 +63,8 @@ def devices(lines: Iterable[Mapping[str, Any]], slot: int | None = None) -> list
         device = found.setdefault(who, Device(*who))
         device.verdicts[str(line["verdict"])] += 1
         if line["verdict"] == ACCEPTED:
-            device.slots.add(int(line["slot"]))
-            device.rounds.add(int(line["round"]))
+            device.slots |= {line["slot"]} if type(line.get("slot")) is int else set()
+            device.rounds |= {line["round"]} if type(line.get("round")) is int else set()
     return sorted(found.values(), key=lambda one: tuple(-1 if x is None else x for x in (one.client, one.node)))
 
 

@@ -268,6 +268,8 @@ def _address(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     if int(port) > 65535:  # the system would ask another port, without a word
         raise argparse.ArgumentTypeError(f"{text!r}: there is no port above 65535")
+    if not ports.is_host(host):
+        raise argparse.ArgumentTypeError(f"{text!r}: {host!r} can be no host's name")
     return text
 
 

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedcross.server.commands.options import positive
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross landscape``."""
@@ -18,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FOLDER", help="where to write (default: 'analysis' in the first RUN)"
     )
     line.add_argument("--data", type=Path, metavar="DIR", help="folder of the data sets (default: that of the run)")
-    line.add_argument("--radius", type=float, default=1.0, help="half the length of each axis (default: 1)")
+    line.add_argument("--radius", type=positive, default=1.0, help="half the length of each axis (default: 1)")
     line.add_argument("--points", type=int, default=21, help="points along each axis (default: 21)")
     line.add_argument("--examples", type=int, default=500, help="test examples (default: 500)")
     line.add_argument("--seed", type=int, default=1, help="seed of the random directions (default: 1)")

@@ -63,6 +63,11 @@ def _main(first: str, name: str, arguments: list[str]) -> int:
 
         shows = first in SUBCOMMANDS or bool({COST, *SHOWING} & {one.split("=")[0] for one in arguments})
         return 0 if shows else PIPE_CLOSED
+    except KeyboardInterrupt:  # of a subcommand: a run says itself how it goes on
+        from fedcross.server.commands.run import INTERRUPTED
+
+        print(f"{name}interrupted", file=sys.stderr)
+        return INTERRUPTED
     except FedcrossError as error:
         if structured():
             failed(error, arguments)

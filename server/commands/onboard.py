@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.strict_json import dumps
+from fedcross.server.commands.options import not_negative, share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -214,11 +215,11 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--client", type=int, help="partition id of the newcomer (default: one client more)")
     line.add_argument(
         "--tolerance",
-        type=float,
+        type=not_negative,
         default=0.005,
         help="converged: at most this far below the best accuracy (default: 0.005)",
     )
-    line.add_argument("--target", nargs="+", type=float, default=[], metavar="SHARE", help="accuracies to reach")
+    line.add_argument("--target", nargs="+", type=share, default=[], metavar="SHARE", help="accuracies to reach")
     line.add_argument(
         "--set",
         nargs="+",

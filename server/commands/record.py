@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedcross.analysis.records import LIMIT_MB, record, write_page
 from fedcross.core.errors import ConfigError
+from fedcross.server.commands.options import not_negative, positive
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument(
         "--limit-mb",
-        type=float,
+        type=positive,
         default=LIMIT_MB,
         metavar="MB",
         help=f"largest size of one name's records (default: {LIMIT_MB:g})",
@@ -76,7 +77,7 @@ def verifier() -> argparse.ArgumentParser:
     line.add_argument("--seed", type=int, default=0, help="chooses the rounds (default: 0)")
     line.add_argument(
         "--tolerance",
-        type=float,
+        type=not_negative,
         default=0.02,
         metavar="SHARE",
         help="largest relative difference of a loss, absolute of an accuracy, on another processor (default: 0.02)",

@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcross.analysis.axes import AXES
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1; write 50 % as 0.5")
-    return value
+from fedcross.server.commands.options import share
 
 
 def _round(text: str) -> int:
@@ -33,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="searched recursively for runs")
     line.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: 'report' in the first DIR)")
     line.add_argument(
-        "--target", nargs="+", type=_share, metavar="SHARE", default=[], help="accuracies to reach, such as 0.5"
+        "--target", nargs="+", type=share, metavar="SHARE", default=[], help="accuracies to reach, such as 0.5"
     )
     line.add_argument(
         "--at", nargs="+", type=_round, metavar="ROUND", default=[], help="rounds whose accuracy is shown"
