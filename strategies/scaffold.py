@@ -112,8 +112,8 @@ def _in_order(arrays: Arrays, like: Tensors) -> Tensor:
 
 
 def _length(arrays: Arrays) -> float:
-    """Return the Euclidean norm over all of `arrays`, in float64."""
-    return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values()))
+    """Return the Euclidean norm over all of `arrays`, in float64, summed in the order of their names."""
+    return math.sqrt(sum(float(np.square(arrays[name], dtype=np.float64).sum()) for name in sorted(arrays)))
 
 
 def _usual(lengths: Mapping[int, float]) -> float:
@@ -197,8 +197,11 @@ class Scaffold(SingleModel[ScaffoldParams]):
         return Judgement(sound, unsound, sum(new[upload.client] > limit for upload in sound))
 
     def _lengths(self) -> dict[int, float]:
-        """Return the length of every control variate that the server keeps, client -> length."""
-        return {client: _length(variate) for client, variate in self.kept.items()}
+        """Return the length of every control variate that the server keeps, client -> length, by client.
+
+        The order is that of the sums in :meth:`control`, so a resumed run must find the same.
+        """
+        return {client: _length(self.kept[client]) for client in sorted(self.kept)}
 
     def _variate(self, upload: Upload) -> Arrays:
         """Return the client's c_i+, as far as the server knows what c_i was."""

@@ -290,6 +290,16 @@ def test_with_the_defence_a_checkpoint_knows_every_clients_variate():
     assert plain.kept == {}
 
 
+def test_with_the_defence_a_resumed_run_is_the_same_to_the_bit(tmp_path):
+    """Twelve clients, so that their order as text is not that of their numbers, nor that in which they took part."""
+    rules = ["method=scaffold", "partition.clients=12", "clients_per_round=5", "defence.enabled=true"]
+    whole = run(tmp_path / "whole", *rules, "rounds=5")
+    run(tmp_path / "cut", *rules, "rounds=4")
+    resumed = run(tmp_path / "cut", *rules, "rounds=5", f"resume={tmp_path / 'cut'}")
+    assert same(resumed.method.global_model(), whole.method.global_model())
+    assert same(resumed.method.control(), whole.method.control())
+
+
 @pytest.mark.parametrize("defence", [True, False])
 def test_one_lie_about_a_control_variate_does_not_end_a_defended_run(tmp_path, monkeypatch, defence):
     real = Controlled.finish
