@@ -6,8 +6,11 @@ import contextlib
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 
 @contextlib.contextmanager
@@ -28,13 +31,20 @@ def can_mount() -> bool:
 
 @contextlib.contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size` bytes inside the block."""
+    """Let no file of this process grow beyond `size` bytes inside the block.
+
+    No module is compiled to a file meanwhile, here or in a new process: Python would keep the first `size` bytes of it
+    without an error, and every later import of the module in this environment would fail.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextlib.contextmanager

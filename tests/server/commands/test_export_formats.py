@@ -185,13 +185,14 @@ def test_a_full_disk_is_an_error_and_leaves_an_earlier_file(tmp_path, kind):
     path = tmp_path / "net"
     path.write_bytes(b"an earlier one")
     code = f"""
-import errno, resource, torch
+import errno, torch
 from pathlib import Path
 from fedcross.server.commands.formats import write
-resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))  # a limit of the file's size stands for the disk
+from tests.support.disk import largest_file
 network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 try:
-    write({kind!r}, network, lambda n: torch.ones(n, 1, 8, 8), Path({str(path)!r}), {{}})
+    with largest_file(300):  # it stands for the disk
+        write({kind!r}, network, lambda n: torch.ones(n, 1, 8, 8), Path({str(path)!r}), {{}})
 except OSError as error:
     assert error.errno == errno.EFBIG
     print("told")
