@@ -64,9 +64,11 @@ class Subject:
         self.folder = folder
         try:
             plain = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "config.yaml"), resolve=False)
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(f"{folder}: no .hydra/config.yaml. Give the output folder of a run.") from error
-        except (ValueError, YAMLError, OmegaConfBaseException) as error:
+        except PermissionError:  # the command line says what to do about it
+            raise
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
             raise DataError(f"{folder}: .hydra/config.yaml cannot be read ({type(error).__name__}).") from error
         self.config: dict[str, Any] = {str(k): v for k, v in plain.items()} if isinstance(plain, dict) else {}
         if root is not None and "root" in self.config.get("task", {}):

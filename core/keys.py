@@ -118,7 +118,7 @@ def make_client(authority: KeyPair, folder: Path, name: str, days: int = MAX_LEA
     ConfigError
         If the name cannot be a device's.
     StorageError
-        If the file is an authority's or a server's certificate, or the list cannot be written.
+        If the file is an authority's or a server's certificate or a SuperNode's key, or the list cannot be written.
     """
     if check_name(name).lower() in TAKEN:
         raise ConfigError(f"name {name!r}: files of the authority or the server have it. Choose another one.")
@@ -236,6 +236,8 @@ def _leaf(
     _check_pair(root, root_key, authority)
     pair = KeyPair(folder / f"{stem}.crt", folder / f"{stem}.key")
     client = usage == ExtendedKeyUsageOID.CLIENT_AUTH
+    if pair.private.with_suffix(".pub").exists():  # a device called X-node, in the folder of X
+        raise StorageError(f"{pair.private}: the key of a SuperNode. Choose another folder or name.")
     replaced = _replaceable(pair.public, client)
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value

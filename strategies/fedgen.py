@@ -190,8 +190,7 @@ class FedGen(SingleModel[FedGenParams]):
         """Train the generator on the uploaded heads, then average the models."""
         if not uploads:
             return {}
-        # A count is at most the number of examples: a client cannot take a label over by a huge claim.
-        counts = np.stack([np.clip(u.extras["labels"]["counts"], 0, u.num_examples) for u in uploads])
+        counts = np.stack([_honest(u.extras["labels"]["counts"], u.num_examples) for u in uploads])
         metrics = {}
         if counts.any():
             loss = self.train_generator(current.number, counts, [u.arrays for u in uploads])
@@ -277,6 +276,12 @@ def draw_noise(
     """Return the generator's noise (rows, noise)."""
     law = normal if params.noise_law == "normal" else uniform
     return law(visit, step, purpose, (rows, params.noise), dtype)
+
+
+def _honest(counts: np.ndarray, examples: int) -> np.ndarray:
+    """Return label counts (classes,) that sum to `examples` at most: no client takes the labels over by huge claims."""
+    cut = np.clip(counts, 0, examples)
+    return np.floor(cut * min(1.0, examples / max(int(cut.sum()), 1))).astype(np.int64)
 
 
 def _part(arrays: Mapping[str, Any], prefix: str) -> Tensors:

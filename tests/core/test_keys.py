@@ -189,6 +189,15 @@ def test_a_client_certificate_replaces_no_authority_and_no_server(authority: Key
     assert certificates.make_client(authority, copied.parent, "porch").public == copied
 
 
+def test_a_client_certificate_replaces_no_nodes_key(authority: KeyPair, tmp_path: Path) -> None:
+    node = certificates.make_node_key(tmp_path, "porch")
+    before = node.private.read_bytes()
+    with pytest.raises(StorageError, match=r"porch-node\.key: the key of a SuperNode"):
+        certificates.make_client(authority, tmp_path, "porch-node")
+    assert node.private.read_bytes() == before
+    certificates.make_client(authority, tmp_path, "porch")
+
+
 @pytest.mark.parametrize("name", ["", "a b", "*.example.org", "1.2.3.4.5", "-x.org", "a..b"])
 def test_server_names_that_are_none(authority: KeyPair, tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="neither an IP address nor a host name"):

@@ -265,6 +265,9 @@ def test_absurd_counts_are_cut_to_the_number_of_examples(monkeypatch):
     monkeypatch.setattr(method, "train_generator", lambda number, counts, models: seen.append(counts) or 0.0)
     method.aggregate(Round(1, 0, (0, 1), 0), [claim(method, [2**62, -3])])
     assert seen[0].tolist() == [[5, 0]]
+    # In sum too: 5 examples are claimed for each label, so a half of each claim counts. An honest 3 + 2 stays.
+    method.aggregate(Round(2, 0, (0, 1), 0), [claim(method, [5, 5]), claim(method, [3, 2])])
+    assert seen[1].tolist() == [[2, 2], [3, 2]]
 
 
 def test_without_any_count_there_is_no_generator_to_send():
