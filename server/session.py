@@ -8,9 +8,11 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from safetensors.numpy import save
 
@@ -48,6 +50,9 @@ from fedcross.tasks.data import FederatedData
 from fedcross.tasks.models.weights import arrays_of, every_name, tied, trainable
 from fedcross.tasks.scoring import Score
 
+#: Reasons for which replies are rejected where clients train with a learning rate that is too large.
+DIVERGED = ("non_finite", "bad_metrics")
+
 
 class Session:
     """Runs `config` with the clients of `grid`.
@@ -78,6 +83,7 @@ class Session:
         model, self.base = config.network(data.task)
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
         self._last_score: Score | None = None
+        self._doubted = False
         self.done, self.run = 0, secrets.token_hex(8)
         state, head = None, None
         if config.resume is not None:
@@ -154,6 +160,7 @@ class Session:
                         self.audit.flush()
                     ledger.add(entry)
                     self._tell("round_finished", entry)
+                    self._doubt(entry)
                     if number % config.checkpoint.every == 0 or number == last:
                         self._checkpoint(number)
                     logger.add(entry)
@@ -224,6 +231,17 @@ class Session:
         scores = {size: self.evaluator.score(arrays, size) for size, arrays in models.items()}
         widths = {size.text: score.accuracy for size, score in scores.items()}
         return scores[self.method.global_size], {"width_accuracy": widths}
+
+    def _doubt(self, entry: Mapping[str, Any]) -> None:
+        """Say once that the training diverges, where that is the most likely reason for rejected replies."""
+        rejected = {reason: entry["rejected"].get(reason, 0) for reason in DIVERGED}
+        count, asked = sum(rejected.values()), entry["clients"]
+        if self._doubted or 2 * count <= asked:
+            return
+        self._doubted = True
+        why = ", ".join(f"{reason} {times}" for reason, times in rejected.items() if times)
+        advice = "The training diverges, most likely: lower train.lr, or set train.clip."
+        log(WARNING, f"fedcross: round {entry['round']}: {count} of {asked} replies rejected, {why}. {advice}")
 
     def _note(self, ended: dict[str, Any]) -> None:
         """Add a line on a request to the audit trail, with the key of its node where that is known."""

@@ -281,7 +281,8 @@ def draw_noise(
 def _honest(counts: np.ndarray, examples: int) -> np.ndarray:
     """Return label counts (classes,) that sum to `examples` at most: no client takes the labels over by huge claims."""
     cut = np.clip(counts, 0, examples)
-    return np.floor(cut * min(1.0, examples / max(int(cut.sum()), 1))).astype(np.int64)
+    bounded: np.ndarray = np.floor(cut * min(1.0, examples / max(int(cut.sum()), 1))).astype(np.int64)
+    return bounded
 
 
 def _part(arrays: Mapping[str, Any], prefix: str) -> Tensors:

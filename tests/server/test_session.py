@@ -1,5 +1,6 @@
 import copy
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -139,6 +140,17 @@ def test_a_run_is_idle_if_slots_were_lost_and_no_reply_was_accepted():
     for asked in (0, 3, 6):
         with pytest.raises(FederationError, match="not one accepted reply"):
             _refuse_idle(idle(clients=asked, dropped=3))
+
+
+def test_a_run_that_diverges_says_so_once(tmp_path, caplog):
+    """All clients of each round reply with a loss beyond every limit; at an ordinary rate nothing is said."""
+    run(tmp_path / "well", "method=fedavg")
+    assert "diverges" not in caplog.text
+    with pytest.raises(FederationError, match="not one accepted reply"):
+        run(tmp_path / "badly", "method=fedavg", "train.lr=1e30", "train.epochs=5")
+    said = [record.getMessage() for record in caplog.records if "diverges" in record.getMessage()]
+    assert len(said) == 1
+    assert re.search(r"round 1: (\d+) of \1 replies rejected, .*lower train\.lr", said[0])
 
 
 def test_the_virtual_clock_counts_the_examples_that_a_visit_trains_on(tmp_path):
