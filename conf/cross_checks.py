@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcross.core.extras import install
 from fedcross.core.site import device_name
+from fedcross.strategies.round.defence import JUDGED
 from fedcross.strategies.round.federation import Meeting
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ def cross_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"federation.enough_replies={rules.enough_replies}: fewer than min_replies={rules.min_replies}, every "
             "round would change nothing. Raise it or lower min_replies."
+        )
+    judged = min(JUDGED, config.clients_per_round)
+    if config.defence.enabled and rules.enough_replies is not None and rules.enough_replies < judged:
+        faults.append(
+            f"federation.enough_replies={rules.enough_replies}: the defence judges at least {judged} replies, every "
+            "round would change nothing. Raise it."
         )
     if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
         faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")

@@ -240,7 +240,10 @@ class Session:
             return
         self._doubted = True
         why = ", ".join(f"{reason} {times}" for reason, times in rejected.items() if times)
-        advice = "The training diverges, most likely: lower train.lr, or set train.clip."
+        advice = (
+            "The training diverges, most likely: lower train.lr, or set train.clip. If it went well before, a device's "
+            "reply may have ruined the model."
+        )
         log(WARNING, f"fedcross: round {entry['round']}: {count} of {asked} replies rejected, {why}. {advice}")
 
     def _note(self, ended: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
+from fedcross.strategies.round.defence import lower_median
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Round, Upload
@@ -93,7 +94,10 @@ class CluSamp(SingleModel[CluSampParams]):
         count = min(self.federation.clients_per_round, len(available))
         self.kind = self.kind or choose_memory(self.params, len(available), self.width)
         sizes = np.array([self.sizes.get(client, 0) for client in available], np.float64)
-        sizes[sizes == 0] = sizes[sizes > 0].mean() if sizes.any() else 1.0
+        known = [float(size) for size in sizes if size]
+        sizes[sizes == 0] = np.mean(known) if known else 1.0
+        if known and self._defending:  # a round's own limit is that of its few clients
+            sizes = np.minimum(sizes, self.federation.defence.weight * lower_median(known))
         urns = distributions(ward(self.distances(available)), sizes, count)
         draws = stream(self.federation.seed, "sample", number)
         self.times = Counter(available[draws.choice(len(available), p=urn)] for urn in urns)

@@ -85,12 +85,16 @@ class FedDyn(SingleModel[FedDynParams]):
     weight decay .001 and gradients clipped to norm 10 (``train.clip=10``), which are settings of the run here. It
     evaluates the mean of the uploads, as ``global_model=uploads`` does.
 
+    With ``defence.enabled`` long updates are shortened, and only those of a million medians are quarantined: a client
+    whose g_u does not fit sends long ones until g_u does, which it never would if they were lost.
+
     Deviations: the terms act on parameters; statistics of batch normalisation are averaged. If a client's upload is
     lost, its g_u and h stay as they were. A client that loses its disk starts again at g_u = 0, and its old share stays
     in h. The reported training loss is the cross-entropy alone.
     """
 
     Objective = Dynamic
+    unusual = 1e6
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model; no client has drifted yet."""

@@ -7,6 +7,7 @@ can use it (:mod:`strategies.round.flower_hooks`).
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +27,7 @@ from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
-from fedcross.strategies.round.defence import Judgement, defend
+from fedcross.strategies.round.defence import JUDGED, Judgement, defend
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
 from fedcross.strategies.round.flower_names import translate
@@ -81,6 +82,8 @@ class Method(Sizes[P]):
         self._available: list[int] = []
         #: Slot -> the model sent to its client in this exchange (views), kept only if defence or compression need it.
         self._sent: dict[int, Arrays] = {}
+        #: What the defence found usual in the last exchange with enough replies, for one with fewer; 0 before the first.
+        self._usual = 0.0
         #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
@@ -322,13 +325,7 @@ class Method(Sizes[P]):
     def _finish(self, current: Round, uploads: list[Upload], asked: int) -> None:
         started = time.perf_counter()
         report = self._report
-        uploads = self._defend(uploads)
-        if 0 < len(uploads) < self.federation.min_replies:
-            for upload in uploads:
-                self._overruled[upload.slot] = "too_few"
-                few = f"{len(uploads)} replies, federation.min_replies={self.federation.min_replies}"
-                self._rejected(upload.client, UploadError("too_few", few))
-            uploads = []
+        uploads = self._enough(self._defend(uploads), self.federation.min_replies, "federation.min_replies=")
         report.dropped += asked - len(uploads)
         report.bytes_up += sum(upload.nbytes for upload in uploads)
         told = [upload for upload in uploads if "train-loss" in upload.metrics]
@@ -345,19 +342,35 @@ class Method(Sizes[P]):
             self.accepted[upload.client] = self._visit(current)
         report.seconds_aggregation += time.perf_counter() - started
 
+    def _enough(self, uploads: list[Upload], fewest: int, rule: str) -> list[Upload]:
+        """Return `uploads`; none, each rejected by `rule`, if there are fewer than `fewest`."""
+        if len(uploads) >= fewest:
+            return uploads
+        for upload in uploads:
+            self._overruled[upload.slot] = "too_few"
+            self._rejected(upload.client, UploadError("too_few", f"{len(uploads)} replies, {rule}{fewest}"))
+        return []
+
     @property
     def _defending(self) -> bool:
         return self.federation.defence.enabled and self.defended
 
     def _defend(self, uploads: list[Upload]) -> list[Upload]:
         """Return the uploads that the defence accepts; those it quarantines count as rejected."""
+        sent, self._sent = [self._sent[upload.slot] for upload in uploads if self._sent], {}
         if not self._defending:
-            self._sent = {}
             return uploads
-        sent = [self._sent[upload.slot] for upload in uploads]
-        self._sent = {}
+        needed = min(JUDGED, self.federation.clients_per_round)
+        few = len(uploads) < needed
+        if few and not self._usual:
+            return self._enough(uploads, needed, "the defence knows no usual update yet and needs at least ")
         values = None if self.plan is None else sum(prod(self.spec[name][0]) for name in self.parameter_names)
-        judgement = defend(self.federation.defence, uploads, sent, self.parameter_names, values)
+        rules = self.federation.defence
+        rules = rules.model_copy(update={"quarantine": max(rules.quarantine, self.unusual)})
+        most = self._usual if few else math.inf
+        judgement = defend(rules, uploads, sent, self.parameter_names, values, most)
+        if not few and 0 < judgement.usual < math.inf:
+            self._usual = judgement.usual
         self._report.clipped += judgement.clipped
         self._report.lightened += judgement.lightened
         beside = self.judge_extras(judgement.uploads)
@@ -433,6 +446,8 @@ class Method(Sizes[P]):
         own = {"_accepted": accepted, "_requests": requests, "_model": self.spec, "_parameters": self.parameter_names}
         if self.tied:
             own["_tied"] = dict(self.tied)
+        if self._usual:
+            own["_usual"] = self._usual
         if self.plan is not None:
             own["_slices"] = self.plan.plain()
         coded = {} if self._compressor is None else self._compressor.state()
@@ -444,6 +459,7 @@ class Method(Sizes[P]):
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
         self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})
         self.tied = values.pop("_tied", self.tied)
+        self._usual = float(values.pop("_usual", 0.0))
         for known in ("_model", "_parameters", "_slices"):  # for tools without a network; they are set already
             values.pop(known, None)
         arrays = state.arrays if self._compressor is None else self._compressor.restore(state.arrays)

@@ -55,6 +55,9 @@ class Contract(ABC, Generic[P]):
     may_change: ClassVar[frozenset[str]] = frozenset()
     #: Whether the defence may judge the uploads. False for references whose clients do not train a common model.
     defended: ClassVar[bool] = True
+    #: Medians above which the defence calls an update no honest one's, if ``defence.quarantine`` is smaller. Large for
+    #: a method whose clients carry a term of their own, with which honest updates are long; the defence shortens these.
+    unusual: ClassVar[float] = 1.0
     #: Whether any client may train any slot, so that another client can take over the slot of a client that failed.
     interchangeable: ClassVar[bool] = False
     #: Whether visits are handled one by one, without waiting for a round (:mod:`strategies.round.visits`).

@@ -46,8 +46,9 @@ class Prototypes:
 
     @classmethod
     def of(cls, group: Mapping[str, NDArray[Any]]) -> Prototypes:
-        """Return the prototypes that a group of extra arrays holds."""
-        return cls(group["vectors"], group["present"])
+        """Return the prototypes that a group of extra arrays holds; absent ones are zero, whatever was sent."""
+        vectors, present = group["vectors"], group["present"]
+        return cls(np.where(present[:, None], vectors, vectors.dtype.type(0)), present)
 
     def group(self) -> Arrays:
         """Return these prototypes as a group of extra arrays."""

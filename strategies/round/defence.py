@@ -7,6 +7,7 @@ replaces any other with ``|u| > clip * M`` by ``dispatched + u * clip * M / |u|`
 update: measured on skewed clients, a test of directions flags 15 % of the honest ones.
 
 Norms below a hundredth of the median do not count in ``M``: who returns the model as it was says nothing of the others.
+Where there are such, ``M`` is at most three times the others' lower median, as an attacker may be one of two left.
 
 A client reports its number of examples itself, and methods that weight by this number would believe any value. An
 upload that reports more than ``weight`` times the exchange's median counts as that many. FedCross mixes models with
@@ -33,6 +34,10 @@ N = TypeVar("N", int, float)
 
 #: An update below this part of the median is none: it does not count in the median that the others are judged by.
 IDLE = 0.01
+#: How far apart two honest norms may be for their mean to stand for both.
+SPREAD = 3.0
+#: Uploads that a median can judge: of two, each is as unusual as the other.
+JUDGED = 3
 #: Values converted to float64 at a time (512 KiB), so that no second copy of a model is needed.
 BLOCK = 1 << 16
 
@@ -62,12 +67,15 @@ class Judgement:
         Number of `uploads` that were clipped.
     lightened : int
         Number of `uploads` whose reported number of examples was lowered.
+    usual : float
+        The norm ``M`` that the updates were compared with.
     """
 
     uploads: list[Upload]
     quarantined: list[tuple[Upload, float, float]]
     clipped: int
     lightened: int = 0
+    usual: float = 0.0
 
 
 def defend(
@@ -76,6 +84,7 @@ def defend(
     sent: Sequence[Mapping[str, Array]],
     parameters: Collection[str],
     values: int | None = None,
+    most: float = math.inf,
 ) -> Judgement:
     """Quarantine and clip `uploads`; return those that may be aggregated, and counts.
 
@@ -92,6 +101,8 @@ def defend(
     values : int, optional
         Number of trained values of the full model. If given, the norm of a slice is compared as if it had as many, each
         changed as much: a wide model's update is longer than a narrow one's, and no sign of an attack.
+    most : float
+        ``M`` is at most this. Of one or two uploads none is unusual; the caller knows what was usual before.
 
     Notes
     -----
@@ -107,7 +118,7 @@ def defend(
     ]
     if not norms:
         return Judgement([], [], 0)
-    median = usual(norms)
+    median = min(usual(norms), most)
     limit = settings.quarantine * median
     clipped = 0
     for upload, model, norm in zip(uploads, sent, norms):
@@ -122,15 +133,22 @@ def defend(
         else:  # the median itself is infinite: most uploads are unusable, so none is accepted
             quarantined.append((upload, norm, limit))
     kept, lightened = bounded(kept, settings.weight)
-    return Judgement(kept, quarantined, clipped, lightened)
+    return Judgement(kept, quarantined, clipped, lightened, median)
 
 
 def usual(norms: Sequence[float]) -> float:
-    """Return the median of the norms that are not next to nothing beside the others' (:data:`IDLE`); 0 for none."""
+    """Return the median of the norms that are not next to nothing beside the others' (:data:`IDLE`); 0 for none.
+
+    Where some do not count it is at most :data:`SPREAD` times the :func:`lower_median` of the others: of the two that
+    may be left, one may be false, and raise their mean as it likes.
+    """
     if not norms:
         return 0.0
     median = float(np.median(norms))
-    return float(np.median([norm for norm in norms if not norm < IDLE * median]))
+    counted = [norm for norm in norms if not norm < IDLE * median]
+    if len(counted) == len(norms):
+        return median
+    return min(float(np.median(counted)), SPREAD * lower_median(counted))
 
 
 def _stretch(model: Mapping[str, Array], parameters: Collection[str], values: int | None) -> float:

@@ -63,6 +63,9 @@ def test_rounds_that_could_only_change_nothing():
     assert "federation.min_replies=6" in found
     (found,) = faults("federation.min_replies=4", "federation.enough_replies=3")
     assert "federation.enough_replies=3" in found
+    (found,) = faults("defence.enabled=true", "federation.enough_replies=2")
+    assert "the defence judges at least 3 replies" in found
+    load(("defence.enabled=true", "federation.enough_replies=2", "clients_per_round=2"))
 
 
 def test_an_unknown_setting_of_a_part():

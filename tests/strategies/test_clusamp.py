@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from fedcross.strategies import clusamp
 from fedcross.strategies.clusamp import CluSamp, angles, choose_memory, cut, distributions, ward
 from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.federation import run, same
 from tests.support.rivals import begin, check_resume, linear, losing, softmax, work
@@ -258,3 +259,16 @@ def test_wire_is_one_model_each_way_per_distinct_client(tmp_path):
     report = run(tmp_path, *EQUAL, "rounds=1").method._report
     assert report.clients == report.metrics["distinct_clients"]
     assert report.bytes_down == report.bytes_up == report.clients * MODEL
+
+
+@pytest.mark.parametrize(("enabled", "draws"), [(False, 20), (True, 10)])
+def test_with_the_defence_no_client_is_drawn_for_a_size_that_it_claims(enabled, draws):
+    """Sizes 10, 10, 10 and 2^40, two draws a round: the last has both of each; cut to 3 * 10 it has one."""
+    method = begun(defence=Defence(enabled=enabled))
+    sizes = (10, 10, 10, 2**40)
+    method.aggregate(Round(1, 0, (0, 1, 2, 3), 0), [upload(i, [1, i], size) for i, size in enumerate(sizes)])
+    count = 0
+    for number in range(2, 12):
+        method.sample(number, [0, 1, 2, 3])
+        count += method.times[3]
+    assert count == draws

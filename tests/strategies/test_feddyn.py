@@ -5,6 +5,8 @@ import pytest
 
 from fedcross.strategies.feddyn import Dynamic, FedDyn, FedDynParams
 from fedcross.strategies.parts.objective import Objective
+from fedcross.strategies.round.defence import Defence
+from fedcross.strategies.wire.protocol import Upload
 from tests.support.bench import check_batched, descent, forgetful, play, states, two_layers
 from tests.support.federation import run, same
 from tests.support.single import arrays, begun, check_state, feed
@@ -103,3 +105,14 @@ def test_clients_batch():
 def test_resume_and_empty_rounds():
     check_state(FedDyn)
     check_state(FedDyn, global_model="server")
+
+
+def test_with_the_defence_long_updates_are_shortened_and_none_is_lost():
+    """One client's g_u does not fit: with the usual limit it would be quarantined in each round and never mend."""
+    method = begun(FedDyn, clients_per_round=3, defence=Defence(enabled=True))
+    method._sent = {i: arrays(0.0) for i in range(3)}
+    sent = [Upload(i, i, arrays(value), {}, 1, {}) for i, value in enumerate((1.0, 1.0, 50.0))]
+    assert [u.arrays["w"].tolist() for u in method._defend(sent)] == [[1, 1]] * 3
+    method._sent = {i: arrays(0.0) for i in range(3)}
+    sent[2] = Upload(2, 2, arrays(1e8), {}, 1, {})
+    assert [u.client for u in method._defend(sent)] == [0, 1]

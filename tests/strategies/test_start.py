@@ -170,8 +170,8 @@ def test_the_hooks_do_what_our_loop_does(clock):
     scripts = {client: answers(1, value=0.25 + client) for client in range(6)}
     scripts |= {drawn()[0]: answers(2, value=np.nan), drawn(2)[1]: fails(1)}
     ours, theirs = Log(), Log()
-    method, grid = federation(clock, scripts, defence=Defence(enabled=True))
-    other, other_grid = federation(clock, scripts, defence=Defence(enabled=True))
+    method, grid = federation(clock, scripts, defence=Defence(enabled=True), clients_per_round=5)
+    other, other_grid = federation(clock, scripts, defence=Defence(enabled=True), clients_per_round=5)
     method.log, other.log = ours, theirs
     watched = []
     method.observer = lambda current, uploads: watched.append(len(uploads))

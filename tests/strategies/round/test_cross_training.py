@@ -331,3 +331,10 @@ def test_with_the_defence_long_prototypes_are_shortened_and_absent_ones_do_not_c
     vectors = [upload.extras["prototypes"]["vectors"][0] for upload in found.uploads]
     assert np.array(vectors) == pytest.approx(np.array([[3, 4], [5, 0], [0, 15]]), rel=1e-6)
     assert method.judge_extras([Upload(0, 0, {}, {}, 1, {})]).clipped == 0
+
+
+def test_an_absent_prototype_is_zero_whatever_was_sent():
+    """A host without any present prototype would attend to them all."""
+    sent = {"vectors": np.float32([[3, 4], [9e9, -1]]), "present": np.array([True, False])}
+    assert Prototypes.of(sent).vectors.tolist() == [[3, 4], [0, 0]]
+    assert Prototypes.of(sent).vectors.dtype == np.float32

@@ -72,10 +72,13 @@ def test_a_median_of_zero_quarantines_who_changed_something():
 
 
 def test_who_returns_the_model_as_it_was_makes_nobody_guilty():
-    """Of 0.01, 2 and 18 the median would be 2, and 18 is nine times that. Without the idle one it is 10."""
-    found = judge(ON, (0.01, 0), (2, 0), (18, 0))
+    """Of 0.01, 2 and 8 the median would be 2, and 8 is four times that. Without the idle one it is 5."""
+    found = judge(ON, (0.01, 0), (2, 0), (8, 0))
     assert not found.quarantined
-    assert [round(float(u.arrays["w"][0]), 3) for u in found.uploads] == [1.01, 3, 11]
+    assert [round(float(u.arrays["w"][0]), 3) for u in found.uploads] == [1.01, 3, 6]
+    # Of 2 and 18 it is not the mean, 10, but three times the smaller one: 18 is just not too large.
+    found = judge(ON, (0.01, 0), (2, 0), (18, 0))
+    assert [round(float(u.arrays["w"][0]), 3) for u in found.uploads] == [1.01, 3, 7]
     # Of six, five count.
     found = judge(ON, (0.001, 0), (1, 0), (2, 0), (3, 0), (4, 0), (9.5, 0))
     assert [(u.client, limit) for u, _, limit in found.quarantined] == [(5, 9.0)]
@@ -84,6 +87,13 @@ def test_who_returns_the_model_as_it_was_makes_nobody_guilty():
 def test_an_idle_upload_hides_no_large_one_of_several():
     found = judge(ON, (0, 0), (1, 0), (1, 0), (7, 0))
     assert [u.client for u, *_ in found.quarantined] == [3]
+
+
+@pytest.mark.parametrize("norms", [(0, 1, 1e18), (0.005, 1, 1e18), (0, 0, 1, 1e18), (0, 0, 0, 1, 1, 1e18)])
+def test_an_idle_upload_makes_no_attacker_usual(norms):
+    """Of the two that are left beside the idle one, the mean would be half of what the attacker sends."""
+    found = judge(ON, *((norm, 0) for norm in norms))
+    assert [u.client for u, *_ in found.quarantined] == [len(norms) - 1]
 
 
 def test_no_uploads_no_judgement():
