@@ -34,14 +34,18 @@ from fedcross.strategies.wire.protocol import Upload
 DEVICE, LENGTH = 0, 0.999
 #: Attack -> the number of examples that it claims; None for its own. With a false one FedNova's steps are false too.
 ATTACKS = {"none": None, "own count": None, "false count": 2**40}
-METHODS = ("fedavg", "fedcross", "fednova", "scaffold", "fedexp", "feddyn")
+#: Method -> its settings.
+METHODS = {
+    **{name: (f"method={name}",) for name in ("fedavg", "fedcross", "fednova", "scaffold", "fedexp", "feddyn")},
+    "fedcross, hardened": ("method=fedcross", "method.selection=least_similar_derangement"),
+}
 
 
 def settings(method: str, beta: float, seed: int, rounds: int, output: Path) -> list[str]:
     """Return the configuration of one run."""
     return [
         *("task=digits", "model.hidden=[32]", "partition=dirichlet", f"partition.beta={beta}", "partition.min_size=5"),
-        *("partition.clients=10", "clients_per_round=10", f"rounds={rounds}", f"method={method}", f"seed={seed}"),
+        *("partition.clients=10", "clients_per_round=10", f"rounds={rounds}", *METHODS[method], f"seed={seed}"),
         *("train.lr=0.05", "train.epochs=5", "defence.enabled=true", "logger=none", f"checkpoint.every={rounds}"),
         *("engine=local", "engine.workers=1", f"output={output}"),
     ]

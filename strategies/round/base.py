@@ -82,7 +82,7 @@ class Method(Sizes[P]):
         self._available: list[int] = []
         #: Slot -> the model sent to its client in this exchange (views), kept only if defence or compression need it.
         self._sent: dict[int, Arrays] = {}
-        #: What the defence found usual in the last exchange with enough replies, for one with fewer; 0 before the first.
+        #: What the defence found usual in the last exchange with enough replies, for one with fewer; 0 before it.
         self._usual = 0.0
         #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None

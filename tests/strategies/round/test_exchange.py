@@ -273,7 +273,7 @@ def test_the_defence_takes_no_first_round_that_it_cannot_judge(clock, defended, 
 
 
 def test_a_lone_reply_is_compared_with_what_was_usual_before(clock):
-    """Updates of 1 in each of three values are usual: 9 is too much (3 times) and 2 is shortened, after a resume too."""
+    """Updates of 1 in each of three values are usual: 9 is too much (3 times), 2 is shortened; after a resume too."""
     for value, moved in ((9.0, 0.0), (2.0, 1.0)):
         method, grid = federation(clock, {}, kind=FedAvg, defence=Defence(enabled=True))
         grid.scripts = dict.fromkeys(range(6), answers(1, value=1.0))
