@@ -104,9 +104,13 @@ def check_same(
     added = {name for name, value in (standard or {}).items() if name not in old and name in new and new[name] == value}
     added -= {name for name in added if (group := name.split(".")[0]) in SWITCHED and group not in before}
     usual = {name: value for name, value in (standard or {}).items() if name.split(".")[0] not in SWITCHED}
+
+    def said(values: Mapping[str, Any], name: str) -> str:
+        known = name in values or name.split(".")[0] not in SWITCHED
+        return repr(values.get(name, usual.get(name))) if known else "off"
+
     faults = [
-        f"{name}: the run in that folder has {old.get(name, usual.get(name))!r}, now it is "
-        f"{new.get(name, usual.get(name))!r}. Resume needs the same."
+        f"{name}: the run in that folder has {said(old, name)}, now it is {said(new, name)}. Resume needs the same."
         for name in sorted((old.keys() | new.keys()) - added)
         if old.get(name) != new.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in free_here)
     ]

@@ -443,7 +443,8 @@ class Method(Sizes[P]):
         state = self.state()
         accepted = {str(client): visit for client, visit in self.accepted.items()}
         requests = {str(client): count for client, count in self.requests.items()}
-        own = {"_accepted": accepted, "_requests": requests, "_model": self.spec, "_parameters": self.parameter_names}
+        own: dict[str, Any] = {"_accepted": accepted, "_requests": requests, "_model": self.spec}
+        own["_parameters"] = self.parameter_names
         if self.tied:
             own["_tied"] = dict(self.tied)
         if self._usual:

@@ -163,6 +163,14 @@ def test_the_virtual_clock_counts_the_examples_that_a_visit_trains_on(tmp_path):
     assert session(tmp_path / "most", *few, "train.examples=33").method.clock.examples == (33,) * 6
 
 
+def test_a_switched_group_that_one_run_has_is_off_in_the_other():
+    on, off = (load(["task=digits", f"defence.enabled={enabled}"]) for enabled in ("true", "false"))
+    with pytest.raises(ConfigError, match=r"defence\.clip: the run in that folder has 1\.0, now it is off\."):
+        check_continues({"config": describe(on)}, off)
+    with pytest.raises(ConfigError, match=r"defence\.enabled: the run in that folder has off, now it is True\."):
+        check_continues({"config": describe(off)}, on)
+
+
 def test_flatten():
     assert flatten({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
 
