@@ -1,14 +1,16 @@
 """The client certificates that an authority has signed, in ``issued.json`` beside its own certificate.
 
 A rotated certificate stays valid until its end, so revoking a device means to revoke each one that it got. The server's
-certificates are not in it. A folder that an earlier version made has no such file until its next client certificate.
+certificates are not in it. A folder that an earlier version made has no such file until the next one is signed or
+revoked. The file also says which are revoked, so that a lost ``ca.crl`` can be made again; an earlier version's does
+not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +19,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from fedcross.core.errors import StorageError
-from fedcross.core.private_files import write_private
+from fedcross.core.private_files import inherit, write_private
 
 FILE = "issued.json"
 LOCK = ".lock"
@@ -25,11 +27,15 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Issued:
-    """The serial number of a client certificate, the device's name in it, and when it ends."""
+    """The serial number of a client certificate, the device's name in it, when it ends, and since when it is revoked.
+
+    The name is "" if only the number is known.
+    """
 
     serial: int
     name: str
     until: datetime
+    revoked: datetime | None = None
 
 
 @contextlib.contextmanager
@@ -46,6 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire()
+        inherit(folder / LOCK, folder)
     except OSError as error:
         raise StorageError(
             f"{folder}: cannot be written ({error.strerror}). The authority keeps its lists of certificates there."
@@ -74,19 +81,38 @@ def valid(folder: Path) -> list[Issued]:
     path = folder / FILE
     try:
         told = json.loads(path.read_bytes())
-        found = [Issued(int(one["serial"], 16), one["name"], datetime.fromisoformat(one["until"])) for one in told]
-        return [one for one in found if one.until > datetime.now(UTC)]
+        return [one for one in map(_read, told) if one.until > datetime.now(UTC)]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except OSError as error:
         raise StorageError(
-            f"{path}: no readable list of certificates ({error}). Bring it back from a copy; without it, only the "
-            "certificates whose files you name can be revoked."
+            f"{path}: cannot be read ({error.strerror}). Run as the owner of the authority's folder."
         ) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise StorageError(
+            f"{path}: no readable list of certificates ({error}). Bring it back from a copy, or remove it: then only "
+            "the certificates whose files you name can be revoked."
+        ) from error
+
+
+def _read(told: dict[str, str]) -> Issued:
+    revoked = datetime.fromisoformat(told["revoked"]) if "revoked" in told else None
+    return Issued(int(told["serial"], 16), told["name"], datetime.fromisoformat(told["until"]), revoked)
+
+
+def _told(one: Issued) -> dict[str, str]:
+    revoked = {} if one.revoked is None else {"revoked": one.revoked.isoformat()}
+    return {"serial": f"{one.serial:x}", "name": one.name, "until": one.until.isoformat(), **revoked}
 
 
 def add(folder: Path, certificates: Sequence[x509.Certificate]) -> None:
     """Put `certificates` on the list, and take expired ones off; call it inside :func:`locked`."""
-    found = {one.serial: one for one in [*valid(folder), *map(of, certificates)]}
-    told = [{"serial": f"{one.serial:x}", "name": one.name, "until": one.until.isoformat()} for one in found.values()]
-    write_private(folder / FILE, json.dumps(told, indent=1).encode() + b"\n")
+    found = {one.serial: one for one in valid(folder)}
+    for one in map(of, certificates):
+        found.setdefault(one.serial, one)
+    write(folder, found.values())
+
+
+def write(folder: Path, certificates: Iterable[Issued]) -> None:
+    """Write the list anew; call it inside :func:`locked`."""
+    write_private(folder / FILE, json.dumps([_told(one) for one in certificates], indent=1).encode() + b"\n")

@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcross.core import issued
@@ -35,7 +35,10 @@ AUTHORITY_DAYS = 730
 MAX_AUTHORITY_DAYS = 36500
 LOOPBACK = ("localhost", "127.0.0.1")
 #: Files of the authority and of the server have these names; no device can.
-TAKEN = ("ca", "server")
+TAKEN = ("ca", "server", "superexec")
+#: The secret that a SuperExec shares with the SuperLink or SuperNode that it serves: bytes, no PEM.
+SECRET = "superexec.key"  # noqa: S105 - a file name
+LEAST_SECRET = 16
 
 # Edge devices without a battery-backed clock are often some minutes late.
 CLOCK_SKEW = timedelta(minutes=10)
@@ -122,28 +125,38 @@ def make_client(authority: KeyPair, folder: Path, name: str, days: int = MAX_LEA
     """
     if check_name(name).lower() in TAKEN:
         raise ConfigError(f"name {name!r}: files of the authority or the server have it. Choose another one.")
-    read_certificate(authority.public)  # a wrong folder shows before the lock makes a file in it
+    _signing(authority, days, datetime.now(UTC))  # what is wrong shows before the lock makes a file in the folder
     with issued.locked(authority.public.parent):
         return _leaf(authority, folder, name, name, [x509.DNSName(name)], ExtendedKeyUsageOID.CLIENT_AUTH, days)
 
 
-def make_node_key(folder: Path, name: str) -> KeyPair:
+def make_node_key(folder: Path, name: str, replace: bool = False) -> KeyPair:
     """Make the key pair with which a SuperNode authenticates itself: ``NAME-node.key`` and ``NAME-node.pub``.
 
     Raises
     ------
     StorageError
-        If the key exists already: with a new key the SuperLink would treat the node as another one.
+        If the key exists already and shall not be replaced: with a new key the SuperLink would treat the node as
+        another one.
     """
     check_name(name)
     private_folder(folder)
     pair = KeyPair(folder / f"{name}-node.pub", folder / f"{name}-node.key")
-    if pair.private.exists():
+    if pair.private.exists() and not replace:
         raise StorageError(f"{pair.private}: this node has a key already. Remove it first if it shall be replaced.")
     key = ec.generate_private_key(ec.SECP384R1())
-    line = key.public_key().public_bytes(codec.Encoding.OpenSSH, codec.PublicFormat.OpenSSH)
-    _save(pair, line + b" " + name.encode() + b"\n", key, codec.PrivateFormat.OpenSSH)
+    _save(pair, _public_line(key, name), key, codec.PrivateFormat.OpenSSH)
     return pair
+
+
+def public_line(private: Path, name: str) -> bytes:
+    """Return what the ``.pub`` file of a SuperNode's key says, from the private key; StorageError if it is none."""
+    return _public_line(read_node_key(private), name)
+
+
+def _public_line(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    line = key.public_key().public_bytes(codec.Encoding.OpenSSH, codec.PublicFormat.OpenSSH)
+    return line + b" " + name.encode() + b"\n"
 
 
 def check_certificate(certificate: Path, authority: Path, now: datetime | None = None) -> timedelta:
@@ -172,27 +185,72 @@ def validity(certificate: Path, now: datetime | None = None) -> timedelta:
     return left
 
 
-def check_key(path: Path) -> Path:
-    """Return `path` if only its owner can read this key, and the certificate of its name beside it, if any, is its own.
+def check_key(path: Path, certificates: Sequence[Path] = ()) -> Path:
+    """Return `path` if only its owner can read this key, and what has its name beside it, if anything, is its own.
+
+    Parameters
+    ----------
+    path : Path
+        A certificate's key, a SuperNode's (``NAME-node.key``) or the secret ``superexec.key``.
+    certificates : sequence of Path
+        Certificates of which one must be the key's own; none if that is not known.
 
     Raises
     ------
     StorageError
-        If others can read it, or it belongs to another certificate.
+        If others can read it, it is no key, or it belongs to another certificate or public key.
     """
     check_private(path)
-    certificate = path.with_suffix(".crt")
+    if path.name == SECRET:
+        return _check_secret(path)
+    certificate, public = path.with_suffix(".crt"), path.with_suffix(".pub")
+    node = path.stem.endswith("-node") and not certificate.exists()
+    key = read_node_key(path) if node else _load(path)
     if certificate.exists():
-        _check_pair(read_certificate(certificate), _load(path), KeyPair(certificate, path))
+        _check_pair(read_certificate(certificate), key, KeyPair(certificate, path))
+    if public.exists() and read_public_key(public) != key.public_key():
+        raise StorageError(
+            f"{path}: this is not the key of {public}. Bring the right one back, or remove that one and give the "
+            "device a new key with fedcross deploy rotate-key."
+        )
+    if certificates and all(read_certificate(one).public_key() != key.public_key() for one in certificates):
+        raise _not_of(KeyPair(certificates[0], path))
+    return path
+
+
+def _check_secret(path: Path) -> Path:
+    size = path.stat().st_size
+    if size < LEAST_SECRET:
+        raise StorageError(
+            f"{path}: {size} bytes, a secret has {LEAST_SECRET} or more. Remove it: fedcross deploy federation (for a "
+            "device: rotate-key) makes a new one."
+        )
     return path
 
 
 def _check_pair(certificate: x509.Certificate, key: PrivateKeyTypes, pair: KeyPair) -> None:
     if certificate.public_key() != key.public_key():
-        raise StorageError(
-            f"{pair.private}: this is not the key of {pair.public}. Bring that one back, or make a new pair with "
-            "fedcross deploy."
-        )
+        raise _not_of(pair)
+
+
+def _not_of(pair: KeyPair) -> StorageError:
+    return StorageError(
+        f"{pair.private}: this is not the key of {pair.public}. Bring that one back, or make a new pair with "
+        "fedcross deploy."
+    )
+
+
+def read_authority(path: Path) -> x509.Certificate:
+    """Read an authority's PEM certificate; raise StorageError if it is another one's."""
+    found = read_certificate(path)
+    if not _is_authority(found):
+        raise StorageError(f"{path}: not the certificate of an authority. Give the federation's ca.crt.")
+    return found
+
+
+def authority_text(path: Path) -> bytes:
+    """Return an authority's certificate as PEM, and nothing else that its file has, such as a private key."""
+    return read_authority(path).public_bytes(codec.Encoding.PEM)
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -205,9 +263,16 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise StorageError(f"{path}: this is no PEM certificate ({error}).") from error
 
 
+def end(path: Path) -> datetime:
+    """Return when a certificate ends, in UTC."""
+    return read_certificate(path).not_valid_after_utc
+
+
 def server_names(path: Path) -> set[str]:
     """Return the host names and addresses in a certificate."""
-    names = read_certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = _extension(read_certificate(path), x509.SubjectAlternativeName)
+    if names is None:
+        return set()
     addresses = names.get_values_for_type(x509.IPAddress)
     return {*names.get_values_for_type(x509.DNSName), *(str(address) for address in addresses)}
 
@@ -229,11 +294,9 @@ def _leaf(
     days: int,
     now: datetime | None = None,
 ) -> KeyPair:
-    if not 1 <= days <= MAX_LEAF_DAYS:
-        raise ConfigError(f"days={days}: a certificate lives 1 to {MAX_LEAF_DAYS} days.")
+    now = now or datetime.now(UTC)
+    root, root_key = _signing(authority, days, now)
     private_folder(folder)
-    root, root_key = read_certificate(authority.public), read_key(authority.private)
-    _check_pair(root, root_key, authority)
     pair = KeyPair(folder / f"{stem}.crt", folder / f"{stem}.key")
     client = usage == ExtendedKeyUsageOID.CLIENT_AUTH
     if pair.private.with_suffix(".pub").exists():  # a device called X-node, in the folder of X
@@ -258,6 +321,20 @@ def _leaf(
     return pair
 
 
+def _signing(authority: KeyPair, days: int, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the authority's certificate and key if a certificate of `days` days from `now` can be signed with them."""
+    if not 1 <= days <= MAX_LEAF_DAYS:
+        raise ConfigError(f"days={days}: a certificate lives 1 to {MAX_LEAF_DAYS} days.")
+    root, key = read_authority(authority.public), read_key(authority.private)
+    _check_pair(root, key, authority)
+    if root.not_valid_after_utc <= now:
+        raise StorageError(
+            f"the authority expired on {root.not_valid_after_utc:%F}. Make a new one and hand its ca.crt to all "
+            "devices."
+        )
+    return root, key
+
+
 def _replaceable(path: Path, client: bool) -> x509.Certificate | None:
     """Return the certificate that a new one, of a client or of the server, would replace; None if there is none.
 
@@ -270,8 +347,7 @@ def _replaceable(path: Path, client: bool) -> x509.Certificate | None:
         found = read_certificate(path)
     except StorageError:  # none, or a damaged one
         return None
-    constraints = _extension(found, x509.BasicConstraints)
-    if constraints is not None and constraints.ca:
+    if _is_authority(found):
         raise StorageError(f"{path}: the certificate of an authority. Choose another folder or name.")
     if client and ExtendedKeyUsageOID.SERVER_AUTH in _usages(found):
         raise StorageError(f"{path}: the certificate of a server. Choose another folder or name.")
@@ -290,6 +366,23 @@ def signed(leaf: x509.Certificate, root: x509.Certificate) -> bool:
 def for_clients(certificate: x509.Certificate) -> bool:
     """Return whether `certificate` is one of a client."""
     return ExtendedKeyUsageOID.CLIENT_AUTH in _usages(certificate)
+
+
+def for_servers(certificate: x509.Certificate) -> bool:
+    """Return whether `certificate` is one of a server, and of no client."""
+    return ExtendedKeyUsageOID.SERVER_AUTH in _usages(certificate) and not for_clients(certificate)
+
+
+def renewal(path: Path) -> str:
+    """Return what to do about a certificate that ends soon."""
+    if _is_authority(read_certificate(path)):
+        return "make a new authority and hand its certificate to all devices"
+    return "rotate it now"
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    constraints = _extension(certificate, x509.BasicConstraints)
+    return constraints is not None and constraints.ca
 
 
 def _extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
@@ -314,10 +407,6 @@ def _builder(
     now = now or datetime.now(UTC)
     end = now + timedelta(days=days)
     if latest is not None:
-        if latest <= now:
-            raise StorageError(
-                f"the authority expired on {latest:%F}. Make a new one and hand its ca.crt to all devices."
-            )
         end = min(end, latest)
     return (
         x509.CertificateBuilder()
@@ -348,24 +437,49 @@ def _save(
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read an authority's private key, if only its owner can."""
-    key = _load(check_private(path))
+    return _elliptic(_load(check_private(path)), path)
+
+
+def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a SuperNode's private key, if it is one that Flower takes."""
+    return _elliptic(_load(path, ssh=True), path)
+
+
+def _elliptic(key: PrivateKeyTypes, path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise StorageError(f"{path}: an elliptic-curve key is needed, this is {type(key).__name__}.")
     return key
 
 
-def _load(path: Path) -> PrivateKeyTypes:
+def read_public_key(path: Path) -> PublicKeyTypes:
+    """Read an OpenSSH public key."""
     try:
-        return codec.load_pem_private_key(path.read_bytes(), password=None)
+        return codec.load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"{path}: this key cannot be read ({error.strerror}).") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise StorageError(f"{path}: this is no OpenSSH public key ({error}).") from error
+
+
+def _load(path: Path, ssh: bool = False) -> PrivateKeyTypes:
+    form, load = ("OpenSSH", codec.load_ssh_private_key) if ssh else ("PEM", codec.load_pem_private_key)
+    try:
+        return load(path.read_bytes(), None)
     except OSError as error:
         raise StorageError(f"{path}: this key cannot be read ({error.strerror}).") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StorageError(f"{path}: this is no unencrypted PEM private key ({error}).") from error
+        raise StorageError(f"{path}: this is no unencrypted {form} private key ({error}).") from error
 
 
 def _subject(common_name: str) -> x509.Name:
     # X.509 allows 64 characters here; the full name is in the alternative names.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def check_host(name: str) -> str:
+    """Return `name` if a server's certificate can have it, a host name or an IP address; else raise ConfigError."""
+    _alternative(name)
+    return name
 
 
 def _alternative(name: str) -> x509.GeneralName:

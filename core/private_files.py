@@ -11,6 +11,7 @@ it, as there the server has a user of its own. Others never can. Such a file tha
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import tempfile
@@ -36,10 +37,48 @@ def private_folder(path: Path) -> Path:
         If it cannot be made, is no folder, or is open to group or others.
     """
     try:
-        path.mkdir(parents=True, mode=0o700, exist_ok=True)
+        make_folder(path)
     except OSError as error:
-        raise StorageError(f"{path}: this folder cannot be made ({error.strerror}). Choose another one.") from error
+        if not _seen(path, Path.is_dir):
+            raise StorageError(f"{path}: this folder cannot be made ({error.strerror}). Choose another one.") from error
     _check_mode(path, "700")
+    return path
+
+
+def make_folder(path: Path) -> None:
+    """Create `path`, and the folders above that are missing, for their owner only; raise OSError if it cannot be."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):  # another process has made it meanwhile
+            make_folder(path.parent)
+        path.mkdir(mode=0o700)
+    inherit(path, path.parent)
+
+
+def inherit(file: Path | int, folder: Path) -> None:
+    """Give what root has made in `folder`, a path or a descriptor, to the owner of the folder.
+
+    A service's user must be able to use it. Where root may not give files away (a container without that right, some
+    network file systems), it stays as it is.
+    """
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        with contextlib.suppress(PermissionError):
+            os.chown(file, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(file, int))
+
+
+def check_place(path: Path) -> Path:
+    """Return `path` if no other user can rename what lies in this folder, or if it is missing; else raise StorageError.
+
+    A folder in which files belong to who made them (the sticky bit, as ``/tmp`` has it) is good.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise StorageError(
+                f"{path}: mode {mode:o}, so others on this machine can put keys of theirs there: chmod o-w {path}"
+            )
     return path
 
 
@@ -57,11 +96,20 @@ def check_private(path: Path) -> Path:
     Raises
     ------
     StorageError
-        If it is missing, is no regular file, or is open to group or others.
+        If it is missing, is no regular file, is open to group or others, or this user may not read it.
     """
     if not _seen(path, Path.is_file):
         raise StorageError(f"{path}: no such key file. Make it with fedcross deploy.")
     _check_mode(path, "600")
+    return check_readable(path)
+
+
+def check_readable(path: Path) -> Path:
+    """Return `path` if this user may read the file; else raise StorageError."""
+    if not os.access(path, os.R_OK):
+        raise StorageError(
+            f"{path}: Permission denied, user {os.getuid()} may not read it. Run as the owner of the keys."
+        )
     return path
 
 
@@ -107,7 +155,7 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
     """Yield a new file that gets the name `path` at the end of the block; if the block fails, nothing is left of it.
 
     Until then it has a name of its own, with :data:`PART` at the end, so that several processes may write `path` at
-    once. A process that is killed leaves it.
+    once. A process that is killed leaves it. What root writes belongs to the owner of the folder (:func:`inherit`).
     """
     # mkstemp opens with 0600 whatever the umask is, so a secret is never readable on its way.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
@@ -115,6 +163,7 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
+            inherit(file.fileno(), path.parent)
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         Path(name).replace(path)
@@ -138,6 +187,18 @@ def give(path: Path, owner: os.stat_result) -> None:
     except OSError as error:
         whose = f"{owner.st_uid}:{owner.st_gid}"
         raise StorageError(f"{path}: cannot be given to {whose} ({error.strerror}): chown {whose} {path}") from error
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time into the block for this folder, and wait for the others; nothing is written there."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def own_folder(path: Path) -> Path:

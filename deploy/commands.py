@@ -134,13 +134,20 @@ def client(arguments: Arguments) -> None:
 
 
 def revoke_certificate(arguments: Arguments) -> None:
-    """Put certificates on the authority's revocation list."""
+    """Put certificates on the authority's revocation list; one that cannot be keeps none of the others off it."""
     from fedcross.deploy.revocation import revoke as put_on_list
 
     files: list[Path | None] = list(arguments.files) or [None]
+    faults = []
     for file in files:
-        path, new = put_on_list(_root(arguments.authority), file)
-        print(path if file is None else f"{path}: newly revoked with {file}: {new} (all unexpired ones of its device)")
+        try:
+            path, new = put_on_list(_root(arguments.authority), file)
+        except StorageError as error:
+            faults.append(str(error))
+            continue
+        said = "(all unexpired ones of its device)" if new else "(it was before; what its device got since is valid)"
+        print(path if file is None else f"{path}: newly revoked with {file}: {new} {said}")
+    _raise(faults)
 
 
 def node(arguments: Arguments) -> None:
@@ -149,20 +156,35 @@ def node(arguments: Arguments) -> None:
 
 
 def check(arguments: Arguments) -> None:
-    """Check certificates and keys."""
+    """Check certificates, keys and lists of revoked certificates."""
     faults = []
     for path in arguments.files:
         try:
-            if path.suffix == ".key":
-                certificates.check_key(path)
-                print(f"{path}: private")
-            else:
-                left = certificates.check_certificate(path, arguments.authority)
-                print(f"{path}: {left.days} days left{', rotate it now' if left < start.SOON else ''}")
+            print(f"{path}: {_state(path, arguments.authority, arguments.files)}")
         except StorageError as error:
             faults.append(str(error))
+    _raise(faults)
+
+
+def _state(path: Path, authority: Path, files: Sequence[Path]) -> str:
+    """Return what is to say of a good file; `files` are all that are checked, a key's certificate among them."""
+    from fedcross.deploy.revocation import check_list, check_revoked
+
+    if path.suffix == ".key":
+        certificates.check_key(path, [file for file in files if file.name == f"{path.stem}.crt"])
+        return "private"
+    if path.suffix == ".crl":
+        left, cure = check_list(path, authority), "sign it again with fedcross deploy revoke-certificate"
+    else:
+        left, cure = certificates.check_certificate(path, authority), certificates.renewal(path)
+        check_revoked(path, authority)
+    return f"{left.days} days left{f', {cure}' if left < start.SOON else ''}"
+
+
+def _raise(faults: Sequence[str]) -> None:
+    """Raise what was found in several files as one error, each fault once."""
     if faults:
-        raise StorageError("\n".join(faults))
+        raise StorageError("\n".join(dict.fromkeys(faults)))
 
 
 def federation(arguments: Arguments) -> None:

@@ -22,7 +22,8 @@ from string import Template
 
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.private_files import give, private_folder, write_private, write_public
+from fedcross.core.keys import KeyPair
+from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, write_public
 from fedcross.deploy.federation import SECRET, make_secret
 from fedcross.deploy.start import check_width
 from fedcross.engines.remote import host_and_port
@@ -79,16 +80,17 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
         If the bundle exists, or a file cannot be read or written.
     """
     certificates.check_name(device.name)
-    host_and_port(device.superlink)
+    _check_address(device.superlink)
     if not 0 <= device.partition < device.partitions:
         raise ConfigError(
             f"partition={device.partition}: devices are numbered 0 to {device.partitions - 1}, one number each."
         )
     check_width(device.width)
+    text = certificates.authority_text(authority)
     certificates.validity(authority)
-    bundle = folder / device.name
+    bundle = check_place(folder) / device.name
     try:
-        bundle.mkdir(parents=True, mode=0o700)
+        make_folder(bundle)
     except FileExistsError as error:
         raise StorageError(
             f"{bundle}: exists already. Use fedcross deploy rotate-key to replace its key, or remove the folder if "
@@ -97,20 +99,28 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     except OSError as error:
         raise StorageError(f"{bundle}: this folder cannot be made ({error.strerror}). Choose another one.") from error
     try:
-        _fill(bundle, device, authority)
+        _fill(bundle, device, text)
     except BaseException:  # a half bundle would be in the way of the next try
         shutil.rmtree(bundle, ignore_errors=True)
         raise
     return bundle
 
 
-def _fill(bundle: Path, device: Device, authority: Path) -> None:
+def _check_address(address: str) -> None:
+    """Refuse what a server's certificate cannot name: the address stands in files that a shell and systemd read."""
+    host, port = host_and_port(address)
+    certificates.check_host(host.strip("[]"))
+    if port == 0:
+        raise ConfigError(f"--superlink {address}: there is no port 0.")
+
+
+def _fill(bundle: Path, device: Device, authority: bytes) -> None:
     keys = private_folder(bundle / "keys")
     for name in ("data", "state", "own"):
         private_folder(bundle / name)
     certificates.make_node_key(keys, device.name)
     make_secret(keys / SECRET)
-    write_public(keys / "ca.crt", authority.read_bytes())
+    write_public(keys / "ca.crt", authority)
     values = {
         "name": device.name,
         "superlink": device.superlink,
@@ -135,29 +145,50 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
     """Give a device a new key and return the paths of the new and of the old public key.
 
     The SuperLink refuses the device until the new key is registered. The old key must be revoked first, because a
-    partition belongs to one key. The new files have the owner of the old key, whoever runs this. Public keys that were
-    replaced earlier stay: one of them may be the registered one.
+    partition belongs to one key. The old public key is the private key's own, whatever the .pub file says. The new
+    files have the owner of the old key, whoever runs this. Public keys that were replaced earlier stay: one of them may
+    be the registered one. Of several processes one rotates at a time.
     """
     keys = bundle / "keys"
-    name = bundle.name
-    private, public = keys / f"{name}-node.key", keys / f"{name}-node.pub"
-    if not private.is_file() or not public.is_file():
-        raise StorageError(f"{keys}: no {private.name} with its .pub in it. Name the folder that new-client made.")
-    old = _old(keys, name, public.read_bytes())
-    write_public(old, public.read_bytes())
-    backup, owner = private.read_bytes(), private.stat()
-    private.unlink()
+    private = keys / f"{bundle.name}-node.key"
+    if not private.is_file():
+        raise StorageError(f"{keys}: no {private.name} in it. Name the folder that new-client made.")
+    if private.is_symlink():
+        raise StorageError(
+            f"{private}: a link to {private.resolve()}, where the old key would stay. Put the key itself here first."
+        )
+    with alone(keys):
+        return _rotate(KeyPair(private.with_suffix(".pub"), private), bundle.name)
+
+
+def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
+    keys, before, owner = pair.private.parent, pair.private.read_bytes(), pair.private.stat()
+    line = _own_line(pair, name)
+    old = _old(keys, name, line)
+    kept = old.exists()
+    write_public(old, line)
     try:
-        pair = certificates.make_node_key(keys, name)
+        certificates.make_node_key(keys, name, True)
     except BaseException:
-        write_private(private, backup)
-        give(private, owner)
+        if not kept and pair.private.read_bytes() == before:
+            old.unlink()  # the key is the valid one still
         raise
     if not (keys / SECRET).exists():  # a bundle of version 0.2 or older
         make_secret(keys / SECRET)
-    for path in (private, public, old, keys / SECRET):
+    for path in (pair.private, pair.public, old, keys / SECRET):
         give(path, owner)
     return pair.public, old
+
+
+def _own_line(pair: KeyPair, name: str) -> bytes:
+    """Return the public key of a pair: the private key's own, or the .pub file's if that key is damaged."""
+    try:
+        return certificates.public_line(pair.private, name)
+    except StorageError:
+        if not pair.public.is_file():
+            raise
+        certificates.read_public_key(pair.public)
+        return pair.public.read_bytes()
 
 
 def _old(keys: Path, name: str, key: bytes) -> Path:

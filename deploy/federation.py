@@ -10,26 +10,37 @@
     ROOT/operator     ca.crt token              what the SuperLink's control interface asks for
     ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    a folder for each device, mounted only into its container
 
-Running it again changes no valid file.
+Running it again changes no valid file. A copy of the authority's certificate without the authority itself is refused: a
+new authority would lock out every device.
 """
 
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import check_private, private_folder, write_private, write_public
+from fedcross.core.private_files import (
+    check_place,
+    check_private,
+    check_readable,
+    private_folder,
+    write_private,
+    write_public,
+)
 
 #: A certificate that expires sooner is replaced when the federation starts.
 RENEW = timedelta(days=30)
+#: An authority that ends sooner is told of: each device needs the certificate of its successor.
+LAST = timedelta(days=certificates.MAX_LEAF_DAYS)
 #: Names by which the parts of the compose federation reach each other.
 INNER_NAMES = ("superlink", "gateway")
-SECRET = "superexec.key"  # noqa: S105 - a file name
+SECRET = certificates.SECRET
 #: Folder and file of the live page's token, as text.
 PAGE, TOKEN = "page", "token"
 #: Folder of the token for the control interface, in a file of the same name.
@@ -49,25 +60,31 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     devices : sequence of str
         Names of the devices that get a key here.
     names : sequence of str
-        Further host names and addresses of the gateway.
+        Further host names and addresses of the gateway. The certificate that is replaced gives its own too.
 
     Raises
     ------
     StorageError
-        If a certificate expires soon and the authority's key is not in the folder to sign a new one.
+        If a certificate expires soon and the authority's key is not in the folder to sign a new one, if the authority's
+        certificate is not in its folder but in another, or if the names in the server's certificate are lost.
     ConfigError
-        If a device's name is none, or is that of one of the federation's own folders.
+        If a name is none, or a device's is that of one of the federation's own folders.
     """
+    for name in names:
+        certificates.check_host(name)
     for device in devices:
         certificates.check_name(device)
     if taken := sorted({*OWN} & {*devices}):
         raise ConfigError(f"device {taken[0]}: a folder of the federation has this name. Choose another one.")
     made: list[str] = []
+    authority = KeyPair(root / "authority" / "ca.crt", root / "authority" / "ca.key")
+    _refuse_successor(authority.public, [check_place(root) / name / "ca.crt" for name in (*OWN, *devices)])
     folders = {name: private_folder(root / name) for name in (*OWN, *devices)}
-    authority = KeyPair(folders["authority"] / "ca.crt", folders["authority"] / "ca.key")
     if not authority.public.exists():
         certificates.make_authority(folders["authority"])
         made.append(str(authority.public))
+    text = certificates.authority_text(authority.public)
+    _warn_of_end(authority.public)
     _server(authority, folders["server"], names, made)
     made += gateway_token(folders["server"])
     _secret(folders["superexec"] / SECRET, made)
@@ -77,30 +94,75 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
         _device(folders[device], folders["public"], device, made)
     for name, folder in folders.items():
         if name != "authority":
-            write_public(folder / "ca.crt", authority.public.read_bytes())
+            write_public(folder / "ca.crt", text)
     return made
+
+
+def _refuse_successor(authority: Path, copies: Sequence[Path]) -> None:
+    """Raise StorageError if the certificate `authority` is away, but one of `copies` is there."""
+    found = [copy for copy in copies if copy.exists()]
+    if found and not authority.exists():
+        raise StorageError(
+            f"{authority}: missing, though {found[0]} is a copy of it. Bring it back, or put that copy there (nothing "
+            f"can be signed then). A new one, fedcross deploy authority {authority.parent}, locks out all devices."
+        )
+
+
+def _warn_of_end(authority: Path) -> None:
+    left = certificates.end(authority) - datetime.now(UTC)
+    if left < LAST:
+        print(
+            f"{authority}: {left.days} days left, and no certificate lives longer. Make a new authority in time, and "
+            "hand its ca.crt to all devices",
+            file=sys.stderr,
+        )
 
 
 def _server(authority: KeyPair, folder: Path, names: Sequence[str], made: list[str]) -> None:
     """Make or renew the server's certificate; one with another's key, without a name or of another authority too."""
     pair = KeyPair(folder / "server.crt", folder / "server.key")
-    wanted = [*INNER_NAMES, *names]
-    if pair.public.exists() and pair.private.exists():
-        check_private(pair.private)
-        try:
-            certificates.check_key(pair.private)
-            left = certificates.check_certificate(pair.public, authority.public)
-        except StorageError:
-            left = timedelta(0)
-        if left > RENEW and set(wanted) <= certificates.server_names(pair.public):
-            return
+    earlier = _earlier_names(pair, bool(names))
+    wanted = [*INNER_NAMES, *names, *sorted(earlier)]
+    if set(wanted) <= earlier and _good(pair, authority.public):
+        return
     certificates.make_server(authority, folder, wanted)
     made.append(str(pair.public))
 
 
+def _earlier_names(pair: KeyPair, given: bool) -> set[str]:
+    """Return the names in the server's certificate: a new one keeps them. If it is lost, they must be `given`."""
+    for path in pair.public, pair.private:
+        if path.exists():
+            check_readable(path)
+    if not pair.public.exists() and not pair.private.exists():
+        return set()
+    try:
+        return certificates.server_names(pair.public)
+    except StorageError as error:
+        if given:
+            return set()
+        raise StorageError(
+            f"{error} So the names in it are lost: bring it back, or give all with --names (--names localhost if "
+            "there were none but the usual ones)."
+        ) from error
+
+
+def _good(pair: KeyPair, authority: Path) -> bool:
+    """Return whether the pair can stay: it is one, of this authority, and lasts, or cannot last longer."""
+    if not pair.private.exists():
+        return False
+    check_private(pair.private)
+    try:
+        certificates.check_key(pair.private)
+        left = certificates.check_certificate(pair.public, authority)
+    except StorageError:
+        return False
+    return left > RENEW or certificates.end(pair.public) >= certificates.end(authority)
+
+
 def _secret(path: Path, made: list[str]) -> None:
     if path.exists():
-        check_private(path)
+        certificates.check_key(path)
         return
     make_secret(path)
     made.append(str(path))
@@ -129,9 +191,11 @@ def make_secret(path: Path) -> None:
 def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
     pair = KeyPair(folder / f"{name}-node.pub", folder / f"{name}-node.key")
     if pair.private.exists():
-        check_private(pair.private)
+        certificates.check_key(pair.private)
     else:
         certificates.make_node_key(folder, name)
         made.append(str(pair.private))
+    if not pair.public.exists():
+        write_public(pair.public, certificates.public_line(pair.private, name))
     _secret(folder / SECRET, made)
     write_public(public / pair.public.name, pair.public.read_bytes())

@@ -43,13 +43,14 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
     Raises
     ------
     StorageError
-        If a certificate or key is missing, expired or readable by others, a path has spaces, or HAProxy is missing.
-    FederationError
+        If a certificate or key is missing, expired, of another pair or readable by others, a path has spaces, or
+        HAProxy is missing.
+    ConfigError
         If an address has another form.
     """
     pair = KeyPair(keys / "server.crt", keys / "server.key")
     certificates.check_certificate(pair.public, keys / "ca.crt")
-    check_private(pair.private)
+    certificates.check_key(pair.private)
     host_and_port(superlink)
     host_and_port(listen)
     place, authority = private_folder(work).resolve(), (keys / "ca.crt").resolve()

@@ -62,6 +62,8 @@ def read_public_key(content: bytes, where: str) -> bytes:
         key = load_ssh_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{where}: this is no OpenSSH public key ({error}). Give the device's .pub file.") from error
+    if (number := sum(1 for line in content.splitlines() if line.strip())) > 1:
+        raise ConfigError(f"{where}: {number} lines, and a device has one key. Give each key a file of its own.")
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _CURVES:
         raise ConfigError(f"{where}: a key on a NIST curve is needed. Make one with fedcross deploy new-client.")
     return bytes(public_key_to_bytes(key))
@@ -137,11 +139,12 @@ def revoke(client: ControlHttpClient, key: bytes) -> int:
     """
     from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-    for node in alive(listing(client)):
-        if node.key == key:
-            client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-            return node.node_id
-    raise FederationError(f"key {fingerprint(key)}: no registered node has it. See fedcross deploy nodes.")
+    found = [node for node in listing(client) if node.key == key]
+    for node in alive(found):
+        client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+        return node.node_id
+    why = "It was revoked already." if found else "Was another one registered? See fedcross deploy nodes."
+    raise FederationError(f"key {fingerprint(key)}: no registered node has it. {why}")
 
 
 def alive(nodes: list[Node]) -> list[Node]:

@@ -5,7 +5,8 @@ SuperNodes have no certificates, they sign with their keys; ``fedcross deploy re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,17 +18,26 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedcross.core import issued
 from fedcross.core import keys as certificates
 from fedcross.core.errors import StorageError
+from fedcross.core.issued import Issued
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import write_public
 
 CRL_DAYS = 90
+#: The list's file, beside the authority's certificate.
+LIST = "ca.crl"
+AGAIN = (
+    "Bring it back from a copy, or remove it: fedcross deploy revoke-certificate makes it again from what "
+    f"{issued.FILE} records as revoked."
+)
 
 
 def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -> tuple[Path, int]:
     """Put `certificate` on the list ``ca.crl`` beside the authority's certificate, and sign the list anew.
 
     With a client's certificate, all unexpired ones of the same device that the authority signed go on the list
-    (:mod:`core.issued`), because a rotated one stays valid. Processes that revoke at once wait for each other.
+    (:mod:`core.issued`), because a rotated one stays valid; not with one that is on the list already, as its device may
+    have got another one since. What is revoked is recorded there too, so a lost list is made again. Processes that
+    revoke at once wait for each other.
 
     Parameters
     ----------
@@ -46,34 +56,82 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
     Raises
     ------
     StorageError
-        If this authority did not sign the certificate or the list, or the list cannot be written.
+        If this authority did not sign the certificate or the list, the certificate is a server's, or the list cannot be
+        written.
     """
-    root, key = certificates.read_certificate(authority.public), certificates.read_key(authority.private)
-    path = authority.public.with_name("ca.crl")
+    root, key = certificates.read_authority(authority.public), certificates.read_key(authority.private)
+    path = authority.public.with_name(LIST)
     with issued.locked(path.parent):
-        entries = {entry.serial_number: entry for entry in _read(path, root)} if path.exists() else {}
-        before, now = len(entries), datetime.now(UTC)
-        for serial in [] if certificate is None else _serials(authority, certificate, root):
-            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
-            entries.setdefault(serial, entry)
-        write_public(path, _list(list(entries.values()), root, key, now, days))
-    return path, len(entries) - before
+        known = {one.serial: one for one in issued.valid(path.parent)}
+        revoked = {serial: one.revoked for serial, one in known.items() if one.revoked is not None}
+        if path.exists() or path.is_symlink():
+            revoked |= {entry.serial_number: entry.revocation_date_utc for entry in _read(path, root)}
+        before, now = len(revoked), datetime.now(UTC)
+        if certificate is not None:
+            leaf = issued.of(_revocable(certificate, root, authority.public))
+            known.setdefault(leaf.serial, leaf)
+            for serial in [] if leaf.serial in revoked else _of_device(leaf, known):
+                revoked.setdefault(serial, now)
+        issued.write(path.parent, _recorded(known, revoked, root.not_valid_after_utc))
+        write_public(path, _list(revoked, root, key, now, days))
+    return path, len(revoked) - before
 
 
-def _serials(authority: KeyPair, certificate: Path, root: x509.Certificate) -> list[int]:
-    """Return the serial number of `certificate` and, of a client's, those of all that its device got."""
+def _revocable(certificate: Path, root: x509.Certificate, authority: Path) -> x509.Certificate:
+    """Return the certificate in a file if `root`, which is in the file `authority`, can revoke it."""
     leaf = certificates.read_certificate(certificate)
+    if (number := certificate.read_bytes().count(b"-----BEGIN CERTIFICATE-----")) > 1:
+        raise StorageError(f"{certificate}: {number} certificates in one file. Give each a file of its own.")
     if not certificates.signed(leaf, root) or leaf.serial_number == root.serial_number:
-        raise StorageError(f"{certificate}: not signed by {authority.public}, so it cannot be revoked here.")
-    if not certificates.for_clients(leaf):
-        return [leaf.serial_number]
-    name = issued.of(leaf).name
-    others = [one.serial for one in issued.valid(authority.public.parent) if one.name == name]
-    return [leaf.serial_number, *others]
+        raise StorageError(f"{certificate}: not signed by {authority}, so it cannot be revoked here.")
+    if certificates.for_servers(leaf):
+        raise StorageError(
+            f"{certificate}: the certificate of a server, and devices read no list of revoked ones. If its key was "
+            f"stolen, make a new authority and hand its ca.crt to all devices; else it ends on "
+            f"{leaf.not_valid_after_utc:%F}."
+        )
+    return leaf
+
+
+def _of_device(leaf: Issued, known: Mapping[int, Issued]) -> list[int]:
+    """Return the serial numbers of a certificate and of all that its device got."""
+    return [leaf.serial, *(one.serial for one in known.values() if leaf.name and one.name == leaf.name)]
+
+
+def _recorded(known: Mapping[int, Issued], revoked: Mapping[int, datetime], latest: datetime) -> list[Issued]:
+    """Return `known` with what is revoked; one of which only the number is known counts until `latest`."""
+    unknown = {serial: Issued(serial, "", latest) for serial in revoked if serial not in known}
+    return [replace(one, revoked=revoked.get(serial)) for serial, one in {**known, **unknown}.items()]
+
+
+def check_revoked(certificate: Path, authority: Path) -> None:
+    """Raise StorageError if the list beside the authority's certificate, if there is one, has `certificate`."""
+    path = authority.with_name(LIST)
+    if not path.exists():
+        return
+    serial = certificates.read_certificate(certificate).serial_number
+    found = _read(path, certificates.read_certificate(authority)).get_revoked_certificate_by_serial_number(serial)
+    if found is not None:
+        raise StorageError(
+            f"{certificate}: revoked on {found.revocation_date_utc:%F} ({path}). Make a new one with fedcross deploy."
+        )
+
+
+def check_list(path: Path, authority: Path) -> timedelta:
+    """Return how long a list stays valid; raise StorageError if `authority` did not sign it, or it has expired."""
+    root = certificates.read_certificate(authority)
+    end = _read(path, root).next_update_utc or root.not_valid_after_utc
+    left = end - datetime.now(UTC)
+    if left <= timedelta(0):
+        raise StorageError(
+            f"{path}: ended on {end:%F}, so a gateway that reads it refuses every client. Sign it again: fedcross "
+            f"deploy revoke-certificate {path.parent}"
+        )
+    return left
 
 
 def _list(
-    entries: Sequence[x509.RevokedCertificate],
+    revoked: Mapping[int, datetime],
     root: x509.Certificate,
     key: ec.EllipticCurvePrivateKey,
     now: datetime,
@@ -88,7 +146,8 @@ def _list(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
     )
-    for entry in entries:
+    for serial, when in revoked.items():
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when).build()
         builder = builder.add_revoked_certificate(entry)
     return builder.sign(key, hashes.SHA256()).public_bytes(codec.Encoding.PEM)
 
@@ -97,7 +156,7 @@ def _read(path: Path, root: x509.Certificate) -> x509.CertificateRevocationList:
     try:
         found = x509.load_pem_x509_crl(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise StorageError(f"{path}: no readable list of revoked certificates ({error}).") from error
+        raise StorageError(f"{path}: no readable list of revoked certificates ({error}). {AGAIN}") from error
     if not found.is_signature_valid(root.public_key()):  # type: ignore[arg-type]
-        raise StorageError(f"{path}: not signed by the authority beside it. Somebody changed it; make it again.")
+        raise StorageError(f"{path}: not signed by the authority beside it. Somebody changed it. {AGAIN}")
     return found

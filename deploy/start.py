@@ -6,10 +6,12 @@ dependencies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
 import shutil
+import sqlite3
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -52,21 +54,36 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     """
     pair = KeyPair(server / "server.crt", server / "server.key")
     check_folder(server)
-    check_private(pair.private)
+    certificates.check_key(pair.private)
     _dates(pair.public, server / "ca.crt")
     _operator(os.environ.get(operators.VARIABLE))
     if not database.resolve().parent.is_dir():
         raise StorageError(
             f"--database {database}: {database.resolve().parent} is no folder. Make it, or name another."
         )
+    _check_database(database)
     return [
         *(sys.executable, "-m", "fedcross.deploy.patience", "flower-superlink"),
         *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),
         *("--ssl-certfile", str(pair.public), "--ssl-keyfile", str(pair.private)),
         *("--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth"),
-        *("--superexec-auth-secret-file", str(check_private(secret / SECRET))),
+        *("--superexec-auth-secret-file", str(certificates.check_key(secret / SECRET))),
         *("--database", str(database), "--disable-runtime-dependency-installation"),
     ]
+
+
+def _check_database(path: Path) -> None:
+    """Raise StorageError if SQLite cannot read the file `path`; a new or empty one is made by Flower."""
+    if not path.exists():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"--database {path}: {error}. Bring it back from a copy, or name a new file, in which every device must be "
+            "registered again."
+        ) from error
 
 
 def gateway_of(server: Path) -> dict[str, str]:
@@ -87,7 +104,7 @@ def superexec(folder: Path, address: str, health: str) -> list[str]:
     return [
         *guarded.command("flower-superexec"),
         *("--runtime-api-address", address, "--root-certificates", str(folder / "ca.crt")),
-        *("--superexec-auth-secret-file", str(check_private(folder / SECRET))),
+        *("--superexec-auth-secret-file", str(certificates.check_key(folder / SECRET))),
         *("--health-server-address", health),
     ]
 
@@ -118,11 +135,11 @@ def supernode(
     _dates(authority, authority)
     if not 0 <= partition < partitions:
         raise StorageError(f"partition {partition}: devices are numbered 0 to {partitions - 1} (partitions).")
-    secret = str(check_private(folder / SECRET))
+    secret = str(certificates.check_key(folder / SECRET))
     return [
         *(*program.command("supervisor"), "--port", str(port), "--secret", secret, "--", "flower-supernode"),
         *("--superlink", address, "--root-certificates", str(authority)),
-        *("--auth-supernode-private-key", str(check_private(folder / f"{name}-node.key"))),
+        *("--auth-supernode-private-key", str(certificates.check_key(folder / f"{name}-node.key"))),
         # Without a secret, every local user could take the device's messages from this port.
         *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process"),
         *("--superexec-auth-secret-file", secret),
@@ -200,4 +217,4 @@ def _dates(certificate: Path, authority: Path) -> None:
     else:
         left = certificates.check_certificate(certificate, authority)
     if left < SOON:
-        print(f"{certificate}: {left.days} days left, rotate it now", file=sys.stderr)
+        print(f"{certificate}: {left.days} days left, {certificates.renewal(certificate)}", file=sys.stderr)

@@ -21,7 +21,7 @@ from urllib.error import HTTPError
 from pydantic import Field
 
 from fedcross.core import ports
-from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.core.events import relay, say
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, runs
@@ -154,16 +154,16 @@ def host_and_port(address: str) -> tuple[str, int]:
 
     Raises
     ------
-    FederationError
+    ConfigError
         If `address` has another form.
     """
     if not re.fullmatch(_ADDRESS, address):
-        raise FederationError(f"{address!r}: expected HOST:PORT, for example superlink.example.org:8000.")
+        raise ConfigError(f"{address!r}: expected HOST:PORT, for example superlink.example.org:8000.")
     host, port = address.rsplit(":", 1)
     if int(port) > 65535:
-        raise FederationError(f"{address!r}: there is no port above 65535.")
+        raise ConfigError(f"{address!r}: there is no port above 65535.")
     if not ports.is_host(host):
-        raise FederationError(f"{address!r}: {host!r} can be no host's name.")
+        raise ConfigError(f"{address!r}: {host!r} can be no host's name.")
     return host, int(port)
 
 

@@ -59,8 +59,9 @@ def _supernode(arguments: Arguments) -> None:
     Raises
     ------
     FederationError
-        If the clock is too far ahead or behind, or the address has another form. A server that does not answer is the
-        SuperNode's own to wait for.
+        If the clock is too far ahead or behind. A server that does not answer is the SuperNode's own to wait for.
+    ConfigError
+        If the address has another form.
     """
     host_and_port(arguments.superlink)
     for finding in check_server(arguments.superlink, arguments.keys / "ca.crt"):
@@ -162,7 +163,7 @@ def _certificate_parts(add: Add) -> None:
 
     part = add("check", commands.check, "check signatures, dates and file modes")
     part.add_argument("authority", type=Path, help="the authority's certificate, ca.crt")
-    part.add_argument("files", type=Path, nargs="+", metavar="FILE", help="certificates (.crt) and keys (.key)")
+    part.add_argument("files", type=Path, nargs="+", metavar="FILE", help="certificates (.crt), keys (.key), ca.crl")
 
 
 def _program_parts(add: Add) -> None:
@@ -173,7 +174,9 @@ def _program_parts(add: Add) -> None:
     part.add_argument(
         "--device", action="append", default=[], metavar="NAME", help="name of a device that gets a key here"
     )
-    part.add_argument("--names", default="", help="further names of the gateway, separated by commas")
+    part.add_argument(
+        "--names", default="", help="further names of the gateway, separated by commas; earlier ones stay"
+    )
 
     part = add("kubernetes", commands.kubernetes, "write the federation as Kubernetes manifests")
     part.add_argument("folder", type=Path, help="new folder for the manifests")

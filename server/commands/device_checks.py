@@ -38,9 +38,9 @@ BEHIND_S, AHEAD_S = 300, 5
 
 
 def check_node_key(folder: Path) -> Iterator[Finding]:
-    """Check a device's keys: the authority's certificate, and that only the owner reads the key and the secret."""
-    from fedcross.core.keys import validity
-    from fedcross.core.private_files import check_folder, check_private
+    """Check a device's keys: the authority's certificate, and that key and secret are good and only the owner's."""
+    from fedcross.core.keys import check_key, read_authority, validity
+    from fedcross.core.private_files import check_folder
 
     try:
         names = sorted(folder.iterdir())
@@ -57,12 +57,13 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
     secret = folder / SECRET
     if not secret.is_file():
         yield fault(f"{secret}: missing. fedcross deploy rotate-key makes it in a bundle of version 0.2 or older.")
-    for check, path in ((check_folder, folder), *((check_private, key) for key in sorted(folder.glob("*.key")))):
+    for check, path in ((check_folder, folder), *((check_key, key) for key in sorted(folder.glob("*.key")))):
         try:
             yield ok(f"{check(path)}: private")
         except StorageError as error:
             yield fault(str(error))
     try:
+        read_authority(folder / "ca.crt")
         left = validity(folder / "ca.crt")
         yield ok(f"{folder / 'ca.crt'}: {left.days} days left")
     except StorageError as error:

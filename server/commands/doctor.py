@@ -171,9 +171,6 @@ def check_gpu(required: bool) -> Iterator[Finding]:
 
 def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     """Check modes of keys, signatures and dates of certificates in `folder`, and that a pair belongs together."""
-    from fedcross.core.keys import check_certificate, check_key
-    from fedcross.core.private_files import private_folder
-
     if not folder.is_dir():
         yield fault(f"{folder}: no such folder. Make keys with fedcross deploy.")
         return
@@ -181,20 +178,31 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     if not certificates and not keys:
         yield fault(f"{folder}: no .crt and no .key in this folder. Make them with fedcross deploy.")
     root = authority or folder / "ca.crt"
-    for path in [folder, *keys, *certificates]:
+    if certificates and not root.exists():
+        yield fault(f"{root}: no such file. Name the authority's certificate with --authority.")
+        certificates = []
+    for path in [folder, *keys, *certificates, *sorted(folder.glob("*.crl"))]:
         try:
-            if path == folder:
-                private_folder(path)
-                yield ok(f"{path}: private")
-            elif path.suffix == ".key":
-                check_key(path)
-                yield ok(f"{path}: private")
-            else:
-                left = check_certificate(path, root)
-                text = f"{path}: {left.days} days left"
-                yield ok(text) if left >= SOON else fault(f"{text}. Rotate it now: fedcross deploy.")
+            yield _of_file(path, root)
         except StorageError as error:
             yield fault(str(error))
+
+
+def _of_file(path: Path, authority: Path) -> Finding:
+    """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
+    from fedcross.core.keys import check_certificate, check_key, renewal
+    from fedcross.core.private_files import check_folder
+    from fedcross.deploy.revocation import check_list, check_revoked
+
+    if path.suffix == ".crl":
+        left, cure = check_list(path, authority), "Sign it again: fedcross deploy revoke-certificate."
+    elif path.suffix == ".crt":
+        left, cure = check_certificate(path, authority), f"{renewal(path).capitalize()}: fedcross deploy."
+        check_revoked(path, authority)
+    else:
+        return ok(f"{(check_key if path.suffix == '.key' else check_folder)(path)}: private")
+    text = f"{path}: {left.days} days left"
+    return ok(text) if left >= SOON else fault(f"{text}. {cure}")
 
 
 def check_listen(port: int, host: str = "0.0.0.0") -> Finding:  # noqa: S104 - the SuperLink's own default

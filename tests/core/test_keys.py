@@ -334,3 +334,125 @@ def test_check_finds_a_key_of_another_certificate(
     pair.private.write_bytes(b"junk")
     with pytest.raises(StorageError, match="no unencrypted PEM private key"):
         certificates.check_key(pair.private)
+
+
+@pytest.mark.parametrize("name", ["superexec", "SuperExec"])
+def test_a_client_certificate_replaces_no_secret(authority: KeyPair, tmp_path: Path, name: str) -> None:
+    write_private(tmp_path / certificates.SECRET, bytes(32))
+    with pytest.raises(ConfigError, match="authority or the server have it"):
+        certificates.make_client(authority, tmp_path, name)
+    assert (tmp_path / certificates.SECRET).read_bytes() == bytes(32)
+
+
+def test_check_refuses_what_is_no_key(authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = certificates.make_node_key(tmp_path, "porch")
+    write_private(tmp_path / certificates.SECRET, bytes(32))
+    good = [node.private, tmp_path / certificates.SECRET]
+    assert main(["check", str(authority.public), *map(str, good)]) == 0
+    capsys.readouterr()
+    bad, empty, damaged = (tmp_path / name for name in ("bad.key", "empty.key", "barn-node.key"))
+    write_private(bad, b"x\n")
+    write_private(empty, b"")
+    write_private(damaged, node.private.read_bytes()[:200])
+    write_private(tmp_path / certificates.SECRET, b"")
+    checked = [bad, empty, damaged, tmp_path / certificates.SECRET]
+    assert main(["check", str(authority.public), *map(str, checked)]) == 2
+    said = capsys.readouterr()
+    assert "private\n" not in said.out
+    assert f"{bad}: this is no unencrypted PEM private key" in said.err
+    assert f"{empty}: this is no unencrypted PEM private key" in said.err
+    assert f"{damaged}: this is no unencrypted OpenSSH private key" in said.err
+    assert f"{certificates.SECRET}: 0 bytes, a secret has 16 or more" in said.err
+
+
+def test_a_nodes_key_and_its_public_key_belong_together(tmp_path: Path) -> None:
+    porch, barn = (certificates.make_node_key(tmp_path, name) for name in ("porch", "barn"))
+    assert certificates.public_line(porch.private, "porch") == porch.public.read_bytes()
+    porch.public.write_bytes(barn.public.read_bytes())
+    with pytest.raises(StorageError, match=r"this is not the key of .*porch-node\.pub"):
+        certificates.check_key(porch.private)
+    porch.public.write_bytes(b"junk")
+    with pytest.raises(StorageError, match=r"porch-node\.pub: this is no OpenSSH public key"):
+        certificates.check_key(porch.private)
+
+
+def test_check_compares_a_key_with_the_certificate_that_is_named(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = (certificates.make_server(authority, tmp_path / name, []) for name in ("one", "other"))
+    both = [str(path) for pair in (one, other) for path in (pair.public, pair.private)]
+    assert main(["check", str(authority.public), *both]) == 0
+    assert main(["check", str(authority.public), str(one.public), str(other.private)]) == 2
+    assert f"{other.private}: this is not the key of {one.public}" in capsys.readouterr().err
+
+
+def test_a_key_that_this_user_may_not_read(authority: KeyPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(StorageError, match=r"Permission denied, user \d+ may not read it\. Run as the owner"):
+        check_private(authority.private)
+
+
+def test_only_an_authority_signs(authority: KeyPair, tmp_path: Path) -> None:
+    pair = certificates.make_server(authority, tmp_path / "server", [])
+    with pytest.raises(StorageError, match=r"server\.crt: not the certificate of an authority"):
+        certificates.make_client(pair, tmp_path / "d", "porch")
+    both = tmp_path / "mix.crt"
+    both.write_bytes(authority.public.read_bytes() + authority.private.read_bytes())
+    assert certificates.authority_text(both) == authority.public.read_bytes()
+
+
+def test_what_cannot_be_signed_leaves_no_folder(authority: KeyPair, tmp_path: Path) -> None:
+    authority.private.rename(tmp_path / "away.key")
+    for make in (
+        lambda: certificates.make_client(authority, tmp_path / "d", "porch"),
+        lambda: certificates.make_server(authority, tmp_path / "d", []),
+    ):
+        with pytest.raises(StorageError, match="no such key file"):
+            make()
+    (tmp_path / "away.key").rename(authority.private)
+    with pytest.raises(ConfigError, match="days=91"):
+        certificates.make_client(authority, tmp_path / "d", "porch", days=91)
+    assert sorted(path.name for path in authority.public.parent.iterdir()) == ["ca.crt", "ca.key"]
+    assert not (tmp_path / "d").exists()
+
+
+def test_what_root_makes_belongs_to_the_owner_of_the_folder(
+    authority: KeyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service's user could not use its keys any more after root has renewed them."""
+    own = tmp_path.stat()
+    whose = (own.st_uid, own.st_gid)
+    given: list[tuple[Path | int, tuple[int, int]]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    monkeypatch.setattr(os, "chown", lambda file, *owner, **_: given.append((file, owner)))
+    certificates.make_client(authority, tmp_path / "a" / "b", "porch")
+    assert given == []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    certificates.make_client(authority, tmp_path / "c" / "d", "porch")
+    assert [owner for _, owner in given] == [whose] * 6
+    named = [file for file, _ in given if isinstance(file, Path)]  # the others: the pair, and the authority's list
+    assert named == [authority.public.with_name(".lock"), tmp_path / "c", tmp_path / "c" / "d"]
+
+
+def test_where_root_may_not_give_files_away_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", refused)
+    assert certificates.make_authority(tmp_path / "ca").private.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_root_makes_keys_for_another_user(tmp_path: Path) -> None:
+    os.chown(tmp_path, 1234, 1235)
+    authority = certificates.make_authority(tmp_path / "ca")
+    certificates.make_client(authority, tmp_path / "d", "porch")
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in tmp_path.rglob("*")}
+    assert (owners, (tmp_path / "d").stat().st_mode & 0o777) == ({(1234, 1235)}, 0o700)
+
+
+def test_an_authority_that_ends_soon_is_not_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = certificates.make_authority(tmp_path / "ca", days=3)
+    assert main(["check", str(authority.public), str(authority.public)]) == 0
+    assert "days left, make a new authority and hand its certificate to all devices" in capsys.readouterr().out

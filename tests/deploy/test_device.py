@@ -5,6 +5,8 @@ import io
 import os
 import shlex
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fedcross.core import keys as certificates
 from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import give
 from fedcross.deploy import commands, kubernetes, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
@@ -319,3 +322,125 @@ def test_a_bundle_that_could_not_be_made_is_not_in_the_way(authority: Path, tmp_
         new_client(PORCH, authority, tmp_path / "devices")
     assert not list((tmp_path / "devices").iterdir())
     assert rotate_key(new_client(PORCH, authority, tmp_path / "devices"))
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("$(id):1", "neither an IP address nor a host name"),
+        ("a;id:1", "neither an IP address nor a host name"),
+        ('a"b:1', "neither an IP address nor a host name"),
+        ("tür.example.org:1", "neither an IP address nor a host name"),
+        ("a_b:1", "neither an IP address nor a host name"),
+        ("h:0", "there is no port 0"),
+        ("h:x", "expected HOST:PORT"),
+    ],
+)
+def test_an_address_that_no_certificate_can_have_is_wrong_use(
+    address: str, says: str, authority: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--superlink", address, "--partition", "0", "--partitions", "1", str(authority), str(tmp_path / "d")]
+    assert deploy(["new-client", *where, "porch"]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7:8443", "[2001:db8::1]:8443", "localhost:1"])
+def test_addresses_of_machines(address: str, authority: Path, tmp_path: Path) -> None:
+    bundle = new_client(Device("porch", address, 0, 1), authority, tmp_path / "d")
+    assert f"--superlink={address} " in (bundle / "fedcross-porch.service").read_text()
+
+
+def test_a_bundle_gets_the_authoritys_certificate_and_nothing_else(authority: Path, tmp_path: Path) -> None:
+    own = KeyPair(authority, authority.with_name("ca.key"))
+    server = certificates.make_server(own, tmp_path / "server", [])
+    with pytest.raises(StorageError, match=r"server\.crt: not the certificate of an authority"):
+        new_client(PORCH, server.public, tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+    both = tmp_path / "mix.crt"
+    both.write_bytes(authority.read_bytes() + own.private.read_bytes())
+    given = new_client(PORCH, both, tmp_path / "d") / "keys" / "ca.crt"
+    assert given.read_bytes() == authority.read_bytes()
+
+
+def test_a_bundle_is_not_made_where_others_may_rename_it(authority: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(StorageError, match=r"mode 777, so others .*chmod o-w"):
+        new_client(PORCH, authority, tmp_path / "open")
+    assert not any((tmp_path / "open").iterdir())
+
+
+@pytest.mark.parametrize("content", [b"junk", None, "barn"])
+def test_the_old_public_key_is_the_private_keys_own(bundle: Path, authority: Path, content: bytes | str | None) -> None:
+    public = bundle / "keys" / "porch-node.pub"
+    before = public.read_bytes()
+    barn = new_client(Device("barn", "h:1", 0, 1), authority, bundle.parent) / "keys" / "barn-node.pub"
+    public.unlink()
+    if content is not None:
+        public.write_bytes(barn.read_bytes() if isinstance(content, str) else content)
+    new, old = rotate_key(bundle)
+    assert old.read_bytes() == before
+    assert new.read_bytes() != before
+    certificates.check_key(bundle / "keys" / "porch-node.key")
+
+
+def test_a_damaged_key_is_replaced_and_its_public_key_kept(bundle: Path) -> None:
+    keys = bundle / "keys"
+    before = (keys / "porch-node.pub").read_bytes()
+    (keys / "porch-node.key").write_bytes(b"junk")
+    assert rotate_key(bundle)[1].read_bytes() == before
+    (keys / "porch-node.key").write_bytes(b"junk")
+    (keys / "porch-node.pub").unlink()
+    with pytest.raises(StorageError, match="no unencrypted OpenSSH private key"):
+        rotate_key(bundle)
+
+
+def test_a_rotation_that_fails_leaves_no_old_key(bundle: Path) -> None:
+    keys = bundle / "keys"
+    before = {path: path.read_bytes() for path in keys.iterdir()}
+    keys.chmod(0o755)
+    with pytest.raises(StorageError, match="chmod 700"):
+        rotate_key(bundle)
+    assert {path: path.read_bytes() for path in keys.iterdir()} == before
+
+
+def test_a_key_that_is_a_link_is_not_rotated(bundle: Path, tmp_path: Path) -> None:
+    key = bundle / "keys" / "porch-node.key"
+    key.rename(tmp_path / "vault.key")
+    key.symlink_to(tmp_path / "vault.key")
+    with pytest.raises(StorageError, match=r"a link to .*vault\.key, where the old key would stay"):
+        rotate_key(bundle)
+
+
+def test_rotations_at_once_wait_for_each_other(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits before it replaces the key, so that without a lock both would keep the same old one."""
+    make = certificates.make_node_key
+
+    def slowly(*given: Any) -> KeyPair:
+        time.sleep(0.1)
+        return make(*given)
+
+    monkeypatch.setattr(certificates, "make_node_key", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(rotate_key, [bundle] * 4))
+    assert len({old for _, old in done}) == 4
+    assert len({old.read_bytes() for _, old in done}) == 4
+    certificates.check_key(bundle / "keys" / "porch-node.key")
+
+
+def test_a_file_of_two_keys_is_refused(bundle: Path) -> None:
+    line = (bundle / "keys" / "porch-node.pub").read_bytes()
+    assert nodes.read_public_key(line + b"\n", "x") == nodes.read_public_key(line, "x")
+    with pytest.raises(ConfigError, match="2 lines, and a device has one key"):
+        nodes.read_public_key(line + line, "x")
+
+
+def test_a_key_that_was_revoked_already_is_told_from_one_that_nobody_registered() -> None:
+    link: Any = FakeSuperLink()
+    nodes.register(link, b"a")
+    nodes.revoke(link, b"a")
+    with pytest.raises(FederationError, match=r"no registered node has it\. It was revoked already"):
+        nodes.revoke(link, b"a")
+    with pytest.raises(FederationError, match=r"no registered node has it\. Was another one registered"):
+        nodes.revoke(link, b"b")

@@ -238,3 +238,160 @@ def test_a_server_key_of_another_certificate_is_replaced(tmp_path: Path) -> None
     (tmp_path / "a" / "server" / "server.key").write_bytes((tmp_path / "b" / "server" / "server.key").read_bytes())
     assert federation.prepare(tmp_path / "a", []) == [str(tmp_path / "a" / "server" / "server.crt")]
     certificates.check_key(tmp_path / "a" / "server" / "server.key")
+
+
+def test_a_missing_authority_is_not_replaced(tmp_path: Path) -> None:
+    """Its folder is on another machine; a new authority would lock out every device."""
+    federation.prepare(tmp_path, ["porch"], ["fl.example.org"])
+    (tmp_path / "authority").rename(tmp_path.with_name("elsewhere"))
+    before = contents(tmp_path)
+    with pytest.raises(StorageError, match=r"authority/ca\.crt: missing, though .*/server/ca\.crt is a copy of it"):
+        federation.prepare(tmp_path, [])
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "authority").exists()
+    for name in ("server", "superexec", "public", "page", "operator"):
+        (tmp_path / name / "ca.crt").unlink()
+    with pytest.raises(StorageError, match=r"porch/ca\.crt is a copy of it"):
+        federation.prepare(tmp_path, ["porch"])
+    certificates.make_authority(tmp_path / "authority")  # on purpose
+    assert federation.prepare(tmp_path, ["porch"]) == [str(tmp_path / "server" / "server.crt")]
+    assert "fl.example.org" in certificates.server_names(tmp_path / "server" / "server.crt")
+
+
+def test_a_new_server_certificate_keeps_the_names_of_the_old_one(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [], ["fl.example.org"])
+    authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
+    pair = KeyPair(tmp_path / "server" / "server.crt", tmp_path / "server" / "server.key")
+    own = {"superlink", "gateway", "fl.example.org", "localhost", "127.0.0.1"}
+    certificates.make_server(authority, pair.public.parent, [*federation.INNER_NAMES, "fl.example.org", "::1"], days=10)
+    assert federation.prepare(tmp_path, []) == [str(pair.public)]
+    assert certificates.server_names(pair.public) == {*own, "::1"}
+    assert federation.prepare(tmp_path, [], ["b.org"]) == [str(pair.public)]
+    assert certificates.server_names(pair.public) == {*own, "::1", "b.org"}
+    pair.private.unlink()
+    assert federation.prepare(tmp_path, []) == [str(pair.public)]
+    assert certificates.server_names(pair.public) == {*own, "::1", "b.org"}
+
+
+@pytest.mark.parametrize("damage", [b"junk", None])
+def test_names_that_are_lost_must_be_given(tmp_path: Path, damage: bytes | None) -> None:
+    federation.prepare(tmp_path, [], ["fl.example.org"])
+    path = tmp_path / "server" / "server.crt"
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+    with pytest.raises(StorageError, match=r"the names in it are lost: bring it back, or give all with --names"):
+        federation.prepare(tmp_path, [])
+    assert federation.prepare(tmp_path, [], ["fl.example.org"]) == [str(path)]
+    assert "fl.example.org" in certificates.server_names(path)
+
+
+@pytest.mark.parametrize("closed", ["server.key", "server.crt"])
+def test_a_server_key_that_this_user_may_not_read_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    federation.prepare(tmp_path, [])
+    path = tmp_path / "server" / closed
+    before, read = contents(tmp_path), Path.read_bytes
+
+    def refused(file: Path) -> bytes:
+        if file == path:
+            raise PermissionError(13, "Permission denied", str(file))
+        return read(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda file, _: file != path)
+        patch.setattr(Path, "read_bytes", refused)
+        with pytest.raises(StorageError, match=f"{closed}: Permission denied"):
+            federation.prepare(tmp_path, [], ["b.org"])
+    assert contents(tmp_path) == before
+
+
+def test_an_authority_that_ends_soon_is_told_of_and_signs_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificates.make_authority(tmp_path / "authority", days=20)
+    assert federation.prepare(tmp_path, [])
+    assert federation.prepare(tmp_path, []) == []
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert said[0].startswith(f"{tmp_path / 'authority' / 'ca.crt'}: 19 days left, and no certificate lives longer.")
+    federation.prepare(tmp_path / "new", [])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_name_that_is_none_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither an IP address nor a host name"):
+        federation.prepare(tmp_path / "keys", [], ["a;id"])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_folder_in_which_others_may_rename_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(StorageError, match=r"mode 777, so others .*chmod o-w"):
+        federation.prepare(tmp_path / "open", [])
+    assert not any((tmp_path / "open").iterdir())
+    (tmp_path / "open").chmod(0o1777)
+    assert federation.prepare(tmp_path / "open", [])
+
+
+def test_the_copies_have_the_certificate_alone(tmp_path: Path) -> None:
+    pair = certificates.make_authority(tmp_path / "authority")
+    alone = pair.public.read_bytes()
+    pair.public.write_bytes(alone + pair.private.read_bytes())
+    federation.prepare(tmp_path, [])
+    assert (tmp_path / "public" / "ca.crt").read_bytes() == alone
+
+
+def test_a_device_without_its_public_key_gets_it_and_a_foreign_one_is_told(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, DEVICES)
+    one, other = (tmp_path / name / f"{name}-node.pub" for name in DEVICES)
+    before = one.read_bytes()
+    one.unlink()
+    assert federation.prepare(tmp_path, DEVICES) == []
+    assert one.read_bytes() == before
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(StorageError, match="this is not the key of"):
+        federation.prepare(tmp_path, DEVICES)
+
+
+def test_programs_do_not_start_with_a_key_that_is_none_or_another_pairs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        federation.prepare(tmp_path / name, ["porch"])
+    server, secret, device = (tmp_path / "a" / name for name in ("server", "superexec", "porch"))
+
+    def superlink() -> None:
+        start.superlink(server, secret, tmp_path / "s.db", "127.0.0.1")
+
+    superlink()
+    before = (secret / "superexec.key").read_bytes()
+    (secret / "superexec.key").write_bytes(b"")
+    for begin in (superlink, lambda: start.superexec(secret, "a:1", "b:2")):
+        with pytest.raises(StorageError, match="0 bytes, a secret has 16 or more"):
+            begin()
+    (secret / "superexec.key").write_bytes(before)
+    (server / "server.key").write_bytes((tmp_path / "b" / "server" / "server.key").read_bytes())
+    with pytest.raises(StorageError, match=r"server\.key: this is not the key of"):
+        superlink()
+    (device / "porch-node.key").write_bytes(b"junk")
+    with pytest.raises(StorageError, match=r"porch-node\.key: this is no unencrypted OpenSSH private key"):
+        start.supernode(device, "porch", "g:1", 0, 1, 9094)
+
+
+def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [])
+    database = tmp_path / "state.db"
+
+    def begin() -> None:
+        start.superlink(tmp_path / "server", tmp_path / "superexec", database, "127.0.0.1")
+
+    database.touch()
+    begin()
+    database.write_bytes(b"garbage\n" * 100)
+    with pytest.raises(StorageError, match=r"--database .*state\.db: file is not a database\. Bring it back"):
+        begin()
+    database.unlink()
+    database.mkdir()
+    with pytest.raises(StorageError, match="unable to open database file"):
+        begin()

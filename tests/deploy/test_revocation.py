@@ -166,3 +166,115 @@ def test_an_authority_in_a_folder_that_cannot_be_written(authority: KeyPair, tmp
     with pytest.raises(StorageError, match="cannot be read"):
         certificates.make_client(KeyPair(tmp_path / "none" / "ca.crt", authority.private), tmp_path / "d", "a")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_list_that_was_lost_is_made_again(authority: KeyPair, tmp_path: Path) -> None:
+    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    crl, _ = revoke(authority, porch.public)
+    [before] = x509.load_pem_x509_crl(crl.read_bytes())
+    crl.unlink()
+    assert revoke(authority, None) == (crl, 0)
+    [after] = x509.load_pem_x509_crl(crl.read_bytes())
+    first = serial(porch)
+    assert after.serial_number == before.serial_number == first
+    assert after.revocation_date_utc == before.revocation_date_utc
+    certificates.make_client(authority, tmp_path / "d", "porch")  # takes nothing off
+    crl.unlink()
+    assert listed(revoke(authority, None)[0]) == {first}
+
+
+def test_what_an_earlier_version_revoked_is_recorded(authority: KeyPair, tmp_path: Path) -> None:
+    porch, barn = (certificates.make_client(authority, tmp_path / "d", name) for name in ("porch", "barn"))
+    path = authority.public.with_name(issued.FILE)
+    old = json.loads(path.read_text())
+    crl, _ = revoke(authority, porch.public)
+    revoke(authority, barn.public)
+    path.write_text(json.dumps(old[:1]))  # no record of what is revoked, and barn is not on it
+    assert revoke(authority, None) == (crl, 0)
+    crl.unlink()
+    assert listed(revoke(authority, None)[0]) == {serial(porch), serial(barn)}
+
+
+def test_a_link_that_leads_nowhere_is_no_new_list(authority: KeyPair, tmp_path: Path) -> None:
+    crl = authority.public.with_name("ca.crl")
+    crl.symlink_to(tmp_path / "none")
+    with pytest.raises(StorageError, match=r"no readable list of revoked certificates .*or remove it"):
+        revoke(authority, None)
+    assert crl.is_symlink()
+
+
+def test_a_damaged_list_is_told_and_made_again_once_it_is_removed(authority: KeyPair, tmp_path: Path) -> None:
+    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    crl, _ = revoke(authority, porch.public)
+    crl.write_bytes(b"junk")
+    with pytest.raises(StorageError, match=r"or remove it: fedcross deploy revoke-certificate makes it again"):
+        revoke(authority, None)
+    crl.unlink()
+    assert listed(revoke(authority, None)[0]) == {serial(porch)}
+
+
+def test_a_file_that_is_revoked_again_does_not_shut_out_the_device_that_has_a_new_one(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    old = tmp_path / "old.crt"
+    old.write_bytes(porch.public.read_bytes())
+    crl, _ = revoke(authority, old)
+    new = certificates.make_client(authority, tmp_path / "d", "porch")
+    assert subcommand("deploy")(["revoke-certificate", str(crl.parent), str(old)]) == 0
+    assert "0 (it was before; what its device got since is valid)" in capsys.readouterr().out
+    assert serial(new) not in listed(crl)
+    assert revoke(authority, new.public)[1] == 1
+
+
+def test_a_servers_certificate_is_not_revoked(authority: KeyPair, tmp_path: Path) -> None:
+    server = certificates.make_server(authority, tmp_path / "server", [])
+    with pytest.raises(StorageError, match=r"devices read no list of revoked ones\. .* make a new authority"):
+        revoke(authority, server.public)
+    assert not authority.public.with_name("ca.crl").exists()
+
+
+def test_one_bad_file_keeps_no_other_one_off_the_list(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (certificates.make_client(authority, tmp_path / "d", name) for name in ("a", "b"))
+    both = tmp_path / "both.crt"
+    both.write_bytes(first.public.read_bytes() + second.public.read_bytes())
+    files = [str(both), str(tmp_path / "none.crt"), str(second.public)]
+    assert subcommand("deploy")(["revoke-certificate", str(authority.public.parent), *files]) == 2
+    said = capsys.readouterr().err
+    assert f"{both}: 2 certificates in one file" in said
+    assert "none.crt: this certificate cannot be read" in said
+    assert listed(authority.public.with_name("ca.crl")) == {serial(second)}
+
+
+def test_a_record_that_cannot_be_read_says_why(authority: KeyPair, tmp_path: Path) -> None:
+    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    path = authority.public.with_name(issued.FILE)
+    path.write_text("[{")
+    with pytest.raises(StorageError, match="or remove it: then only the certificates whose files you name"):
+        revoke(authority, porch.public)
+    path.unlink()
+    assert revoke(authority, porch.public)[1] == 1
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError, match=r"cannot be read \(Is a directory\)\. Run as the owner"):
+        revoke(authority, porch.public)
+
+
+def test_check_finds_what_is_revoked_and_how_long_the_list_holds(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    porch, barn = (certificates.make_client(authority, tmp_path / "d", name) for name in ("porch", "barn"))
+    crl, _ = revoke(authority, porch.public)
+    files = [str(path) for path in (barn.public, crl, porch.public)]
+    assert subcommand("deploy")(["check", str(authority.public), *files]) == 2
+    said = capsys.readouterr()
+    assert [line.split(": ")[1] for line in said.out.splitlines()] == ["89 days left"] * 2
+    assert f"{porch.public}: revoked on " in said.err
+    revoke(authority, None, days=3)
+    assert subcommand("deploy")(["check", str(authority.public), str(crl)]) == 0
+    assert "2 days left, sign it again with fedcross deploy revoke-certificate" in capsys.readouterr().out
+    revoke(authority, None, days=0)
+    assert subcommand("deploy")(["check", str(authority.public), str(crl)]) == 2
+    assert "so a gateway that reads it refuses every client" in capsys.readouterr().err

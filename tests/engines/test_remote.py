@@ -29,7 +29,7 @@ def test_addresses(address: str, parts: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("address", ["", "host", ":1", "https://h:1", "h:x", "a b:1", "::1:8000"])
 def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(FederationError, match="HOST:PORT"):
+    with pytest.raises(ConfigError, match="HOST:PORT"):
         remote.host_and_port(address)
     with pytest.raises(ConfigError, match=r"engine\.address"):
         load(["engine=remote", f"engine.address='{address}'", "engine.authority=ca.crt"])
@@ -164,5 +164,5 @@ def test_who_ends_the_watching_stops_the_run(tmp_path, monkeypatch, capsys, cut)
 
 def test_a_port_that_no_machine_has_is_refused() -> None:
     assert remote.host_and_port("h:65535") == ("h", 65535)
-    with pytest.raises(FederationError, match="no port above 65535"):
+    with pytest.raises(ConfigError, match="no port above 65535"):
         remote.host_and_port("h:99999")

@@ -94,6 +94,20 @@ def test_keys_that_are_open_or_missing(keys, tmp_path):
     assert "Name the folder 'keys'" in faults(device_checks.check_node_key(tmp_path / "none"))[0]
 
 
+def test_keys_that_are_none_or_of_another_device(keys, tmp_path, authority):
+    barn = make_node_key(tmp_path / "barn", "barn")
+    (keys / "porch-node.pub").write_bytes(barn.public.read_bytes())
+    (keys / SECRET).write_bytes(b"")
+    foreign, empty = faults(device_checks.check_node_key(keys))
+    assert "porch-node.key: this is not the key of" in foreign
+    assert "0 bytes, a secret has 16 or more" in empty
+    (keys / "porch-node.key").write_bytes(b"junk")
+    (keys / "ca.crt").write_bytes(make_server(authority, tmp_path / "server", []).public.read_bytes())
+    junk, _, no_authority = faults(device_checks.check_node_key(keys))
+    assert "no unencrypted OpenSSH private key" in junk
+    assert "not the certificate of an authority" in no_authority
+
+
 def test_keys_of_another_user(keys, monkeypatch):
     def closed(_):
         raise PermissionError(13, "Permission denied")

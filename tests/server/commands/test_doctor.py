@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedcross.core.causes import cause_of
-from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server
+from fedcross.core.keys import KeyPair, make_authority, make_client, make_node_key, make_server
+from fedcross.deploy.revocation import revoke
 from fedcross.server.commands import doctor
 
 
@@ -59,6 +60,27 @@ def test_no_keys(tmp_path):
     (tmp_path / "empty").mkdir(mode=0o700)
     assert "FAULT" in kinds(doctor.check_keys(tmp_path / "empty", None))
     assert kinds(doctor.check_keys(tmp_path / "none", None)) == ["FAULT"]
+
+
+def test_a_list_of_revoked_certificates(tmp_path):
+    authority = make_authority(tmp_path / "ca")
+    porch = make_client(authority, tmp_path / "d", "porch")
+    crl, _ = revoke(authority, porch.public)
+    told = {finding.text.split(": ")[0]: finding for finding in doctor.check_keys(tmp_path / "ca", None)}
+    assert (told[str(crl)].kind, told[str(crl)].text.endswith("89 days left")) == ("ok", True)
+    revoke(authority, None, days=3)
+    (soon,) = [f.text for f in doctor.check_keys(tmp_path / "ca", None) if f.kind == "FAULT"]
+    assert "Sign it again: fedcross deploy revoke-certificate" in soon
+    (found,) = [f.text for f in doctor.check_keys(tmp_path / "d", authority.public) if f.kind == "FAULT"]
+    assert found.startswith(f"{porch.public}: revoked on ")
+
+
+def test_a_folder_without_the_authoritys_certificate(tmp_path):
+    authority = make_authority(tmp_path / "ca")
+    for name in ("porch", "barn"):
+        make_client(authority, tmp_path / "d", name)
+    (found,) = [f.text for f in doctor.check_keys(tmp_path / "d", None) if f.kind == "FAULT"]
+    assert found.endswith("Name the authority's certificate with --authority.")
 
 
 def test_ports():
