@@ -144,10 +144,12 @@ class Scaffold(SingleModel[ScaffoldParams]):
     With ``defence.enabled`` the server keeps every client's c_i, one model of parameters each, in memory and in
     checkpoints, and c is the mean of these, each shortened to their median length. So no client moves c by more than
     that over N, however often it takes part, and a false c_i has no more weight than an honest one. Where the server
-    shortens a long update of the model, c_i still measures the whole way.
+    shortens a long update of the model, c_i still measures the whole way. Only updates of a million medians are
+    quarantined: a client whose c_i does not fit yet sends long ones, and lost ones would never mend it.
     """
 
     Objective = Controlled
+    unusual = 1e6
 
     def setup(self, arrays: Arrays) -> None:
         """Keep the initial model; all control variates are zero."""
