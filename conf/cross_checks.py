@@ -47,8 +47,8 @@ def cross_faults(config: RunConfig) -> list[str]:
     judged = min(JUDGED, config.clients_per_round)
     if config.defence.enabled and rules.enough_replies is not None and rules.enough_replies < judged:
         faults.append(
-            f"federation.enough_replies={rules.enough_replies}: the defence judges at least {judged} replies, every "
-            "round would change nothing. Raise it."
+            f"federation.enough_replies={rules.enough_replies}: the defence needs {judged} replies to see which is "
+            "unusual, no round would have them. Raise it."
         )
     if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
         faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")

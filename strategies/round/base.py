@@ -360,14 +360,14 @@ class Method(Sizes[P]):
         sent, self._sent = [self._sent[upload.slot] for upload in uploads if self._sent], {}
         if not self._defending:
             return uploads
-        needed = min(JUDGED, self.federation.clients_per_round)
-        few = len(uploads) < needed
-        if few and not self._usual:
-            return self._enough(uploads, needed, "the defence knows no usual update yet and needs at least ")
+        asked = self.federation.clients_per_round
+        few = len(uploads) < min(JUDGED, asked)
+        if few and not self._usual and len(uploads) < min(2, asked):
+            return self._enough(uploads, 2, "the defence knows no usual update yet and needs at least ")
         values = None if self.plan is None else sum(prod(self.spec[name][0]) for name in self.parameter_names)
         rules = self.federation.defence
         rules = rules.model_copy(update={"quarantine": max(rules.quarantine, self.unusual)})
-        most = self._usual if few else math.inf
+        most = (self._usual or None) if few else math.inf
         judgement = defend(rules, uploads, sent, self.parameter_names, values, most)
         if not few and 0 < judgement.usual < math.inf:
             self._usual = judgement.usual

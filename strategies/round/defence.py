@@ -84,7 +84,7 @@ def defend(
     sent: Sequence[Mapping[str, Array]],
     parameters: Collection[str],
     values: int | None = None,
-    most: float = math.inf,
+    most: float | None = math.inf,
 ) -> Judgement:
     """Quarantine and clip `uploads`; return those that may be aggregated, and counts.
 
@@ -101,8 +101,9 @@ def defend(
     values : int, optional
         Number of trained values of the full model. If given, the norm of a slice is compared as if it had as many, each
         changed as much: a wide model's update is longer than a narrow one's, and no sign of an attack.
-    most : float
-        ``M`` is at most this. Of one or two uploads none is unusual; the caller knows what was usual before.
+    most : float, optional
+        ``M`` is at most this. Of one or two uploads none is unusual; the caller knows what was usual before. None if it
+        does not: ``M`` is then the :func:`lower_median` of all norms, the smaller one of two.
 
     Notes
     -----
@@ -118,7 +119,7 @@ def defend(
     ]
     if not norms:
         return Judgement([], [], 0)
-    median = min(usual(norms), most)
+    median = min(usual(norms), lower_median(norms) if most is None else most)
     limit = settings.quarantine * median
     clipped = 0
     for upload, model, norm in zip(uploads, sent, norms):

@@ -64,7 +64,7 @@ def test_rounds_that_could_only_change_nothing():
     (found,) = faults("federation.min_replies=4", "federation.enough_replies=3")
     assert "federation.enough_replies=3" in found
     (found,) = faults("defence.enabled=true", "federation.enough_replies=2")
-    assert "the defence judges at least 3 replies" in found
+    assert "the defence needs 3 replies" in found
     load(("defence.enabled=true", "federation.enough_replies=2", "clients_per_round=2"))
 
 

@@ -146,13 +146,20 @@ def lines(folder):
 ATTACKED = ("attack=scaling", "attack.clients=1", "clients_per_round=6")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedcross", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", "fedcross"])
 def test_an_attacker_is_quarantined_and_counted_and_the_others_go_on(tmp_path, method):
     finished = run(tmp_path, f"method={method}", "rounds=2", *ATTACKED, "defence.enabled=true")
     for line in lines(tmp_path):
         assert (line["clients"], line["dropped"], line["rejected"]) == (6, 1, {"quarantined": 1})
         assert line["clipped"] >= 1  # of 6 norms, one quarantined, at least one of the others lies above the median
     assert len(finished.method.accepted) == 5
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_where_clients_carry_a_term_of_their_own_a_long_update_is_only_shortened(tmp_path, method):
+    finished = run(tmp_path, f"method={method}", "rounds=2", *ATTACKED, "defence.enabled=true")
+    assert [(line["dropped"], line["rejected"]) for line in lines(tmp_path)] == [(0, {})] * 2
+    assert len(finished.method.accepted) == 6
 
 
 def test_off_changes_nothing_and_keeps_nothing(tmp_path):

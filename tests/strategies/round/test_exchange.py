@@ -261,15 +261,26 @@ def test_too_few_replies_change_nothing(clock):
     assert method.accepted == {}
 
 
-@pytest.mark.parametrize(("defended", "lost", "few"), [(True, 1, 2), (True, 0, 0), (False, 1, 0)])
-def test_the_defence_takes_no_first_round_that_it_cannot_judge(clock, defended, lost, few):
-    """Of two replies each is as unusual as the other, so one hostile device could undo the run in such a round."""
+@pytest.mark.parametrize(("defended", "lost", "few"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
+def test_the_defence_takes_no_lone_reply_in_a_first_round(clock, defended, lost, few):
+    """There is nothing to compare it with, so one hostile device could undo the run in such a round."""
     method, grid = federation(clock, {}, defence=Defence(enabled=defended))
     grid.scripts = dict.fromkeys(drawn(method)[:lost], fails(1))
     before = method.pool.rows.copy()
     report = method.run_round(1, grid)
     assert (report.dropped, report.rejected["too_few"]) == (lost + few, few)
     assert (method.pool.rows == before).all() == bool(few)
+
+
+@pytest.mark.parametrize(("value", "moved"), [(2.0, 1.0), (1e18, 1.0)])
+def test_the_smaller_one_of_two_first_replies_is_usual(clock, value, moved):
+    """2 is shortened to 1 beside 1; 1e18 is more than three times as long, so it is lost."""
+    method, grid = federation(clock, {}, kind=FedAvg, defence=Defence(enabled=True))
+    first, second, third = method.sample(1, range(6))
+    grid.scripts = {first: fails(1), second: answers(1, value=1.0), third: answers(1, value=value)}
+    report = method.run_round(1, grid)
+    assert method.global_model()["w"] == pytest.approx(moved)
+    assert report.rejected["quarantined"] == (value > 3)
 
 
 def test_a_lone_reply_is_compared_with_what_was_usual_before(clock):
