@@ -325,7 +325,10 @@ def _signing(authority: KeyPair, days: int, now: datetime) -> tuple[x509.Certifi
     """Return the authority's certificate and key if a certificate of `days` days from `now` can be signed with them."""
     if not 1 <= days <= MAX_LEAF_DAYS:
         raise ConfigError(f"days={days}: a certificate lives 1 to {MAX_LEAF_DAYS} days.")
-    root, key = read_authority(authority.public), read_key(authority.private)
+    root = read_authority(authority.public)
+    if not authority.private.exists():
+        raise StorageError(f"{authority.private}: no such key file. Bring the authority's key back for this call.")
+    key = read_key(authority.private)
     _check_pair(root, key, authority)
     if root.not_valid_after_utc <= now:
         raise StorageError(

@@ -145,7 +145,8 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
     """Give a device a new key and return the paths of the new and of the old public key.
 
     The SuperLink refuses the device until the new key is registered. The old key must be revoked first, because a
-    partition belongs to one key. The old public key is the private key's own, whatever the .pub file says. The new
+    partition belongs to one key. The old public key is the private key's own, whatever the .pub file says; if that
+    file holds another one, it is kept first, because either may be the registered one. The new
     files have the owner of the old key, whoever runs this. Public keys that were replaced earlier stay: one of them may
     be the registered one. Of several processes one rotates at a time.
     """
@@ -164,6 +165,8 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
 def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
     keys, before, owner = pair.private.parent, pair.private.read_bytes(), pair.private.stat()
     line = _own_line(pair, name)
+    if (other := _other(pair.public, line)) is not None:
+        write_public(_old(keys, name, other), other)
     old = _old(keys, name, line)
     kept = old.exists()
     write_public(old, line)
@@ -178,6 +181,16 @@ def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
     for path in (pair.private, pair.public, old, keys / SECRET):
         give(path, owner)
     return pair.public, old
+
+
+def _other(public: Path, line: bytes) -> bytes | None:
+    """Return the content of a .pub file that holds another key than `line`; None if it is the same, damaged or away."""
+    try:
+        certificates.read_public_key(public)
+    except StorageError:
+        return None
+    content = public.read_bytes()
+    return None if content.split()[:2] == line.split()[:2] else content
 
 
 def _own_line(pair: KeyPair, name: str) -> bytes:

@@ -27,7 +27,7 @@ CRL_DAYS = 90
 LIST = "ca.crl"
 AGAIN = (
     "Bring it back from a copy, or remove it: fedcross deploy revoke-certificate makes it again from what "
-    f"{issued.FILE} records as revoked."
+    f"{issued.FILE} records as revoked (an earlier version recorded none: name each one again then)."
 )
 
 

@@ -456,3 +456,9 @@ def test_an_authority_that_ends_soon_is_not_rotated(tmp_path: Path, capsys: pyte
     authority = certificates.make_authority(tmp_path / "ca", days=3)
     assert main(["check", str(authority.public), str(authority.public)]) == 0
     assert "days left, make a new authority and hand its certificate to all devices" in capsys.readouterr().out
+
+
+def test_an_authoritys_key_that_is_elsewhere_is_to_be_brought_back(authority: KeyPair, tmp_path: Path) -> None:
+    authority.private.rename(tmp_path / "safe.key")
+    with pytest.raises(StorageError, match="Bring the authority's key back for this call"):
+        certificates.make_server(authority, tmp_path / "server", ["a.org"])

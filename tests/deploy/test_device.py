@@ -385,6 +385,16 @@ def test_the_old_public_key_is_the_private_keys_own(bundle: Path, authority: Pat
     certificates.check_key(bundle / "keys" / "porch-node.key")
 
 
+def test_of_a_key_and_a_pub_that_differ_both_are_kept(bundle: Path, authority: Path) -> None:
+    """Another device's key was copied here: porch-node.pub is the one that is registered."""
+    keys = bundle / "keys"
+    registered = (keys / "porch-node.pub").read_bytes()
+    barn = new_client(Device("barn", "h:1", 0, 1), authority, bundle.parent) / "keys" / "barn-node.key"
+    (keys / "porch-node.key").write_bytes(barn.read_bytes())
+    assert rotate_key(bundle)[1].name == "porch-node-old-2.pub"
+    assert (keys / "porch-node-old.pub").read_bytes() == registered
+
+
 def test_a_damaged_key_is_replaced_and_its_public_key_kept(bundle: Path) -> None:
     keys = bundle / "keys"
     before = (keys / "porch-node.pub").read_bytes()

@@ -207,7 +207,7 @@ def test_a_damaged_list_is_told_and_made_again_once_it_is_removed(authority: Key
     porch = certificates.make_client(authority, tmp_path / "d", "porch")
     crl, _ = revoke(authority, porch.public)
     crl.write_bytes(b"junk")
-    with pytest.raises(StorageError, match=r"or remove it: fedcross deploy revoke-certificate makes it again"):
+    with pytest.raises(StorageError, match=r"or remove it: .* makes it again .*an earlier version recorded none"):
         revoke(authority, None)
     crl.unlink()
     assert listed(revoke(authority, None)[0]) == {serial(porch)}
