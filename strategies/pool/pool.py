@@ -281,7 +281,7 @@ def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict
         matrix = mixing.dense()
         gram = matrix @ gram @ matrix.T
     m = len(gram)
-    squares = np.diag(gram)
+    squares = np.maximum(np.diag(gram), 0.0)  # models that cancel each other mix to rounding noise of either sign
     mean_square = gram.sum() / m**2
     scale = np.sqrt(np.outer(squares, squares))
     cosine = np.divide(gram, scale, out=np.zeros_like(gram), where=scale > 0)

@@ -423,5 +423,7 @@ def test_diagnostics_by_hand():
     one_sided = diagnostics(np.diag([1.0, 4.0]), mixing.Mixing(({0: 0.5, 1: 0.5}, {1: 1.0})))
     assert one_sided["pool_similarity_mean"] == pytest.approx(2 / 5**0.5)
     assert diagnostics(np.array([[1, 1 + 1e-9], [1 + 1e-9, 1]]))["pool_spread"] == 0  # rounding: the mean seems longer
+    opposite = diagnostics(np.array([[1, -1 - 1e-9], [-1 - 1e-9, 1]]), mixing.cross(2, [0, 1], [1, 0], 0.5))
+    assert opposite == {"pool_similarity_mean": 0.0, "pool_spread": 0.0}  # both squared norms come out as -5e-10
     assert diagnostics(np.array([[2.0]])) == {"pool_similarity_mean": 1.0, "pool_spread": 0.0}
     assert diagnostics(np.zeros((2, 2))) == {"pool_similarity_mean": 0.0, "pool_spread": 0.0}
