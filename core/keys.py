@@ -136,17 +136,31 @@ def make_node_key(folder: Path, name: str, replace: bool = False) -> KeyPair:
     Raises
     ------
     StorageError
-        If the key exists already and shall not be replaced: with a new key the SuperLink would treat the node as
-        another one.
+        If the key, or its public part alone, exists already and shall not be replaced: with a new key the SuperLink
+        would treat the node as another one.
     """
     check_name(name)
     private_folder(folder)
     pair = KeyPair(folder / f"{name}-node.pub", folder / f"{name}-node.key")
     if pair.private.exists() and not replace:
         raise StorageError(f"{pair.private}: this node has a key already. Remove it first if it shall be replaced.")
+    if pair.public.exists() and not replace:
+        raise _lost(pair, name)
     key = ec.generate_private_key(ec.SECP384R1())
     _save(pair, _public_line(key, name), key, codec.PrivateFormat.OpenSSH)
     return pair
+
+
+def _lost(pair: KeyPair, name: str) -> StorageError:
+    """Return the error about a SuperNode's public key, the registered one perhaps, whose private key is away."""
+    keys = pair.private.parent
+    place = keys.parent if keys.name == "keys" else keys
+    cure = "revoke this key and remove this file"
+    if place.name == name:
+        cure = f"fedcross deploy rotate-key {place} makes a new one and keeps this file, whose key must be revoked"
+    return StorageError(
+        f"{pair.public}: its private key {pair.private.name} is away. Bring it back. If it is lost, {cure}."
+    )
 
 
 def public_line(private: Path, name: str) -> bytes:
@@ -242,7 +256,7 @@ def _not_of(pair: KeyPair) -> StorageError:
 
 def read_authority(path: Path) -> x509.Certificate:
     """Read an authority's PEM certificate; raise StorageError if it is another one's."""
-    found = read_certificate(path)
+    found = one_certificate(path)
     if not _is_authority(found):
         raise StorageError(f"{path}: not the certificate of an authority. Give the federation's ca.crt.")
     return found
@@ -261,6 +275,14 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}).") from error
     except ValueError as error:
         raise StorageError(f"{path}: this is no PEM certificate ({error}).") from error
+
+
+def one_certificate(path: Path) -> x509.Certificate:
+    """Read a PEM certificate; raise StorageError if its file has further ones, of which none would be seen."""
+    found = read_certificate(path)
+    if (number := path.read_bytes().count(b"-----BEGIN CERTIFICATE-----")) > 1:
+        raise StorageError(f"{path}: {number} certificates in one file. Give each a file of its own.")
+    return found
 
 
 def end(path: Path) -> datetime:

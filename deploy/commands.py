@@ -59,8 +59,9 @@ def register(arguments: Arguments) -> None:
             f"--partition {' --partition '.join(map(str, partitions))}: give one number from 0 for each of the "
             f"{len(arguments.keys)} keys, in their order, or none at all."
         )
+    keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
     with _connected(arguments) as client:
-        for (name, key), partition in zip(public_keys(arguments.keys), partitions):
+        for (name, key), partition in zip(keys, partitions):
             node, new = admit(client, key, partition)
             bound = ", no partition: the server gives it none where other keys have one"
             if node.partition is not None:
@@ -74,8 +75,9 @@ def revoke(arguments: Arguments) -> None:
     """Shut devices out."""
     from fedcross.deploy.nodes import revoke as shut_out
 
+    keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
     with _connected(arguments) as client:
-        for name, key in public_keys(arguments.keys):
+        for name, key in keys:
             print(f"{name}: node {shut_out(client, key)} is revoked")
 
 

@@ -144,15 +144,17 @@ def registration(device: Device) -> str:
 def rotate_key(bundle: Path) -> tuple[Path, Path]:
     """Give a device a new key and return the paths of the new and of the old public key.
 
-    The SuperLink refuses the device until the new key is registered. The old key must be revoked first, because a
-    partition belongs to one key. The old public key is the private key's own, whatever the .pub file says; if that
-    file holds another one, it is kept first, because either may be the registered one. The new
-    files have the owner of the old key, whoever runs this. Public keys that were replaced earlier stay: one of them may
-    be the registered one. Of several processes one rotates at a time.
+    `bundle` is what :func:`new_client` made, or a device's folder of :func:`deploy.federation.prepare`. The SuperLink
+    refuses the device until the new key is registered. The old key must be revoked first, because a partition belongs
+    to one key. The old public key is the private key's own, whatever the .pub file says; if that file holds another
+    one, it is kept first, because either may be the registered one. If the private key is lost, the .pub file has the
+    old one. The new files have the owner of the old key, whoever runs this. Public keys that were replaced earlier
+    stay: one of them may be the registered one. Of several processes one rotates at a time.
     """
-    keys = bundle / "keys"
-    private = keys / f"{bundle.name}-node.key"
-    if not private.is_file():
+    name = f"{bundle.name}-node"
+    keys = bundle if (bundle / f"{name}.key").exists() or (bundle / f"{name}.pub").exists() else bundle / "keys"
+    private = keys / f"{name}.key"
+    if not private.is_file() and not private.with_suffix(".pub").is_file():
         raise StorageError(f"{keys}: no {private.name} in it. Name the folder that new-client made.")
     if private.is_symlink():
         raise StorageError(
@@ -163,7 +165,8 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
 
 
 def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
-    keys, before, owner = pair.private.parent, pair.private.read_bytes(), pair.private.stat()
+    keys, before = pair.private.parent, _content(pair.private)
+    owner = (pair.private if before is not None else pair.public).stat()
     line = _own_line(pair, name)
     if (other := _other(pair.public, line)) is not None:
         write_public(_old(keys, name, other), other)
@@ -173,7 +176,7 @@ def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
     try:
         certificates.make_node_key(keys, name, True)
     except BaseException:
-        if not kept and pair.private.read_bytes() == before:
+        if not kept and _content(pair.private) == before:
             old.unlink()  # the key is the valid one still
         raise
     if not (keys / SECRET).exists():  # a bundle of version 0.2 or older
@@ -181,6 +184,11 @@ def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
     for path in (pair.private, pair.public, old, keys / SECRET):
         give(path, owner)
     return pair.public, old
+
+
+def _content(path: Path) -> bytes | None:
+    """Return a file's content; None if it is away."""
+    return path.read_bytes() if path.exists() else None
 
 
 def _other(public: Path, line: bytes) -> bytes | None:
@@ -194,7 +202,7 @@ def _other(public: Path, line: bytes) -> bytes | None:
 
 
 def _own_line(pair: KeyPair, name: str) -> bytes:
-    """Return the public key of a pair: the private key's own, or the .pub file's if that key is damaged."""
+    """Return the public key of a pair: the private key's own, or the .pub file's if that key is damaged or away."""
     try:
         return certificates.public_line(pair.private, name)
     except StorageError:

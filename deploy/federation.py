@@ -33,6 +33,8 @@ from fedcross.core.private_files import (
     write_private,
     write_public,
 )
+from fedcross.deploy import tokens
+from fedcross.engines.executor import operators
 
 #: A certificate that expires sooner is replaced when the federation starts.
 RENEW = timedelta(days=30)
@@ -66,7 +68,8 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     ------
     StorageError
         If a certificate expires soon and the authority's key is not in the folder to sign a new one, if the authority's
-        certificate is not in its folder but in another, or if the names in the server's certificate are lost.
+        certificate is not in its folder but in another, if the names in the server's certificate or the private key of
+        a device are lost, or a file is not what it should be. The message names what was made before that.
     ConfigError
         If a name is none, or a device's is that of one of the federation's own folders.
     """
@@ -77,8 +80,20 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     if taken := sorted({*OWN} & {*devices}):
         raise ConfigError(f"device {taken[0]}: a folder of the federation has this name. Choose another one.")
     made: list[str] = []
+    try:
+        _prepare(root, devices, names, made)
+    except StorageError as error:
+        if not made:
+            raise
+        raise StorageError("\n".join([str(error), "Made before that:", *made])) from error
+    return made
+
+
+def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: list[str]) -> None:
+    """Do the work of :func:`prepare`; add each file to `made` as soon as it is there."""
     authority = KeyPair(root / "authority" / "ca.crt", root / "authority" / "ca.key")
-    _refuse_successor(authority.public, [check_place(root) / name / "ca.crt" for name in (*OWN, *devices)])
+    check_place(root)
+    _refuse_successor(authority.public, sorted(root.glob("*/ca.crt")) + sorted(root.glob("*/keys/ca.crt")))
     folders = {name: private_folder(root / name) for name in (*OWN, *devices)}
     if not authority.public.exists():
         certificates.make_authority(folders["authority"])
@@ -88,14 +103,13 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     _server(authority, folders["server"], names, made)
     made += gateway_token(folders["server"])
     _secret(folders["superexec"] / SECRET, made)
-    _token(folders[PAGE] / TOKEN, made)
+    _token(folders[PAGE] / TOKEN, made, shortest=1)  # the page takes an operator's own word
     _token(folders[OPERATOR] / TOKEN, made)
     for device in devices:
         _device(folders[device], folders["public"], device, made)
     for name, folder in folders.items():
         if name != "authority":
             write_public(folder / "ca.crt", text)
-    return made
 
 
 def _refuse_successor(authority: Path, copies: Sequence[Path]) -> None:
@@ -168,11 +182,11 @@ def _secret(path: Path, made: list[str]) -> None:
     made.append(str(path))
 
 
-def _token(path: Path, made: list[str]) -> None:
+def _token(path: Path, made: list[str], shortest: int = operators.SHORTEST) -> None:
     if path.exists():
-        check_private(path)
+        tokens.check(path, shortest)
         return
-    write_private(path, secrets.token_urlsafe(32).encode())
+    tokens.make(path)
     made.append(str(path))
 
 
@@ -190,12 +204,18 @@ def make_secret(path: Path) -> None:
 
 def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
     pair = KeyPair(folder / f"{name}-node.pub", folder / f"{name}-node.key")
+    copy = public / pair.public.name
     if pair.private.exists():
         certificates.check_key(pair.private)
+    elif copy.exists() and not pair.public.exists():
+        raise StorageError(
+            f"{copy}: this device had a key, and its folder {folder} is away or new. Bring that back. If it is lost, "
+            "revoke this key, move this file away and run this again."
+        )
     else:
         certificates.make_node_key(folder, name)
         made.append(str(pair.private))
     if not pair.public.exists():
         write_public(pair.public, certificates.public_line(pair.private, name))
     _secret(folder / SECRET, made)
-    write_public(public / pair.public.name, pair.public.read_bytes())
+    write_public(copy, pair.public.read_bytes())

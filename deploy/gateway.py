@@ -14,7 +14,8 @@ from pathlib import Path
 from fedcross.core import keys as certificates
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import check_private, private_folder, write_private
+from fedcross.core.private_files import private_folder, write_private
+from fedcross.deploy import tokens
 from fedcross.deploy.federation import GATEWAY
 from fedcross.engines.remote import host_and_port
 
@@ -67,7 +68,7 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
             "/keys/server/server.crt": str(place / PAIR),
             "/keys/server/ca.crt": str(authority),
             "superlink:8000": superlink,
-            SAID: check_private(keys / GATEWAY).read_text(encoding="ascii").strip(),
+            SAID: tokens.check(keys / GATEWAY),
             _RESOLVED: "",
         },
     )

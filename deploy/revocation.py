@@ -79,9 +79,7 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
 
 def _revocable(certificate: Path, root: x509.Certificate, authority: Path) -> x509.Certificate:
     """Return the certificate in a file if `root`, which is in the file `authority`, can revoke it."""
-    leaf = certificates.read_certificate(certificate)
-    if (number := certificate.read_bytes().count(b"-----BEGIN CERTIFICATE-----")) > 1:
-        raise StorageError(f"{certificate}: {number} certificates in one file. Give each a file of its own.")
+    leaf = certificates.one_certificate(certificate)
     if not certificates.signed(leaf, root) or leaf.serial_number == root.serial_number:
         raise StorageError(f"{certificate}: not signed by {authority}, so it cannot be revoked here.")
     if certificates.for_servers(leaf):
@@ -105,15 +103,26 @@ def _recorded(known: Mapping[int, Issued], revoked: Mapping[int, datetime], late
 
 
 def check_revoked(certificate: Path, authority: Path) -> None:
-    """Raise StorageError if the list beside the authority's certificate, if there is one, has `certificate`."""
+    """Raise StorageError if the list beside the authority's certificate has `certificate`, or that list is lost."""
     path = authority.with_name(LIST)
     if not path.exists():
+        _refuse_loss(path)
         return
     serial = certificates.read_certificate(certificate).serial_number
     found = _read(path, certificates.read_certificate(authority)).get_revoked_certificate_by_serial_number(serial)
     if found is not None:
         raise StorageError(
             f"{certificate}: revoked on {found.revocation_date_utc:%F} ({path}). Make a new one with fedcross deploy."
+        )
+
+
+def _refuse_loss(path: Path) -> None:
+    """Raise StorageError if there is no list, but the authority's records say that one was made."""
+    number = sum(one.revoked is not None for one in issued.valid(path.parent))
+    if number:
+        raise StorageError(
+            f"{path}: missing, though {issued.FILE} records {number} revoked. Make it again: fedcross deploy "
+            f"revoke-certificate {path.parent}"
         )
 
 

@@ -21,7 +21,8 @@ from typing import NoReturn
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import check_folder, check_private
+from fedcross.core.private_files import check_folder
+from fedcross.deploy import tokens
 from fedcross.deploy.federation import GATEWAY, SECRET
 from fedcross.engines import guarded
 from fedcross.engines.executor import operators, program
@@ -90,7 +91,8 @@ def gateway_of(server: Path) -> dict[str, str]:
     """Return the variable with which the SuperLink takes devices' calls from the gateway only, if it has a token."""
     file = server / GATEWAY
     if file.exists():
-        return {guarded.GATEWAY: str(check_private(file))}
+        tokens.check(file)
+        return {guarded.GATEWAY: str(file)}
     print(
         f"{file} is missing: who reaches this port can call as a device, past the gateway. Make it with "
         "fedcross deploy federation, and restart the gateway too",
@@ -150,7 +152,7 @@ def supernode(
 def _operator(name: str | None) -> None:
     """Check the file of the operator's token; say what is open without one."""
     if name:
-        check_private(Path(name))
+        tokens.check(Path(name))
         return
     variable = operators.VARIABLE
     print(f"{variable} is not set: who reaches this port can start and stop runs ({DOCS})", file=sys.stderr)

@@ -181,17 +181,32 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     if certificates and not root.exists():
         yield fault(f"{root}: no such file. Name the authority's certificate with --authority.")
         certificates = []
-    for path in [folder, *keys, *certificates, *sorted(folder.glob("*.crl"))]:
+    for path in [folder, *keys, *certificates, *sorted(folder.glob("*.crl")), *sorted(folder.glob("*token"))]:
         try:
             yield _of_file(path, root)
         except StorageError as error:
             yield fault(str(error))
 
 
+def _look(path: Path) -> None:
+    """Raise StorageError unless a folder of keys, a key or a token is private and what it should be."""
+    from fedcross.core.keys import check_key
+    from fedcross.core.private_files import check_folder
+    from fedcross.deploy import tokens
+
+    if path.is_dir():
+        check_folder(path)
+    elif path.suffix == ".key":
+        check_key(path)
+    elif path.suffix:
+        tokens.check(path)
+    else:
+        tokens.check(path, shortest=1)  # the page's can be an operator's own word
+
+
 def _of_file(path: Path, authority: Path) -> Finding:
     """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
-    from fedcross.core.keys import check_certificate, check_key, renewal
-    from fedcross.core.private_files import check_folder
+    from fedcross.core.keys import check_certificate, renewal
     from fedcross.deploy.revocation import check_list, check_revoked
 
     if path.suffix == ".crl":
@@ -200,7 +215,8 @@ def _of_file(path: Path, authority: Path) -> Finding:
         left, cure = check_certificate(path, authority), f"{renewal(path).capitalize()}: fedcross deploy."
         check_revoked(path, authority)
     else:
-        return ok(f"{(check_key if path.suffix == '.key' else check_folder)(path)}: private")
+        _look(path)
+        return ok(f"{path}: private")
     text = f"{path}: {left.days} days left"
     return ok(text) if left >= SOON else fault(f"{text}. {cure}")
 

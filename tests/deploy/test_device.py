@@ -280,6 +280,16 @@ def test_the_command_binds_each_key_to_its_partition(
     assert "partition 3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["register", "revoke"])
+def test_a_bad_file_shows_before_the_server_is_asked(
+    command: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nodes, "connect", lambda *_: pytest.fail("asked"))
+    where = ["--superlink", "h:1", "--authority", "ca.crt"]
+    assert deploy([command, *where, str(bundle / "keys" / "porch-node.pub"), str(bundle / "none.pub")]) == 2
+    assert "none.pub: this key cannot be read" in capsys.readouterr().err
+
+
 def test_keys_that_must_not_or_cannot_be_registered(bundle: Path) -> None:
     with pytest.raises(ConfigError, match="It must never leave"):
         nodes.read_public_key((bundle / "keys" / "porch-node.key").read_bytes(), "x")
@@ -363,6 +373,15 @@ def test_a_bundle_gets_the_authoritys_certificate_and_nothing_else(authority: Pa
     assert given.read_bytes() == authority.read_bytes()
 
 
+def test_of_two_authorities_in_one_file_none_is_taken(authority: Path, tmp_path: Path) -> None:
+    """The second one would be missing in the bundle, and be no one's that anything here signs."""
+    other = certificates.make_authority(tmp_path / "other").public
+    both = tmp_path / "both.crt"
+    both.write_bytes(authority.read_bytes() + other.read_bytes())
+    with pytest.raises(StorageError, match=r"both\.crt: 2 certificates in one file"):
+        new_client(PORCH, both, tmp_path / "devices")
+
+
 def test_a_bundle_is_not_made_where_others_may_rename_it(authority: Path, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -404,6 +423,25 @@ def test_a_damaged_key_is_replaced_and_its_public_key_kept(bundle: Path) -> None
     (keys / "porch-node.pub").unlink()
     with pytest.raises(StorageError, match="no unencrypted OpenSSH private key"):
         rotate_key(bundle)
+
+
+def test_a_lost_key_is_replaced_and_its_public_key_kept(bundle: Path) -> None:
+    keys = bundle / "keys"
+    before = (keys / "porch-node.pub").read_bytes()
+    (keys / "porch-node.key").unlink()
+    with pytest.raises(StorageError, match=rf"fedcross deploy rotate-key {bundle} makes a new one and keeps this file"):
+        certificates.make_node_key(keys, "porch")
+    new, old = rotate_key(bundle)
+    assert old.read_bytes() == before
+    assert new.read_bytes() == certificates.public_line(keys / "porch-node.key", "porch") != before
+    (keys / "porch-node.key").unlink()
+    new.unlink()
+    with pytest.raises(StorageError, match=r"no porch-node\.key in it"):
+        rotate_key(bundle)
+    certificates.make_node_key(keys, "barn")
+    (keys / "barn-node.key").unlink()
+    with pytest.raises(StorageError, match="is lost, revoke this key and remove this file"):
+        certificates.make_node_key(keys, "barn")
 
 
 def test_a_rotation_that_fails_leaves_no_old_key(bundle: Path) -> None:

@@ -10,9 +10,11 @@ import pytest
 from fedcross.core import keys as certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.deploy import federation, start
+from fedcross.deploy import federation, gateway, start
+from fedcross.deploy.device import rotate_key
 from fedcross.engines import guarded
 from fedcross.engines.executor import operators, program
+from fedcross.server.commands import doctor
 from tests.support.command import subcommand
 from tests.support.disk import largest_file
 
@@ -245,14 +247,15 @@ def test_a_missing_authority_is_not_replaced(tmp_path: Path) -> None:
     federation.prepare(tmp_path, ["porch"], ["fl.example.org"])
     (tmp_path / "authority").rename(tmp_path.with_name("elsewhere"))
     before = contents(tmp_path)
-    with pytest.raises(StorageError, match=r"authority/ca\.crt: missing, though .*/server/ca\.crt is a copy of it"):
+    with pytest.raises(StorageError, match=r"authority/ca\.crt: missing, though .*/operator/ca\.crt is a copy of it"):
         federation.prepare(tmp_path, [])
     assert contents(tmp_path) == before
     assert not (tmp_path / "authority").exists()
     for name in ("server", "superexec", "public", "page", "operator"):
         (tmp_path / name / "ca.crt").unlink()
-    with pytest.raises(StorageError, match=r"porch/ca\.crt is a copy of it"):
-        federation.prepare(tmp_path, ["porch"])
+    for devices in (["porch"], []):
+        with pytest.raises(StorageError, match=r"porch/ca\.crt is a copy of it"):
+            federation.prepare(tmp_path, devices)
     certificates.make_authority(tmp_path / "authority")  # on purpose
     assert federation.prepare(tmp_path, ["porch"]) == [str(tmp_path / "server" / "server.crt")]
     assert "fl.example.org" in certificates.server_names(tmp_path / "server" / "server.crt")
@@ -356,7 +359,65 @@ def test_a_device_without_its_public_key_gets_it_and_a_foreign_one_is_told(tmp_p
         federation.prepare(tmp_path, DEVICES)
 
 
-def test_programs_do_not_start_with_a_key_that_is_none_or_another_pairs(tmp_path: Path) -> None:
+def test_the_key_of_a_device_that_is_lost_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, ["porch"])
+    folder, public = tmp_path / "porch", tmp_path / "public" / "porch-node.pub"
+    registered = public.read_bytes()
+    (folder / "porch-node.key").unlink()
+    with pytest.raises(
+        StorageError, match=r"porch-node\.pub: its private key porch-node\.key is away.*rotate-key .*porch "
+    ):
+        federation.prepare(tmp_path, ["porch"])
+    assert rotate_key(folder)[1].read_bytes() == registered
+    assert federation.prepare(tmp_path, ["porch"]) == []
+    assert public.read_bytes() == (folder / "porch-node.pub").read_bytes() != registered
+    folder.rename(tmp_path / "on-the-device")
+    before = public.read_bytes()
+    with pytest.raises(StorageError, match=r"public/porch-node\.pub: this device had a key"):
+        federation.prepare(tmp_path, ["porch"])
+    assert public.read_bytes() == before
+
+
+def test_what_was_made_before_an_error_is_named(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [])
+    (tmp_path / "server" / "server.key").unlink()
+    (tmp_path / "superexec" / "superexec.key").write_bytes(b"short")
+    with pytest.raises(
+        StorageError, match=r"5 bytes, a secret has 16 or more[^\n]*\nMade before that:\n.*server\.crt$"
+    ):
+        federation.prepare(tmp_path, [])
+
+
+@pytest.mark.parametrize("name", ["server/gateway.token", "operator/token", "page/token"])
+def test_an_empty_token_is_none(tmp_path: Path, name: str) -> None:
+    federation.prepare(tmp_path, [])
+    path = tmp_path / name
+    path.write_bytes(b"\n")
+    with pytest.raises(StorageError, match="no token, it is one line of"):
+        federation.prepare(tmp_path, [])
+    [said] = [one for one in doctor.check_keys(path.parent, None) if str(path) in one.text]
+    assert said.kind == "FAULT"
+    path.unlink()
+    assert federation.prepare(tmp_path, []) == [str(path)]
+    assert all(one.kind != "FAULT" for one in doctor.check_keys(path.parent, None))
+
+
+def test_programs_do_not_start_with_a_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation.prepare(tmp_path, [])
+    token, operator = tmp_path / "server" / "gateway.token", tmp_path / "operator" / "token"
+    for path in (token, operator):
+        path.write_text("short")
+    monkeypatch.setenv(operators.VARIABLE, str(operator))
+    for begin in (
+        lambda: start.gateway_of(tmp_path / "server"),
+        lambda: start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "s.db", "127.0.0.1"),
+        lambda: gateway.prepare(tmp_path / "server", tmp_path / "work", "a:1", "b:2"),
+    ):
+        with pytest.raises(StorageError, match="token: no token, it is one line of 32 or more characters"):
+            begin()
+
+
+def test_programs_do_not_start_with_a_key_that_a_key_that_is_none_or_another_pairs(tmp_path: Path) -> None:
     for name in ("a", "b"):
         federation.prepare(tmp_path / name, ["porch"])
     server, secret, device = (tmp_path / "a" / name for name in ("server", "superexec", "porch"))

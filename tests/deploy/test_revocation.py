@@ -195,6 +195,17 @@ def test_what_an_earlier_version_revoked_is_recorded(authority: KeyPair, tmp_pat
     assert listed(revoke(authority, None)[0]) == {serial(porch), serial(barn)}
 
 
+def test_check_misses_a_lost_list(authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    check = ["check", str(authority.public), str(authority.public)]
+    assert subcommand("deploy")(check) == 0  # nothing is revoked, and there is no list
+    revoke(authority, porch.public)[0].unlink()
+    assert subcommand("deploy")(check) == 2
+    assert f"ca.crl: missing, though {issued.FILE} records 1 revoked. Make it again" in capsys.readouterr().err
+    revoke(authority, None)
+    assert subcommand("deploy")(check) == 0
+
+
 def test_a_link_that_leads_nowhere_is_no_new_list(authority: KeyPair, tmp_path: Path) -> None:
     crl = authority.public.with_name("ca.crl")
     crl.symlink_to(tmp_path / "none")

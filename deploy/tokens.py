@@ -1,0 +1,39 @@
+"""The tokens of a federation: one line of text each, that opens an interface of the server to who brings it."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from fedcross.core.errors import StorageError
+from fedcross.core.private_files import check_private, write_private
+from fedcross.engines.executor import operators
+
+#: Bytes of chance in a new token.
+SIZE = 32
+
+
+def make(path: Path) -> None:
+    """Write a new token."""
+    write_private(path, secrets.token_urlsafe(SIZE).encode())
+
+
+def check(path: Path, shortest: int = operators.SHORTEST) -> str:
+    """Return the token in a file that only its owner can read.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be read, others can, or it is not one line of `shortest` or more characters.
+    """
+    check_private(path)
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path}: this token cannot be read ({error}).") from error
+    if len(text) < shortest or not text.isprintable():
+        raise StorageError(
+            f"{path}: no token, it is one line of {shortest} or more characters. Remove it: fedcross deploy "
+            "federation (without containers: server) makes a new one."
+        )
+    return text
