@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core import keys as certificates
-from fedcross.core import ports
+from fedcross.core import certificates, ports
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.deploy import start
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
@@ -154,7 +153,7 @@ def revoke_certificate(arguments: Arguments) -> None:
 
 def node(arguments: Arguments) -> None:
     """Make a SuperNode's key pair."""
-    _tell(certificates.make_node_key(arguments.folder, arguments.name))
+    _tell(make_node_key(arguments.folder, arguments.name))
 
 
 def check(arguments: Arguments) -> None:

@@ -20,11 +20,11 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.keys import SECRET, KeyPair, check_name, make_node_key, public_line, read_public_key
 from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, write_public
-from fedcross.deploy.federation import SECRET, make_secret
+from fedcross.deploy.federation import make_secret
 from fedcross.deploy.start import check_width
 from fedcross.engines.remote import host_and_port
 
@@ -79,7 +79,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     StorageError
         If the bundle exists, or a file cannot be read or written.
     """
-    certificates.check_name(device.name)
+    check_name(device.name)
     _check_address(device.superlink)
     if not 0 <= device.partition < device.partitions:
         raise ConfigError(
@@ -118,7 +118,7 @@ def _fill(bundle: Path, device: Device, authority: bytes) -> None:
     keys = private_folder(bundle / "keys")
     for name in ("data", "state", "own"):
         private_folder(bundle / name)
-    certificates.make_node_key(keys, device.name)
+    make_node_key(keys, device.name)
     make_secret(keys / SECRET)
     write_public(keys / "ca.crt", authority)
     values = {
@@ -174,7 +174,7 @@ def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
     kept = old.exists()
     write_public(old, line)
     try:
-        certificates.make_node_key(keys, name, True)
+        make_node_key(keys, name, True)
     except BaseException:
         if not kept and _content(pair.private) == before:
             old.unlink()  # the key is the valid one still
@@ -194,7 +194,7 @@ def _content(path: Path) -> bytes | None:
 def _other(public: Path, line: bytes) -> bytes | None:
     """Return the content of a .pub file that holds another key than `line`; None if it is the same, damaged or away."""
     try:
-        certificates.read_public_key(public)
+        read_public_key(public)
     except StorageError:
         return None
     content = public.read_bytes()
@@ -204,11 +204,11 @@ def _other(public: Path, line: bytes) -> bytes | None:
 def _own_line(pair: KeyPair, name: str) -> bytes:
     """Return the public key of a pair: the private key's own, or the .pub file's if that key is damaged or away."""
     try:
-        return certificates.public_line(pair.private, name)
+        return public_line(pair.private, name)
     except StorageError:
         if not pair.public.is_file():
             raise
-        certificates.read_public_key(pair.public)
+        read_public_key(pair.public)
         return pair.public.read_bytes()
 
 

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.keys import SECRET, KeyPair, check_name, make_node_key, public_line
 from fedcross.core.private_files import (
     check_place,
     check_private,
@@ -42,7 +42,6 @@ RENEW = timedelta(days=30)
 LAST = timedelta(days=certificates.MAX_LEAF_DAYS)
 #: Names by which the parts of the compose federation reach each other.
 INNER_NAMES = ("superlink", "gateway")
-SECRET = certificates.SECRET
 #: Folder and file of the live page's token, as text.
 PAGE, TOKEN = "page", "token"
 #: Folder of the token for the control interface, in a file of the same name.
@@ -76,7 +75,7 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     for name in names:
         certificates.check_host(name)
     for device in devices:
-        certificates.check_name(device)
+        check_name(device)
     if taken := sorted({*OWN} & {*devices}):
         raise ConfigError(f"device {taken[0]}: a folder of the federation has this name. Choose another one.")
     made: list[str] = []
@@ -213,9 +212,9 @@ def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
             "revoke this key, move this file away and run this again."
         )
     else:
-        certificates.make_node_key(folder, name)
+        make_node_key(folder, name)
         made.append(str(pair.private))
     if not pair.public.exists():
-        write_public(pair.public, certificates.public_line(pair.private, name))
+        write_public(pair.public, public_line(pair.private, name))
     _secret(folder / SECRET, made)
     write_public(copy, pair.public.read_bytes())

@@ -11,7 +11,7 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import private_folder, write_private

@@ -25,10 +25,11 @@ from typing import Any
 import yaml
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.keys import SECRET
 from fedcross.core.private_files import private_folder, write_private, write_public
 from fedcross.deploy import pods
 from fedcross.deploy.federation import GATEWAY as GATEWAY_TOKEN
-from fedcross.deploy.federation import OPERATOR, PAGE, SECRET, TOKEN
+from fedcross.deploy.federation import OPERATOR, PAGE, TOKEN
 from fedcross.deploy.pods import Object
 
 #: The compose file's variables with its defaults.

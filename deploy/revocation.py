@@ -15,11 +15,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedcross.core import issued
-from fedcross.core import keys as certificates
+from fedcross.core import certificates, issued
 from fedcross.core.errors import StorageError
 from fedcross.core.issued import Issued
-from fedcross.core.keys import KeyPair
+from fedcross.core.keys import KeyPair, read_key
 from fedcross.core.private_files import write_public
 
 CRL_DAYS = 90
@@ -42,7 +41,7 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
     Parameters
     ----------
     authority : KeyPair
-        From :func:`core.keys.make_authority`.
+        From :func:`core.certificates.make_authority`.
     certificate : Path or None
         The certificate to revoke; None to renew only the dates of the list.
     days : int
@@ -59,7 +58,7 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
         If this authority did not sign the certificate or the list, the certificate is a server's, or the list cannot be
         written.
     """
-    root, key = certificates.read_authority(authority.public), certificates.read_key(authority.private)
+    root, key = certificates.read_authority(authority.public), read_key(authority.private)
     path = authority.public.with_name(LIST)
     with issued.locked(path.parent):
         known = {one.serial: one for one in issued.valid(path.parent)}

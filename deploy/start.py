@@ -18,12 +18,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.keys import SECRET, KeyPair
 from fedcross.core.private_files import check_folder
 from fedcross.deploy import tokens
-from fedcross.deploy.federation import GATEWAY, SECRET
+from fedcross.deploy.federation import GATEWAY
 from fedcross.engines import guarded
 from fedcross.engines.executor import operators, program
 

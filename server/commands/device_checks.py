@@ -15,8 +15,8 @@ from time import time
 from typing import Any
 
 from fedcross.core.errors import StorageError
+from fedcross.core.keys import SECRET
 from fedcross.core.plugins import PLUGIN_VARIABLE, named_folders
-from fedcross.deploy.federation import SECRET
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
 CONNECT_S = 5.0
@@ -39,7 +39,7 @@ BEHIND_S, AHEAD_S = 300, 5
 
 def check_node_key(folder: Path) -> Iterator[Finding]:
     """Check a device's keys: the authority's certificate, and that key and secret are good and only the owner's."""
-    from fedcross.core.keys import check_key, read_authority, validity
+    from fedcross.core.certificates import check_key, read_authority, validity
     from fedcross.core.private_files import check_folder
 
     try:

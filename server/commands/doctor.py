@@ -190,7 +190,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
 
 def _look(path: Path) -> None:
     """Raise StorageError unless a folder of keys, a key or a token is private and what it should be."""
-    from fedcross.core.keys import check_key
+    from fedcross.core.certificates import check_key
     from fedcross.core.private_files import check_folder
     from fedcross.deploy import tokens
 
@@ -206,7 +206,7 @@ def _look(path: Path) -> None:
 
 def _of_file(path: Path, authority: Path) -> Finding:
     """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
-    from fedcross.core.keys import check_certificate, renewal
+    from fedcross.core.certificates import check_certificate, renewal
     from fedcross.deploy.revocation import check_list, check_revoked
 
     if path.suffix == ".crl":

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedcross.core.causes import CAUSES, cause_of
+from fedcross.core.certificates import check_certificate, make_authority, make_server
 from fedcross.core.errors import FedcrossError
-from fedcross.core.keys import check_certificate, make_authority, make_server
 from fedcross.core.private_files import check_private
 from fedcross.engines import flower, memory, remote
 from fedcross.server import audit, identity, run_folder, session

@@ -17,12 +17,12 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError, FederationError, StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.keys import KeyPair, make_node_key, public_line
 from fedcross.core.private_files import give
-from fedcross.deploy import commands, kubernetes, nodes
+from fedcross.deploy import commands, device, kubernetes, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
 from fedcross.server.commands import doctor
 from tests.support.command import subcommand
@@ -322,7 +322,7 @@ def test_a_rotation_that_is_tried_again_keeps_one_old_key(bundle: Path, monkeypa
         raise StorageError("cannot be written")
 
     with monkeypatch.context() as patch, pytest.raises(StorageError):
-        patch.setattr(certificates, "make_node_key", full)
+        patch.setattr(device, "make_node_key", full)
         rotate_key(bundle)
     assert rotate_key(bundle)[1].name == "porch-node-old.pub"
 
@@ -430,18 +430,18 @@ def test_a_lost_key_is_replaced_and_its_public_key_kept(bundle: Path) -> None:
     before = (keys / "porch-node.pub").read_bytes()
     (keys / "porch-node.key").unlink()
     with pytest.raises(StorageError, match=rf"fedcross deploy rotate-key {bundle} makes a new one and keeps this file"):
-        certificates.make_node_key(keys, "porch")
+        make_node_key(keys, "porch")
     new, old = rotate_key(bundle)
     assert old.read_bytes() == before
-    assert new.read_bytes() == certificates.public_line(keys / "porch-node.key", "porch") != before
+    assert new.read_bytes() == public_line(keys / "porch-node.key", "porch") != before
     (keys / "porch-node.key").unlink()
     new.unlink()
     with pytest.raises(StorageError, match=r"no porch-node\.key in it"):
         rotate_key(bundle)
-    certificates.make_node_key(keys, "barn")
+    make_node_key(keys, "barn")
     (keys / "barn-node.key").unlink()
     with pytest.raises(StorageError, match="is lost, revoke this key and remove this file"):
-        certificates.make_node_key(keys, "barn")
+        make_node_key(keys, "barn")
 
 
 def test_a_rotation_that_fails_leaves_no_old_key(bundle: Path) -> None:
@@ -463,13 +463,13 @@ def test_a_key_that_is_a_link_is_not_rotated(bundle: Path, tmp_path: Path) -> No
 
 def test_rotations_at_once_wait_for_each_other(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits before it replaces the key, so that without a lock both would keep the same old one."""
-    make = certificates.make_node_key
+    make = make_node_key
 
     def slowly(*given: Any) -> KeyPair:
         time.sleep(0.1)
         return make(*given)
 
-    monkeypatch.setattr(certificates, "make_node_key", slowly)
+    monkeypatch.setattr(device, "make_node_key", slowly)
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(rotate_key, [bundle] * 4))
     assert len({old for _, old in done}) == 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation, gateway, start

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from fedcross.core import issued
-from fedcross.core import keys as certificates
+from fedcross.core import certificates, issued
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy.revocation import revoke

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 from fedcross.deploy.device import Device, new_client
 from fedcross.engines.executor import entry, operators
 from fedcross.server.launch import launch

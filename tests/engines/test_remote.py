@@ -12,7 +12,7 @@ import pytest
 from flwr.proto.control_pb2 import ListNodesRequest
 
 from fedcross.conf.schema import load
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 from fedcross.core.causes import cause_of
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.engines import flower, remote, runs

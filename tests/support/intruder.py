@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core import keys as certificates
+from fedcross.core import certificates
 
 if TYPE_CHECKING:
     from tests.support.containers import Federation

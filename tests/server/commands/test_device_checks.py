@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedcross.core.causes import cause_of
-from fedcross.core.keys import make_authority, make_node_key, make_server
+from fedcross.core.certificates import make_authority, make_server
+from fedcross.core.keys import make_node_key
 from fedcross.core.private_files import write_public
 from fedcross.deploy import commands
 from fedcross.deploy.federation import SECRET, make_secret

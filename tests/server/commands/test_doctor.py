@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedcross.core.causes import cause_of
-from fedcross.core.keys import KeyPair, make_authority, make_client, make_node_key, make_server
+from fedcross.core.certificates import make_authority, make_client, make_server
+from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.deploy.revocation import revoke
 from fedcross.server.commands import doctor
 

@@ -1,0 +1,405 @@
+"""Certificates of a federation.
+
+An offline certificate authority (CA, EC P-256, may sign no further authority) signs the server's certificate and,
+where a gateway asks for them, the devices' client certificates. Leaf certificates live for at most 90 days; signing
+again with the same CA rotates them without touching the devices. SuperNodes have no certificates: their keys are in
+:mod:`core.keys`.
+
+This module does not use Flower; both the ``superlink`` engine and the compose federation call these functions.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as codec
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedcross.core import issued, keys
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.core.private_files import check_private, private_folder
+
+MAX_LEAF_DAYS = 90
+AUTHORITY_DAYS = 730
+MAX_AUTHORITY_DAYS = 36500
+LOOPBACK = ("localhost", "127.0.0.1")
+#: Files of the authority and of the server have these names; no device can.
+TAKEN = ("ca", "server", "superexec")
+# Edge devices without a battery-backed clock are often some minutes late.
+CLOCK_SKEW = timedelta(minutes=10)
+_Extension = TypeVar("_Extension", bound=x509.ExtensionType)
+
+
+def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
+    """Make ``ca.crt`` and ``ca.key`` in `folder`; keep the key on a machine that runs no server.
+
+    Raises
+    ------
+    ConfigError
+        If `days` is not 1 to 36500.
+    StorageError
+        If there already is an authority: replacing it would lock out every device that trusts it.
+    """
+    if not 1 <= days <= MAX_AUTHORITY_DAYS:
+        raise ConfigError(f"days={days}: an authority lives 1 to {MAX_AUTHORITY_DAYS} days.")
+    pair = KeyPair(folder / "ca.crt", folder / "ca.key")
+    private_folder(folder)
+    if pair.public.exists():
+        raise StorageError(f"{pair.public}: an authority exists here already. Use it, or choose another folder.")
+    if pair.private.exists():
+        raise StorageError(
+            f"{pair.private}: an authority's key without its {pair.public.name}. Bring that back, or remove the key if "
+            "no device has the certificate."
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _subject("fedcross certificate authority")
+    certificate = (
+        _builder(name, name, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    keys.save(pair, certificate.public_bytes(codec.Encoding.PEM), key)
+    return pair
+
+
+def make_server(
+    authority: KeyPair, folder: Path, names: Sequence[str], days: int = MAX_LEAF_DAYS, now: datetime | None = None
+) -> KeyPair:
+    """Make, or rotate, ``server.crt`` and ``server.key``.
+
+    Parameters
+    ----------
+    authority : KeyPair
+        From :func:`make_authority`.
+    folder : Path
+        Where the pair goes; an older pair is replaced.
+    names : sequence of str
+        Host names and IP addresses that clients use to reach the server; ``localhost`` and ``127.0.0.1`` are added.
+    days : int
+        Lifetime, 1 to 90 and not beyond that of the authority.
+    now : datetime, optional
+        When it begins; default: now.
+    """
+    unique = list(dict.fromkeys([*names, *LOOPBACK]))
+    alternatives = [_alternative(name) for name in unique]
+    return _leaf(authority, folder, "server", unique[0], alternatives, ExtendedKeyUsageOID.SERVER_AUTH, days, now)
+
+
+def make_client(authority: KeyPair, folder: Path, name: str, days: int = MAX_LEAF_DAYS) -> KeyPair:
+    """Make, or rotate, the client certificate ``NAME.crt`` with its key ``NAME.key`` (mutual TLS at the gateway).
+
+    The authority lists it (:mod:`core.issued`), so that it can be revoked once another one has taken its file's place.
+
+    Raises
+    ------
+    ConfigError
+        If the name cannot be a device's.
+    StorageError
+        If the file is an authority's or a server's certificate or a SuperNode's key, or the list cannot be written.
+    """
+    if keys.check_name(name).lower() in TAKEN:
+        raise ConfigError(f"name {name!r}: files of the authority or the server have it. Choose another one.")
+    _signing(authority, days, datetime.now(UTC))  # what is wrong shows before the lock makes a file in the folder
+    with issued.locked(authority.public.parent):
+        return _leaf(authority, folder, name, name, [x509.DNSName(name)], ExtendedKeyUsageOID.CLIENT_AUTH, days)
+
+
+def check_certificate(certificate: Path, authority: Path, now: datetime | None = None) -> timedelta:
+    """Return how long `certificate` stays valid.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be read, is not signed by `authority`, has expired or is not yet valid.
+    """
+    leaf, root = read_certificate(certificate), read_certificate(authority)
+    if not signed(leaf, root):
+        raise StorageError(f"{certificate}: not signed by {authority}. Sign it again with fedcross deploy.")
+    return validity(certificate, now)
+
+
+def validity(certificate: Path, now: datetime | None = None) -> timedelta:
+    """Return how long `certificate` stays valid, whoever signed it; raise StorageError outside its dates."""
+    leaf = read_certificate(certificate)
+    now = now or datetime.now(UTC)
+    if now < leaf.not_valid_before_utc:
+        raise StorageError(f"{certificate}: valid from {leaf.not_valid_before_utc:%F %T} UTC; is this clock right?")
+    left = leaf.not_valid_after_utc - now
+    if left <= timedelta(0):
+        raise StorageError(f"{certificate}: expired on {leaf.not_valid_after_utc:%F}. Rotate it with fedcross deploy.")
+    return left
+
+
+def check_key(path: Path, certificates: Sequence[Path] = ()) -> Path:
+    """Return `path` if only its owner can read this key, and what has its name beside it, if anything, is its own.
+
+    Parameters
+    ----------
+    path : Path
+        A certificate's key, a SuperNode's (``NAME-node.key``) or the secret ``superexec.key``.
+    certificates : sequence of Path
+        Certificates of which one must be the key's own; none if that is not known.
+
+    Raises
+    ------
+    StorageError
+        If others can read it, it is no key, or it belongs to another certificate or public key.
+    """
+    check_private(path)
+    if path.name == keys.SECRET:
+        return keys.check_secret(path)
+    certificate, public = path.with_suffix(".crt"), path.with_suffix(".pub")
+    node = path.stem.endswith("-node") and not certificate.exists()
+    key = keys.read_node_key(path) if node else keys.load(path)
+    if certificate.exists():
+        _check_pair(read_certificate(certificate), key, KeyPair(certificate, path))
+    if public.exists() and keys.read_public_key(public) != key.public_key():
+        raise StorageError(
+            f"{path}: this is not the key of {public}. Bring the right one back, or remove that one and give the "
+            "device a new key with fedcross deploy rotate-key."
+        )
+    if certificates and all(read_certificate(one).public_key() != key.public_key() for one in certificates):
+        raise _not_of(KeyPair(certificates[0], path))
+    return path
+
+
+def _check_pair(certificate: x509.Certificate, key: PrivateKeyTypes, pair: KeyPair) -> None:
+    if certificate.public_key() != key.public_key():
+        raise _not_of(pair)
+
+
+def _not_of(pair: KeyPair) -> StorageError:
+    return StorageError(
+        f"{pair.private}: this is not the key of {pair.public}. Bring that one back, or make a new pair with "
+        "fedcross deploy."
+    )
+
+
+def read_authority(path: Path) -> x509.Certificate:
+    """Read an authority's PEM certificate; raise StorageError if it is another one's."""
+    found = one_certificate(path)
+    if not _is_authority(found):
+        raise StorageError(f"{path}: not the certificate of an authority. Give the federation's ca.crt.")
+    return found
+
+
+def authority_text(path: Path) -> bytes:
+    """Return an authority's certificate as PEM, and nothing else that its file has, such as a private key."""
+    return read_authority(path).public_bytes(codec.Encoding.PEM)
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Read a PEM certificate."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise StorageError(f"{path}: this is no PEM certificate ({error}).") from error
+
+
+def one_certificate(path: Path) -> x509.Certificate:
+    """Read a PEM certificate; raise StorageError if its file has further ones, of which none would be seen."""
+    found = read_certificate(path)
+    if (number := path.read_bytes().count(b"-----BEGIN CERTIFICATE-----")) > 1:
+        raise StorageError(f"{path}: {number} certificates in one file. Give each a file of its own.")
+    return found
+
+
+def end(path: Path) -> datetime:
+    """Return when a certificate ends, in UTC."""
+    return read_certificate(path).not_valid_after_utc
+
+
+def server_names(path: Path) -> set[str]:
+    """Return the host names and addresses in a certificate."""
+    names = _extension(read_certificate(path), x509.SubjectAlternativeName)
+    if names is None:
+        return set()
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return {*names.get_values_for_type(x509.DNSName), *(str(address) for address in addresses)}
+
+
+def _leaf(
+    authority: KeyPair,
+    folder: Path,
+    stem: str,
+    common_name: str,
+    alternatives: Sequence[x509.GeneralName],
+    usage: x509.ObjectIdentifier,
+    days: int,
+    now: datetime | None = None,
+) -> KeyPair:
+    now = now or datetime.now(UTC)
+    root, root_key = _signing(authority, days, now)
+    private_folder(folder)
+    pair = KeyPair(folder / f"{stem}.crt", folder / f"{stem}.key")
+    client = usage == ExtendedKeyUsageOID.CLIENT_AUTH
+    if pair.private.with_suffix(".pub").exists():  # a device called X-node, in the folder of X
+        raise StorageError(f"{pair.private}: the key of a SuperNode. Choose another folder or name.")
+    replaced = _replaceable(pair.public, client)
+    key = ec.generate_private_key(ec.SECP256R1())
+    identifier = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    certificate = (
+        _builder(_subject(common_name), root.subject, key.public_key(), days, root.not_valid_after_utc, now)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(root_key, hashes.SHA256())
+    )
+    if client:
+        own = [] if replaced is None or not signed(replaced, root) else [replaced]
+        issued.add(authority.public.parent, [*own, certificate])
+    keys.save(pair, certificate.public_bytes(codec.Encoding.PEM), key)
+    return pair
+
+
+def _signing(authority: KeyPair, days: int, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the authority's certificate and key if a certificate of `days` days from `now` can be signed with them."""
+    if not 1 <= days <= MAX_LEAF_DAYS:
+        raise ConfigError(f"days={days}: a certificate lives 1 to {MAX_LEAF_DAYS} days.")
+    root = read_authority(authority.public)
+    if not authority.private.exists():
+        raise StorageError(f"{authority.private}: no such key file. Bring the authority's key back for this call.")
+    key = keys.read_key(authority.private)
+    _check_pair(root, key, authority)
+    if root.not_valid_after_utc <= now:
+        raise StorageError(
+            f"the authority expired on {root.not_valid_after_utc:%F}. Make a new one and hand its ca.crt to all "
+            "devices."
+        )
+    return root, key
+
+
+def _replaceable(path: Path, client: bool) -> x509.Certificate | None:
+    """Return the certificate that a new one, of a client or of the server, would replace; None if there is none.
+
+    Raises
+    ------
+    StorageError
+        If it is an authority's, or a server's that a client's would replace.
+    """
+    try:
+        found = read_certificate(path)
+    except StorageError:  # none, or a damaged one
+        return None
+    if _is_authority(found):
+        raise StorageError(f"{path}: the certificate of an authority. Choose another folder or name.")
+    if client and ExtendedKeyUsageOID.SERVER_AUTH in _usages(found):
+        raise StorageError(f"{path}: the certificate of a server. Choose another folder or name.")
+    return found
+
+
+def signed(leaf: x509.Certificate, root: x509.Certificate) -> bool:
+    """Return whether the authority with the certificate `root` signed `leaf`."""
+    try:
+        leaf.verify_directly_issued_by(root)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def for_clients(certificate: x509.Certificate) -> bool:
+    """Return whether `certificate` is one of a client."""
+    return ExtendedKeyUsageOID.CLIENT_AUTH in _usages(certificate)
+
+
+def for_servers(certificate: x509.Certificate) -> bool:
+    """Return whether `certificate` is one of a server, and of no client."""
+    return ExtendedKeyUsageOID.SERVER_AUTH in _usages(certificate) and not for_clients(certificate)
+
+
+def renewal(path: Path) -> str:
+    """Return what to do about a certificate that ends soon."""
+    if _is_authority(read_certificate(path)):
+        return "make a new authority and hand its certificate to all devices"
+    return "rotate it now"
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    constraints = _extension(certificate, x509.BasicConstraints)
+    return constraints is not None and constraints.ca
+
+
+def _extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, ValueError):
+        return None
+
+
+def _usages(certificate: x509.Certificate) -> list[x509.ObjectIdentifier]:
+    return list(_extension(certificate, x509.ExtendedKeyUsage) or ())
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    latest: datetime | None = None,
+    now: datetime | None = None,
+) -> x509.CertificateBuilder:
+    now = now or datetime.now(UTC)
+    end = now + timedelta(days=days)
+    if latest is not None:
+        end = min(end, latest)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(end)
+    )
+
+
+def _subject(common_name: str) -> x509.Name:
+    # X.509 allows 64 characters here; the full name is in the alternative names.
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def check_host(name: str) -> str:
+    """Return `name` if a server's certificate can have it, a host name or an IP address; else raise ConfigError."""
+    _alternative(name)
+    return name
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        labels = name.split(".")
+        if len(name) > 253 or not all(keys.NAME.fullmatch(label) for label in labels) or labels[-1].isdigit():
+            raise ConfigError(f"server name {name!r}: neither an IP address nor a host name.") from None
+        return x509.DNSName(name)
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
