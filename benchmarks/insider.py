@@ -54,7 +54,7 @@ def settings(method: str, beta: float, seed: int, rounds: int, output: Path) -> 
 def reversed_sum(updates: Sequence[Arrays]) -> Arrays:
     """Return minus the sum of `updates`, at ``LENGTH`` times their median length, in float64."""
     total = {name: -np.sum([update[name] for update in updates], axis=0) for name in updates[0]}
-    length = LENGTH * usual([_length(update) for update in updates])
+    length = LENGTH * usual([_length(update) for update in updates])[0]
     return {name: array * (length / max(_length(total), 1e-30)) for name, array in total.items()}
 
 

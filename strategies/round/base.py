@@ -7,7 +7,6 @@ can use it (:mod:`strategies.round.flower_hooks`).
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,7 +26,8 @@ from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
-from fedcross.strategies.round.defence import JUDGED, Judgement, defend
+from fedcross.strategies.round.defence import Judgement
+from fedcross.strategies.round.defender import Defender
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
 from fedcross.strategies.round.flower_names import translate
@@ -82,8 +82,7 @@ class Method(Sizes[P]):
         self._available: list[int] = []
         #: Slot -> the model sent to its client in this exchange (views), kept only if defence or compression need it.
         self._sent: dict[int, Arrays] = {}
-        #: What the defence found usual in the last exchange with enough replies, for one with fewer; 0 before it.
-        self._usual = 0.0
+        self.defender = Defender(self.federation.defence, self.unusual, self.federation.clients_per_round)
         #: Compresses and decompresses models; None if models are sent uncompressed.
         self._compressor: Compressor | None = None
         self._packed = self.federation.packs
@@ -360,28 +359,24 @@ class Method(Sizes[P]):
         sent, self._sent = [self._sent[upload.slot] for upload in uploads if self._sent], {}
         if not self._defending:
             return uploads
-        asked = self.federation.clients_per_round
-        few = len(uploads) < min(JUDGED, asked)
-        if few and not self._usual and len(uploads) < min(2, asked):
+        number = self._round.exchange
+        if not self.defender.can_judge(number, len(uploads)):
             return self._enough(uploads, 2, "the defence knows no usual update yet and needs at least ")
-        values = None if self.plan is None else sum(prod(self.spec[name][0]) for name in self.parameter_names)
-        rules = self.federation.defence
-        rules = rules.model_copy(update={"quarantine": max(rules.quarantine, self.unusual)})
-        most = (self._usual or None) if few else math.inf
-        judgement = defend(rules, uploads, sent, self.parameter_names, values, most)
-        if not few and 0 < judgement.usual < math.inf:
-            self._usual = judgement.usual
-        self._report.clipped += judgement.clipped
-        self._report.lightened += judgement.lightened
-        beside = self.judge_extras(judgement.uploads)
-        if beside.clipped:
+        trained = self.parameter_names
+        others = [name for name in self.spec if name not in trained]
+        values = None if self.plan is None else sum(prod(self.spec[name][0]) for name in trained)
+        verdict = self.defender.judge(number, uploads, sent, trained, others, values)
+        beside = self.judge_extras(verdict.uploads)
+        self._report.clipped += verdict.clipped
+        self._report.lightened += verdict.lightened
+        if bounded := verdict.bounded + beside.clipped:
             metrics = self._report.metrics
-            metrics["extras_bounded"] = metrics.get("extras_bounded", 0) + beside.clipped
-        for what, found in (("update", judgement.quarantined), ("extras", beside.quarantined)):
-            for upload, norm, limit in found:
-                self._overruled[upload.slot] = "quarantined"
-                self._noticed[upload.slot] = f"{what} norm {norm:.4g}, limit {limit:.4g}"
-                self._rejected(upload.client, UploadError("quarantined", self._noticed[upload.slot]))
+            metrics["extras_bounded"] = metrics.get("extras_bounded", 0) + bounded
+        extras = [(upload, "extras norm", norm, limit) for upload, norm, limit in beside.quarantined]
+        for upload, what, value, limit in [*verdict.quarantined, *extras]:
+            self._overruled[upload.slot] = "quarantined"
+            self._noticed[upload.slot] = f"{what} {value:.4g}, limit {limit:.4g}"
+            self._rejected(upload.client, UploadError("quarantined", self._noticed[upload.slot]))
         return beside.uploads
 
     # ---- what a method may define ------------------------------------------------------------------------------
@@ -447,8 +442,7 @@ class Method(Sizes[P]):
         own["_parameters"] = self.parameter_names
         if self.tied:
             own["_tied"] = dict(self.tied)
-        if self._usual:
-            own["_usual"] = self._usual
+        own |= self.defender.state()
         if self.plan is not None:
             own["_slices"] = self.plan.plain()
         coded = {} if self._compressor is None else self._compressor.state()
@@ -460,7 +454,7 @@ class Method(Sizes[P]):
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
         self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})
         self.tied = values.pop("_tied", self.tied)
-        self._usual = float(values.pop("_usual", 0.0))
+        self.defender.restore(values, self.exchanges)
         for known in ("_model", "_parameters", "_slices"):  # for tools without a network; they are set already
             values.pop(known, None)
         arrays = state.arrays if self._compressor is None else self._compressor.restore(state.arrays)

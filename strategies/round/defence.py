@@ -1,13 +1,15 @@
 """Defence against well-formed but poisoned uploads: the server quarantines far too large updates and clips large ones.
 
 The guard has already rejected uploads with NaN or infinite values. An upload's *update* is the change of the parameters
-since dispatch, ``u = upload - dispatched``; buffers and integer entries are neither measured nor changed. With ``M``
+since dispatch, ``u = upload - dispatched``; other entries are the affair of :mod:`strategies.round.buffers`. With ``M``
 the median of the exchange's update norms, the server treats an upload with ``|u| > quarantine * M`` as lost, and
 replaces any other with ``|u| > clip * M`` by ``dispatched + u * clip * M / |u|``. It does not judge the direction of an
 update: measured on skewed clients, a test of directions flags 15 % of the honest ones.
 
-Norms below a hundredth of the median do not count in ``M``: who returns the model as it was says nothing of the others.
-Where there are such, ``M`` is at most three times the others' lower median, as an attacker may be one of two left.
+Norms below a hundredth of the lower median, or 0, do not count in ``M``: who returns the model as it was says nothing
+of the others. Of fewer than three that are left none stands out. Their mean is then ``M``, but at most what was usual
+before or, if that is more, three times the smaller one: one of two may be false, and raise the mean as it likes. The
+smaller one itself would shut one of two honest clients of skewed data out for good, where a third device is away.
 
 A client reports its number of examples itself, and methods that weight by this number would believe any value. An
 upload that reports more than ``weight`` times the exchange's median counts as that many. FedCross mixes models with
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
 
 N = TypeVar("N", int, float)
 
-#: An update below this part of the median is none: it does not count in the median that the others are judged by.
+#: An update below this part of the lower median is none: it does not count in the median that others are judged by.
 IDLE = 0.01
-#: How far apart two honest norms may be for their mean to stand for both.
+#: The most that ``M`` may be, in lower medians, where it is the mean of two of which one may be false.
 SPREAD = 3.0
 #: Uploads that a median can judge: of two, each is as unusual as the other.
 JUDGED = 3
@@ -68,7 +70,7 @@ class Judgement:
     lightened : int
         Number of `uploads` whose reported number of examples was lowered.
     usual : float
-        The norm ``M`` that the updates were compared with.
+        The norm ``M`` that the updates were compared with; 0 if they were too few to know what is usual.
     """
 
     uploads: list[Upload]
@@ -84,7 +86,8 @@ def defend(
     sent: Sequence[Mapping[str, Array]],
     parameters: Collection[str],
     values: int | None = None,
-    most: float | None = math.inf,
+    known: float = 0.0,
+    lone: bool = True,
 ) -> Judgement:
     """Quarantine and clip `uploads`; return those that may be aggregated, and counts.
 
@@ -101,15 +104,8 @@ def defend(
     values : int, optional
         Number of trained values of the full model. If given, the norm of a slice is compared as if it had as many, each
         changed as much: a wide model's update is longer than a narrow one's, and no sign of an attack.
-    most : float, optional
-        ``M`` is at most this. Of one or two uploads none is unusual; the caller knows what was usual before. None if it
-        does not: ``M`` is then the :func:`lower_median` of all norms, the smaller one of two.
-
-    Notes
-    -----
-    The median of two norms is their mean, so with two uploads no norm exceeds twice the median, and a `quarantine` of 2
-    or more has no effect. If the median is 0, because most clients returned the model unchanged, every upload with a
-    change is quarantined.
+    known, lone
+        See :func:`usual`.
     """
     kept: list[Upload] = []
     quarantined: list[tuple[Upload, float, float]] = []
@@ -119,7 +115,7 @@ def defend(
     ]
     if not norms:
         return Judgement([], [], 0)
-    median = min(usual(norms), lower_median(norms) if most is None else most)
+    median, enough = usual(norms, known, lone)
     limit = settings.quarantine * median
     clipped = 0
     for upload, model, norm in zip(uploads, sent, norms):
@@ -134,22 +130,38 @@ def defend(
         else:  # the median itself is infinite: most uploads are unusable, so none is accepted
             quarantined.append((upload, norm, limit))
     kept, lightened = bounded(kept, settings.weight)
-    return Judgement(kept, quarantined, clipped, lightened, median)
+    return Judgement(kept, quarantined, clipped, lightened, median if enough else 0.0)
 
 
-def usual(norms: Sequence[float]) -> float:
-    """Return the median of the norms that are not next to nothing beside the others' (:data:`IDLE`); 0 for none.
+def usual(norms: Sequence[float], known: float = 0.0, lone: bool = True) -> tuple[float, bool]:
+    """Return the usual norm, and whether the norms are enough to know it.
 
-    Where some do not count it is at most :data:`SPREAD` times the :func:`lower_median` of the others: of the two that
-    may be left, one may be false, and raise their mean as it likes.
+    Parameters
+    ----------
+    norms : sequence of float
+        Those of one exchange. Those next to nothing beside the others' (:data:`IDLE`), and zeros, do not count.
+    known : float
+        What was usual before; 0 if that is not known.
+    lone : bool
+        Whether one norm alone is usual if nothing is known.
+
+    Returns
+    -------
+    tuple
+        From :data:`JUDGED` norms on their median; where others did not count it is at most :data:`SPREAD` times the
+        :func:`lower_median`. Of two it is their mean, at most `known` or, if that is more, :data:`SPREAD` times the
+        smaller one; of one at most `known`.
     """
-    if not norms:
-        return 0.0
-    median = float(np.median(norms))
-    counted = [norm for norm in norms if not norm < IDLE * median]
-    if len(counted) == len(norms):
-        return median
-    return min(float(np.median(counted)), SPREAD * lower_median(counted))
+    middle = lower_median(norms) if len(norms) else 0.0  # the mean of two would make the honest one idle
+    working = [norm for norm in norms if norm > 0 and not norm < IDLE * middle]
+    if not working:
+        return known, False
+    if len(working) >= JUDGED:
+        median = float(np.median(working))
+        return median if len(working) == len(norms) else min(median, SPREAD * lower_median(working)), True
+    if len(working) > 1:
+        return min(float(np.mean(working)), max(known, SPREAD * min(working))), False
+    return min(working[0], known or (working[0] if lone else 0.0)), False
 
 
 def _stretch(model: Mapping[str, Array], parameters: Collection[str], values: int | None) -> float:
@@ -176,7 +188,7 @@ def shortened(uploads: Sequence[Upload], group: str, name: str, lengths: Sequenc
 
     `lengths` are those of the uploads' arrays, in their order; ``Judgement.clipped`` counts the shortened ones.
     """
-    limit, kept = most * usual(lengths), list(uploads)
+    limit, kept = most * usual(lengths)[0], list(uploads)
     for i, (upload, length) in enumerate(zip(uploads, lengths, strict=True)):
         if length > limit:
             arrays = upload.extras[group]

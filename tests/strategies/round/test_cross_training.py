@@ -319,6 +319,13 @@ def test_a_single_client_has_nobody_to_send_its_model_to(clients, exchanges):
     assert method_class("fedexg")(clients_per_round=clients, exchanges=2).exchanges == exchanges
 
 
+def test_the_defence_compares_each_exchange_with_its_own_kind(tmp_path):
+    """Visits to hosts change a model by less; where replies were few, their length made all home visits unusual."""
+    done = run(tmp_path, "method=fedct", "rounds=1", "defence.enabled=true", "method.host_lr=0.0001")
+    assert set(done.method.defender.usual) == {0, 1}
+    assert 0 < 3 * done.method.defender.usual[1] < done.method.defender.usual[0]
+
+
 def test_with_the_defence_long_prototypes_are_shortened_and_absent_ones_do_not_count():
     """Longest present vectors 5, 5 and 1e30; three times the usual 5 is the most."""
     method, held = method_class("fedct")(defence=Defence(enabled=True)), np.array([True, False])

@@ -66,9 +66,42 @@ def test_the_model_that_was_sent_is_what_counts():
     assert not defend(ON, sent, models, PARAMETERS).quarantined
 
 
-def test_a_median_of_zero_quarantines_who_changed_something():
-    found = judge(ON, (0, 0), (0, 0), (1, 0))
-    assert [u.client for u, *_ in found.quarantined] == [2]
+def test_beside_idle_ones_a_single_update_counts_only_if_nothing_more_could_be():
+    """Of three two are idle: with nothing known before, whether the third is honest cannot be told."""
+    zeros = uploads((0, 0), (0, 0), (1, 0))
+    assert [u.client for u, *_ in defend(ON, zeros, [MODEL] * 3, PARAMETERS, lone=False).quarantined] == [2]
+    assert not defend(ON, zeros, [MODEL] * 3, PARAMETERS).quarantined
+    found = defend(ON, zeros, [MODEL] * 3, PARAMETERS, known=0.5, lone=False)
+    assert (len(found.uploads), found.clipped, found.uploads[2].arrays["w"][0]) == (3, 1, 1.5)
+
+
+def test_where_most_are_idle_the_others_are_judged_by_themselves():
+    found = judge(ON, *[(0, 0)] * 6, (1, 0), (2, 0), (3, 0), (9, 0))
+    assert [(u.client, limit) for u, _, limit in found.quarantined] == [(9, 7.5)]
+    assert found.usual == 2.5
+
+
+@pytest.mark.parametrize(
+    ("norms", "known", "lone", "usual", "enough"),
+    [
+        ((), 0, True, 0, False),
+        ((0, 0, 0), 2, True, 2, False),
+        ((1, 2, 4), 9, True, 2, True),  # three are enough, whatever was known
+        ((1, 2, 4, 5), 0, True, 3, True),
+        ((0, 1, 2, 40), 0, True, 2, True),
+        ((0, 0, 1, 1, 50, 60), 0, True, 3, True),  # of the four that count the mean of the middle ones is 25.5
+        ((1, 2), 0, True, 1.5, False),
+        ((1, 8), 0, True, 3, False),  # not the mean, 4.5, but three times the smaller one
+        ((1, 8), 2, True, 3, False),
+        ((1, 8), 4, True, 4, False),
+        ((1e-6, 1), 2, True, 0.5000005, False),
+        ((5,), 0, True, 5, False),
+        ((5,), 0, False, 0, False),
+        ((5,), 2, False, 2, False),
+    ],
+)
+def test_what_is_usual(norms, known, lone, usual, enough):
+    assert defence.usual(norms, known, lone) == (pytest.approx(usual), enough)
 
 
 def test_who_returns_the_model_as_it_was_makes_nobody_guilty():

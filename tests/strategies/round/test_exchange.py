@@ -12,7 +12,6 @@ from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.randomness import stream
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedcross import FedCross
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.exchange import PAUSE_S, is_blocking, poll, receive
 from fedcross.strategies.solo import Solo
 from fedcross.strategies.wire.protocol import Round, failure
@@ -259,50 +258,6 @@ def test_too_few_replies_change_nothing(clock):
     assert (report.dropped, dict(report.rejected)) == (3, {"client_error": 2, "too_few": 1})
     assert (method.pool.rows == before).all()
     assert method.accepted == {}
-
-
-@pytest.mark.parametrize(("defended", "lost", "few"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
-def test_the_defence_takes_no_lone_reply_in_a_first_round(clock, defended, lost, few):
-    """There is nothing to compare it with, so one hostile device could undo the run in such a round."""
-    method, grid = federation(clock, {}, defence=Defence(enabled=defended))
-    grid.scripts = dict.fromkeys(drawn(method)[:lost], fails(1))
-    before = method.pool.rows.copy()
-    report = method.run_round(1, grid)
-    assert (report.dropped, report.rejected["too_few"]) == (lost + few, few)
-    assert (method.pool.rows == before).all() == bool(few)
-
-
-@pytest.mark.parametrize(("value", "moved"), [(2.0, 1.0), (1e18, 1.0)])
-def test_the_smaller_one_of_two_first_replies_is_usual(clock, value, moved):
-    """2 is shortened to 1 beside 1; 1e18 is more than three times as long, so it is lost."""
-    method, grid = federation(clock, {}, kind=FedAvg, defence=Defence(enabled=True))
-    first, second, third = method.sample(1, range(6))
-    grid.scripts = {first: fails(1), second: answers(1, value=1.0), third: answers(1, value=value)}
-    report = method.run_round(1, grid)
-    assert method.global_model()["w"] == pytest.approx(moved)
-    assert report.rejected["quarantined"] == (value > 3)
-
-
-def test_a_lone_reply_is_compared_with_what_was_usual_before(clock):
-    """Updates of 1 in each of three values are usual: 9 is too much (3 times), 2 is shortened; after a resume too."""
-    for value, moved in ((9.0, 0.0), (2.0, 1.0)):
-        method, grid = federation(clock, {}, kind=FedAvg, defence=Defence(enabled=True))
-        grid.scripts = dict.fromkeys(range(6), answers(1, value=1.0))
-        method.run_round(1, grid)
-        resumed, _ = federation(clock, {}, kind=FedAvg, defence=Defence(enabled=True))
-        resumed.resume(method.checkpoint())
-        for one in (method, resumed):
-            lone = VirtualGrid(clock, 6, dict.fromkeys(range(6), fails(1)))
-            lone.scripts[one.sample(2, range(6))[0]] = answers(1, value=value)
-            before = one.global_model()["w"].copy()
-            report = one.run_round(2, lone)
-            assert one.global_model()["w"] - before == pytest.approx(moved)
-            assert report.rejected["quarantined"] == (moved == 0)
-
-
-def test_a_federation_that_asks_fewer_than_three_is_judged_by_those(clock):
-    method, grid = federation(clock, {}, defence=Defence(enabled=True), clients_per_round=2)
-    assert method.run_round(1, grid).dropped == 0
 
 
 def test_twice_the_same_reply_counts_once(clock):

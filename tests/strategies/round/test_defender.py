@@ -1,0 +1,101 @@
+"""The defence over several rounds, in virtual time."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.round.defence import Defence
+from tests.support.virtual import Clock, VirtualGrid, answers, fails
+
+ON = Defence(enabled=True)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def federation(clock, **rules):
+    """Return FedAvg with three slots, six clients and three weights, and its grid."""
+    given = {"clients_per_round": 3, "nonce": True, "deadline_s": 100, "run": "r", "defence": ON, **rules}
+    method = FedAvg(**given)
+    method.begin({"w": np.zeros(3, np.float32)})
+    return method, VirtualGrid(clock, 6, {})
+
+
+def play(clock, method, number, *values):
+    """Run a round in which the drawn clients change each weight by these values, in their order; None fails."""
+    scripts = [fails(1) if value is None else answers(1, value=value) for value in values]
+    before = method.global_model()["w"].copy()
+    report = method.run_round(number, VirtualGrid(clock, 6, dict(zip(method.sample(number, range(6)), scripts))))
+    return float((method.global_model()["w"] - before).mean()), report.rejected
+
+
+@pytest.mark.parametrize(("on", "lost", "few"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
+def test_the_defence_takes_no_lone_reply_in_a_first_round(clock, on, lost, few):
+    """There is nothing to compare it with, so one hostile device could undo the run in such a round."""
+    method, _ = federation(clock, defence=Defence(enabled=on))
+    moved, rejected = play(clock, method, 1, *[None] * lost, *[1.0] * (3 - lost))
+    assert (moved, rejected["too_few"]) == (pytest.approx(0 if few else 1), few)
+
+
+@pytest.mark.parametrize(("value", "moved"), [(2.0, 1.25), (8.0, 2.0), (10.0, 1.0), (1e18, 1.0)])
+def test_of_two_first_replies_neither_makes_the_other_usual(clock, value, moved):
+    """Beside 1: 2 becomes the mean, 1.5; 8 three times the smaller one, 3; more than nine times it is lost."""
+    method, _ = federation(clock)
+    assert play(clock, method, 1, None, 1.0, value) == (
+        pytest.approx(moved),
+        {"client_error": 1} | ({"quarantined": 1} if value > 9 else {}),
+    )
+    assert method.defender.usual == {}
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_two_honest_clients_go_on_for_ever_without_the_third(clock, rounds):
+    """One changes four times as much as the other, and a third device never answers."""
+    method, _ = federation(clock)
+    for number in range(1, rounds + 1):
+        assert play(clock, method, number, 1.0, 4.0, None)[1] == {"client_error": 1}
+
+
+def test_a_lone_reply_is_compared_with_what_was_usual_before(clock):
+    """Updates of 1 in each of three values are usual: 9 is too much (3 times), 2 is shortened; after a resume too."""
+    for value, moved in ((9.0, 0.0), (2.0, 1.0)):
+        method, _ = federation(clock)
+        play(clock, method, 1, 1.0, 1.0, 1.0)
+        resumed, _ = federation(clock)
+        resumed.resume(method.checkpoint())
+        for one in (method, resumed):
+            change, rejected = play(clock, one, 2, value, None, None)
+            assert change == pytest.approx(moved)
+            assert rejected.get("quarantined", 0) == (moved == 0)
+
+
+def test_an_idle_and_a_tiny_reply_only_slow_a_federation_that_has_worked(clock):
+    """1 is shortened to the mean of two, and the tiny one makes nothing usual."""
+    method, _ = federation(clock)
+    play(clock, method, 1, 1.0, 1.0, 1.0)
+    for number in (2, 3):
+        change, rejected = play(clock, method, number, 0.0, 1e-6, 1.0)
+        assert (change, rejected) == (pytest.approx(0.5 / 3, rel=1e-4), {})
+
+
+@pytest.mark.parametrize(("values", "quarantined"), [((1.0, 1.0), 0), ((1.0, -1e6), 1), ((0.0, 1.0), 0)])
+def test_a_federation_that_asks_two_is_judged_by_those(clock, values, quarantined):
+    method, _ = federation(clock, clients_per_round=2)
+    for number in (1, 2):
+        assert play(clock, method, number, *values)[1].get("quarantined", 0) == quarantined
+
+
+def test_a_checkpoint_of_an_earlier_version_has_one_length_for_all_exchanges(clock):
+    method, _ = federation(clock)
+    play(clock, method, 1, 1.0, 1.0, 1.0)
+    state = method.checkpoint()
+    assert state.values["_usual"] == {"0": pytest.approx(math.sqrt(3))}
+    state.values["_usual"] = 2.0
+    resumed, _ = federation(clock)
+    resumed.exchanges = 2
+    resumed.resume(state)
+    assert resumed.defender.usual == {0: 2.0, 1: 2.0}
