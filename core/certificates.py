@@ -27,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedcross.core import issued, keys
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import check_private, private_folder
+from fedcross.core.private_files import alone, check_private, private_folder
 
 MAX_LEAF_DAYS = 90
 AUTHORITY_DAYS = 730
@@ -43,6 +43,8 @@ _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
     """Make ``ca.crt`` and ``ca.key`` in `folder`; keep the key on a machine that runs no server.
 
+    Of several processes one makes them, and the others find them there.
+
     Raises
     ------
     ConfigError
@@ -52,8 +54,19 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
     """
     if not 1 <= days <= MAX_AUTHORITY_DAYS:
         raise ConfigError(f"days={days}: an authority lives 1 to {MAX_AUTHORITY_DAYS} days.")
+    with alone(private_folder(folder)):
+        return new_authority(folder, days)
+
+
+def new_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
+    """Make what :func:`make_authority` makes, in a folder that is there; call it inside ``alone(folder)``.
+
+    Raises
+    ------
+    StorageError
+        If there already is an authority, or a part of one.
+    """
     pair = KeyPair(folder / "ca.crt", folder / "ca.key")
-    private_folder(folder)
     if pair.public.exists():
         raise StorageError(f"{pair.public}: an authority exists here already. Use it, or choose another folder.")
     if pair.private.exists():

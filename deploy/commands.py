@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fedcross.core import certificates, ports
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair, make_node_key
+from fedcross.core.private_files import alone
 from fedcross.deploy import start
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
@@ -123,9 +124,10 @@ def server(arguments: Arguments) -> None:
     from fedcross.deploy.federation import gateway_token
 
     root = _root(arguments.authority)
-    _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
-    for made in gateway_token(arguments.folder):
-        print(f"{made} (secret)")
+    with alone(arguments.authority):  # federation, which renews this pair too, waits
+        _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
+        for made in gateway_token(arguments.folder):
+            print(f"{made} (secret)")
 
 
 def client(arguments: Arguments) -> None:

@@ -10,7 +10,7 @@
     ROOT/operator     ca.crt token              what the SuperLink's control interface asks for
     ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    a folder for each device, mounted only into its container
 
-Running it again changes no valid file. A copy of the authority's certificate without the authority itself is refused: a
+Running it again changes no valid file. Of several processes one works at a time, and the next one finds what it made. A copy of the authority's certificate without the authority itself is refused: a
 new authority would lock out every device.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,9 +26,11 @@ from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import SECRET, KeyPair, check_name, make_node_key, public_line
 from fedcross.core.private_files import (
+    alone,
     check_place,
     check_private,
     check_readable,
+    present_folder,
     private_folder,
     write_private,
     write_public,
@@ -79,8 +81,10 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     if taken := sorted({*OWN} & {*devices}):
         raise ConfigError(f"device {taken[0]}: a folder of the federation has this name. Choose another one.")
     made: list[str] = []
+    check_place(root)
     try:
-        _prepare(root, devices, names, made)
+        with alone(present_folder(root)):
+            _prepare(root, devices, names, made)
     except StorageError as error:
         if not made:
             raise
@@ -90,12 +94,17 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
 
 def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: list[str]) -> None:
     """Do the work of :func:`prepare`; add each file to `made` as soon as it is there."""
-    authority = KeyPair(root / "authority" / "ca.crt", root / "authority" / "ca.key")
-    check_place(root)
-    _refuse_successor(authority.public, sorted(root.glob("*/ca.crt")) + sorted(root.glob("*/keys/ca.crt")))
+    copies = sorted(root.glob("*/ca.crt")) + sorted(root.glob("*/keys/ca.crt"))
+    _refuse_successor(root / "authority" / "ca.crt", copies)
     folders = {name: private_folder(root / name) for name in (*OWN, *devices)}
+    with alone(folders["authority"]):  # in containers this folder is shared, and the one above is each one's own
+        _fill(folders, devices, names, made)
+
+
+def _fill(folders: Mapping[str, Path], devices: Sequence[str], names: Sequence[str], made: list[str]) -> None:
+    authority = KeyPair(folders["authority"] / "ca.crt", folders["authority"] / "ca.key")
     if not authority.public.exists():
-        certificates.make_authority(folders["authority"])
+        certificates.new_authority(folders["authority"])
         made.append(str(authority.public))
     text = certificates.authority_text(authority.public)
     _warn_of_end(authority.public)

@@ -6,6 +6,8 @@ import socket
 import ssl
 import stat
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedcross.core import certificates
+from fedcross.core import certificates, keys
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import SECRET, KeyPair, make_node_key
 from fedcross.core.private_files import check_private, private_folder, write_private
@@ -421,3 +423,20 @@ def test_an_authoritys_key_that_is_elsewhere_is_to_be_brought_back(authority: Ke
     authority.private.rename(tmp_path / "safe.key")
     with pytest.raises(StorageError, match="Bring the authority's key back for this call"):
         certificates.make_server(authority, tmp_path / "server", ["a.org"])
+
+
+def test_of_two_that_make_an_authority_at_once_one_is_told_that_it_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each waits before it writes, so that without a lock both would have made one."""
+    save = keys.save
+
+    def slowly(pair: KeyPair, public: bytes, key: ec.EllipticCurvePrivateKey) -> None:
+        time.sleep(0.1)
+        save(pair, public, key)
+
+    monkeypatch.setattr(keys, "save", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(lambda _: main(["authority", str(tmp_path / "ca")]), range(2))) == [0, 2]
+    assert "an authority exists here already" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "ca").iterdir()} == {"ca.crt", "ca.key"}

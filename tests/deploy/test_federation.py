@@ -3,11 +3,14 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedcross.core import certificates
+from fedcross.core import certificates, keys
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation, gateway, start
@@ -456,3 +459,45 @@ def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
     database.mkdir()
     with pytest.raises(StorageError, match="unable to open database file"):
         begin()
+
+
+def slow_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every pair take its time between the look whether it is there and its writing."""
+    save = keys.save
+
+    def slowly(*given: Any) -> None:
+        time.sleep(0.1)
+        save(*given)
+
+    monkeypatch.setattr(keys, "save", slowly)
+
+
+def test_federations_at_once_make_one_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_saving(monkeypatch)
+    root = tmp_path / "keys"
+    with ThreadPoolExecutor(3) as pool:
+        done = sorted(pool.map(lambda _: federation.prepare(root, ["porch"]), range(3)), key=len)
+    assert done[:2] == [[], []]
+    assert str(root / "authority" / "ca.crt") in done[2]
+    certificates.check_key(root / "authority" / "ca.key")
+    certificates.check_key(root / "porch" / "porch-node.key")
+    certificates.check_certificate(root / "server" / "server.crt", root / "authority" / "ca.crt")
+    assert len({path.read_bytes() for path in root.glob("*/ca.crt")}) == 1
+
+
+def test_federations_that_share_the_authoritys_folder_alone_wait_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In containers each has a root of its own, and the folders below are volumes."""
+    slow_saving(monkeypatch)
+    (tmp_path / "volumes").mkdir()
+    roots = [tmp_path / name for name in ("a", "b")]
+    for root in roots:
+        root.mkdir()
+        for name in federation.OWN:
+            (tmp_path / "volumes" / name).mkdir(mode=0o700, exist_ok=True)
+            (root / name).symlink_to(tmp_path / "volumes" / name)
+    with ThreadPoolExecutor(2) as pool:
+        done = sorted(pool.map(lambda root: federation.prepare(root, []), roots), key=len)
+    assert done[0] == []
+    certificates.check_key(tmp_path / "volumes" / "authority" / "ca.key")
