@@ -416,7 +416,7 @@ def test_root_makes_keys_for_another_user(tmp_path: Path) -> None:
 def test_an_authority_that_ends_soon_is_not_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     authority = certificates.make_authority(tmp_path / "ca", days=3)
     assert main(["check", str(authority.public), str(authority.public)]) == 0
-    assert "days left, make a new authority and hand its certificate to all devices" in capsys.readouterr().out
+    assert "days left, make a new authority and hand its ca.crt to all devices" in capsys.readouterr().out
 
 
 def test_an_authoritys_key_that_is_elsewhere_is_to_be_brought_back(authority: KeyPair, tmp_path: Path) -> None:
