@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core import certificates, ports
+from fedcross.core import certificates, issued, ports
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.core.private_files import alone
@@ -138,17 +138,26 @@ def client(arguments: Arguments) -> None:
 
 def revoke_certificate(arguments: Arguments) -> None:
     """Put certificates on the authority's revocation list; one that cannot be keeps none of the others off it."""
+    from fedcross.deploy.revocation import is_recorded
     from fedcross.deploy.revocation import revoke as put_on_list
 
     files: list[Path | None] = list(arguments.files) or [None]
     faults = []
     for file in files:
         try:
+            recorded = file is None or is_recorded(file, arguments.authority)  # revoking records it
             path, new = put_on_list(_root(arguments.authority), file)
         except StorageError as error:
             faults.append(str(error))
             continue
-        said = "(all unexpired ones of its device)" if new else "(it was before; what its device got since is valid)"
+        said = f"(all unexpired ones of its device in {issued.FILE})"
+        if not new:
+            said = "(it was before; what its device got since is valid)"
+        elif not recorded:
+            said = (
+                f"({issued.FILE} did not have it, so it may lack others of its device too: revoke each of them by its "
+                "own file)"
+            )
         print(path if file is None else f"{path}: newly revoked with {file}: {new} {said}")
     _raise(faults)
 

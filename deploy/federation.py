@@ -49,8 +49,7 @@ INNER_NAMES = ("superlink", "gateway")
 PAGE, TOKEN = "page", "token"
 #: Folder of the token for the control interface, in a file of the same name.
 OPERATOR = "operator"
-#: The gateway's token, beside the server's key.
-GATEWAY = "gateway.token"
+GATEWAY = tokens.GATEWAY
 OWN = ("authority", "server", "superexec", "public", PAGE, OPERATOR)
 
 

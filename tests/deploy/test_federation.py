@@ -401,8 +401,9 @@ def test_an_empty_token_is_none(tmp_path: Path, name: str) -> None:
     federation.prepare(tmp_path, [])
     path = tmp_path / name
     path.write_bytes(b"\n")
-    with pytest.raises(StorageError, match="no token, it is one line of"):
+    with pytest.raises(StorageError, match="no token, it is one line of") as error:
         federation.prepare(tmp_path, [])
+    assert ("fedcross deploy server" in str(error.value)) == (name == "server/gateway.token")  # which makes no other
     [said] = [one for one in doctor.check_keys(path.parent, None) if str(path) in one.text]
     assert said.kind == "FAULT"
     path.unlink()
