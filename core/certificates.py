@@ -37,6 +37,8 @@ LOOPBACK = ("localhost", "127.0.0.1")
 TAKEN = ("ca", "server", "superexec")
 #: An authority that ends sooner is told of: each device needs the certificate of its successor.
 AUTHORITY_SOON = timedelta(days=MAX_LEAF_DAYS)
+#: What to do about a certificate that is none.
+AGAIN = "Bring it back or, if it is no ca.crt, make it again with fedcross deploy."
 NEW_AUTHORITY = (
     "Copy the new ca.crt from the server. If there is none, make a new authority, and hand its ca.crt to all devices."
 )
@@ -183,9 +185,9 @@ def check_key(path: Path, certificates: Sequence[Path] = ()) -> Path:
     StorageError
         If others can read it, it is no key, or it belongs to another certificate or public key.
     """
-    check_private(path)
     if path.name == keys.SECRET:
         return keys.check_secret(path)
+    check_private(path)
     certificate, public = path.with_suffix(".crt"), path.with_suffix(".pub")
     node = path.stem.endswith("-node") and not certificate.exists()
     key = keys.read_node_key(path) if node else keys.load(path)
@@ -207,10 +209,7 @@ def _check_pair(certificate: x509.Certificate, key: PrivateKeyTypes, pair: KeyPa
 
 
 def _not_of(pair: KeyPair) -> StorageError:
-    return StorageError(
-        f"{pair.private}: this is not the key of {pair.public}. Bring that one back, or make a new pair with "
-        "fedcross deploy."
-    )
+    return StorageError(f"{pair.private}: this is not the key of {pair.public}. {keys.again(pair.private)}")
 
 
 def check_authority(authority: KeyPair) -> None:
@@ -224,13 +223,11 @@ def check_authority(authority: KeyPair) -> None:
     root = read_authority(authority.public)
     check_begun(authority.public)
     if authority.private.exists():
+        check_private(authority.private)
         try:
-            _check_pair(root, keys.load(check_private(authority.private)), authority)
+            _check_pair(root, keys.load(authority.private), authority)
         except StorageError as error:
-            raise StorageError(
-                f"{error} Without the authority's own key, put {authority.private.name} away: all else works, but "
-                "nothing can be signed."
-            ) from error
+            raise StorageError(f"{error} If it is lost, move {authority.private} away: all else works.") from error
 
 
 def read_authority(path: Path) -> x509.Certificate:
@@ -246,14 +243,16 @@ def authority_text(path: Path) -> bytes:
     return read_authority(path).public_bytes(codec.Encoding.PEM)
 
 
-def read_certificate(path: Path) -> x509.Certificate:
-    """Read a PEM certificate."""
+def read_certificate(path: Path, cure: str = AGAIN) -> x509.Certificate:
+    """Read a PEM certificate; the error, if it is none, ends with `cure`."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
+    except PermissionError as error:
+        raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}). Run as its owner.") from error
     except OSError as error:
-        raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}).") from error
+        raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}). {cure}") from error
     except ValueError as error:
-        raise StorageError(f"{path}: this is no PEM certificate ({error}).") from error
+        raise StorageError(f"{path}: this is no PEM certificate ({error}). {cure}") from error
 
 
 def one_certificate(path: Path) -> x509.Certificate:
@@ -269,9 +268,9 @@ def end(path: Path) -> datetime:
     return read_certificate(path).not_valid_after_utc
 
 
-def server_names(path: Path) -> set[str]:
-    """Return the host names and addresses in a certificate."""
-    names = _extension(read_certificate(path), x509.SubjectAlternativeName)
+def server_names(path: Path, cure: str = AGAIN) -> set[str]:
+    """Return the host names and addresses in a certificate; the error, if it is none, ends with `cure`."""
+    names = _extension(read_certificate(path, cure), x509.SubjectAlternativeName)
     if names is None:
         return set()
     addresses = names.get_values_for_type(x509.IPAddress)

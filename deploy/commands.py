@@ -39,10 +39,22 @@ def new_client(arguments: Arguments) -> None:
 
 
 def rotate_key(arguments: Arguments) -> None:
-    """Give a device a new key."""
+    """Give a device a new key, or only a new secret."""
+    from fedcross.deploy.device import new_secret
     from fedcross.deploy.device import rotate_key as rotate
 
+    if arguments.secret:
+        print(f"{new_secret(arguments.bundle.resolve())} (secret)\nThe key stays. Start the device again.")
+        return
     new, old = rotate(arguments.bundle.resolve())
+    if not (authority := new.with_name("ca.crt")).exists():
+        print(f"{authority}: missing. Copy the federation's ca.crt there.")
+    if not old.exists():
+        print(
+            "The old public key is lost too: at the server, fedcross deploy nodes lists it, and fedcross deploy revoke "
+            f"takes its number\n{new}: register it then, with the same --partition\nThen start the device again."
+        )
+        return
     earlier = "" if old.name.endswith("-old.pub") else " (or the one beside it that is registered)"
     print(
         f"{old}: revoke it{earlier}\n{new}: register it then, with the same --partition\nThen start the device again."

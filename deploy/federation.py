@@ -188,11 +188,11 @@ def _earlier_names(pair: KeyPair, given: bool, copy: Path | None) -> set[str]:
             return set()
         raise StorageError(f"{pair.public}: missing, though {copy} is of a federation that had one. {lost}")
     try:
-        return certificates.server_names(pair.public)
-    except StorageError as error:
+        return certificates.server_names(pair.public, lost)
+    except StorageError:
         if given:
             return set()
-        raise StorageError(f"{error} {lost}") from error
+        raise
 
 
 def _good(pair: KeyPair, authority: Path) -> bool:

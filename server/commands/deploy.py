@@ -105,6 +105,9 @@ def _device_parts(add: Add) -> None:
 
     part = add("rotate-key", commands.rotate_key, "give a device a new key; revoke the old one and register it")
     part.add_argument("bundle", type=Path, help="the folder that new-client made")
+    part.add_argument(
+        "--secret", action="store_true", help="make superexec.key anew and nothing else; the device stays registered"
+    )
 
     for name, command, text in (
         ("register", commands.register, "admit devices (at the server)"),
