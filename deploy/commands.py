@@ -63,6 +63,7 @@ def rotate_key(arguments: Arguments) -> None:
 
 def register(arguments: Arguments) -> None:
     """Admit devices."""
+    from fedcross.deploy.nodes import UNBOUND
     from fedcross.deploy.nodes import register as admit
 
     partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
@@ -75,7 +76,7 @@ def register(arguments: Arguments) -> None:
     with _connected(arguments) as client:
         for (name, key), partition in zip(keys, partitions):
             node, new = admit(client, key, partition)
-            bound = ", no partition: the server gives it none where other keys have one"
+            bound = f", {UNBOUND}"
             if node.partition is not None:
                 bound = f", partition {node.partition}"
             if partition is not None and node.partition is None:
@@ -84,22 +85,25 @@ def register(arguments: Arguments) -> None:
 
 
 def revoke(arguments: Arguments) -> None:
-    """Shut devices out."""
+    """Shut devices out: those with a public key, a number or a fingerprint. A file of the same name comes first."""
+    from fedcross.deploy.nodes import SHOWN, called
     from fedcross.deploy.nodes import revoke as shut_out
 
-    keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
+    shown = [name for name in arguments.keys if SHOWN.fullmatch(name) and not Path(name).exists()]
+    keys = dict(public_keys([name for name in arguments.keys if name not in shown]))  # a bad file shows before the wait
     with _connected(arguments) as client:
-        for name, key in keys:
+        for name in dict.fromkeys(arguments.keys):
+            key = called(client, name).key if name in shown else keys[name]
             print(f"{name}: node {shut_out(client, key)} is revoked")
 
 
 def nodes(arguments: Arguments) -> None:
     """List the devices that the SuperLink knows."""
-    from fedcross.deploy.nodes import listing
+    from fedcross.deploy.nodes import UNBOUND, listing
 
     with _connected(arguments) as client:
         for node in listing(client):
-            bound = "any partition" if node.partition is None else f"partition {node.partition}"
+            bound = UNBOUND if node.partition is None else f"partition {node.partition}"
             print(f"{node.node_id:>20}  {node.status:<12}  {node.fingerprint}  {bound}")
 
 
