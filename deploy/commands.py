@@ -201,12 +201,14 @@ def _state(path: Path, authority: Path, files: Sequence[Path]) -> str:
     if path.suffix == ".key":
         certificates.check_key(path, [file for file in files if file.name == f"{path.stem}.crt"])
         return "private"
+    early = start.SOON
     if path.suffix == ".crl":
         left, cure = check_list(path, authority), "sign it again with fedcross deploy revoke-certificate"
     else:
         left, cure = certificates.check_certificate(path, authority), certificates.renewal(path)
         check_revoked(path, authority)
-    return f"{left.days} days left{f', {cure}' if left < start.SOON else ''}"
+        early = certificates.soon(path, early)
+    return f"{left.days} days left{f', {cure}' if left < early else ''}"
 
 
 def _raise(faults: Sequence[str]) -> None:

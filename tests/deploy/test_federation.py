@@ -17,7 +17,7 @@ from fedcross.deploy import federation, gateway, start
 from fedcross.deploy.device import rotate_key
 from fedcross.engines import guarded
 from fedcross.engines.executor import operators, program
-from fedcross.server.commands import doctor
+from fedcross.server.commands import key_checks
 from tests.support.command import subcommand
 from tests.support.disk import largest_file
 
@@ -404,11 +404,11 @@ def test_an_empty_token_is_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(StorageError, match="no token, it is one line of") as error:
         federation.prepare(tmp_path, [])
     assert ("fedcross deploy server" in str(error.value)) == (name == "server/gateway.token")  # which makes no other
-    [said] = [one for one in doctor.check_keys(path.parent, None) if str(path) in one.text]
+    [said] = [one for one in key_checks.check_keys(path.parent, None) if str(path) in one.text]
     assert said.kind == "FAULT"
     path.unlink()
     assert federation.prepare(tmp_path, []) == [str(path)]
-    assert all(one.kind != "FAULT" for one in doctor.check_keys(path.parent, None))
+    assert all(one.kind != "FAULT" for one in key_checks.check_keys(path.parent, None))
 
 
 def test_programs_do_not_start_with_a_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
