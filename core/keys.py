@@ -6,6 +6,7 @@ the SuperLink knows by registration. Certificates are in :mod:`core.certificates
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,18 +88,18 @@ def _public_line(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
 
 def check_secret(path: Path) -> Path:
     """Return `path` if this secret is long enough and only its owner can read it; else raise StorageError."""
-    if not path.exists():
-        raise StorageError(
-            f"{path}: missing. Bring it back: fedcross deploy federation makes a new one (for a device's bundle: "
-            "fedcross deploy rotate-key --secret BUNDLE)."
-        )
-    check_private(path)
+    new = (
+        "fedcross deploy federation makes a new one (in a device's bundle: fedcross deploy rotate-key --secret BUNDLE)"
+    )
+    try:
+        check_private(path)
+    except StorageError as error:
+        if os.access(path.parent, os.X_OK) and not path.exists():
+            raise StorageError(f"{path}: missing. Bring it back, or {new}.") from error
+        raise
     size = path.stat().st_size
     if size < LEAST_SECRET:
-        raise StorageError(
-            f"{path}: {size} bytes, a secret has {LEAST_SECRET} or more. Remove it: fedcross deploy federation makes a "
-            "new one (for a device's bundle: fedcross deploy rotate-key --secret BUNDLE)."
-        )
+        raise StorageError(f"{path}: {size} bytes, a secret has {LEAST_SECRET} or more. Remove it: {new}.")
     return path
 
 

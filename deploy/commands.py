@@ -89,10 +89,11 @@ def revoke(arguments: Arguments) -> None:
     from fedcross.deploy.nodes import SHOWN, called
     from fedcross.deploy.nodes import revoke as shut_out
 
-    shown = [name for name in arguments.keys if SHOWN.fullmatch(name) and not Path(name).exists()]
-    keys = dict(public_keys([name for name in arguments.keys if name not in shown]))  # a bad file shows before the wait
+    names = list(dict.fromkeys(arguments.keys))
+    shown = [name for name in names if SHOWN.fullmatch(name) and not Path(name).exists()]
+    keys = dict(public_keys([name for name in names if name not in shown]))  # a bad file shows before the wait
     with _connected(arguments) as client:
-        for name in dict.fromkeys(arguments.keys):
+        for name in names:
             key = called(client, name).key if name in shown else keys[name]
             print(f"{name}: node {shut_out(client, key)} is revoked")
 

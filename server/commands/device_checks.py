@@ -85,7 +85,14 @@ def _no_key(folder: Path, public: Sequence[Path]) -> Iterator[Finding]:
     """Tell what to do about a device that has no private key, with its public one or without."""
     place = bundle_of(folder)
     if public:
-        yield from (fault(lost_key(path)) for path in public)
+        for path in public:
+            here = path.name == f"{place.resolve().name}-node.pub"  # not where a container mounts the bundle's keys
+            yield fault(
+                lost_key(path)
+                if here
+                else f"{path}: its private key is away. Bring it back. If it is lost: fedcross deploy rotate-key BUNDLE "
+                "makes a new one and keeps this file, whose key must be revoked."
+            )
     elif folder.resolve().name == "keys":
         yield fault(
             f"{folder}: no *-node.key, and no *-node.pub. Bring them back. If they are lost: fedcross deploy "

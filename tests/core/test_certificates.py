@@ -440,3 +440,10 @@ def test_of_two_that_make_an_authority_at_once_one_is_told_that_it_exists(
         assert sorted(pool.map(lambda _: main(["authority", str(tmp_path / "ca")]), range(2))) == [0, 2]
     assert "an authority exists here already" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "ca").iterdir()} == {"ca.crt", "ca.key"}
+
+
+def test_check_tells_of_an_authority_90_days_before_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for days, told in ((92, ""), (80, ", make a new authority and hand its ca.crt to all devices")):
+        path = certificates.make_authority(tmp_path / str(days), days).public
+        assert main(["check", str(path), str(path)]) == 0
+        assert capsys.readouterr().out == f"{path}: {days - 1} days left{told}\n"

@@ -227,6 +227,10 @@ def test_a_device_without_its_key_is_led_to_a_command_that_makes_one(keys, tmp_p
     (found,) = faults(device_checks.check_node_key(bundle / "keys"))
     assert found.startswith(f"{public}: its private key porch-node.key is away.")
     assert f"fedcross deploy rotate-key {bundle} makes a new one" in found
+    (bundle / "keys").rename(tmp_path / "device")  # as a container mounts it
+    (mounted,) = faults(device_checks.check_node_key(tmp_path / "device"))
+    assert "fedcross deploy rotate-key BUNDLE makes a new one and keeps this file" in mounted
+    (tmp_path / "device").rename(bundle / "keys")
     public.unlink()
     (found,) = faults(device_checks.check_node_key(bundle / "keys"))
     assert f"fedcross deploy rotate-key {bundle} makes a new pair" in found
