@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, StorageError, remedy
 from fedcross.core.private_files import check_private, private_folder, replacing
 
 #: A device's name, or one part of a host's.
@@ -166,4 +166,6 @@ def save(
             certificate.flush()  # what the disk cannot take shows before either file has its name
             private.write(key.private_bytes(codec.Encoding.PEM, form, codec.NoEncryption()))
     except OSError as error:
-        raise StorageError(f"{pair.public}, {pair.private.name}: cannot be written ({error.strerror}).") from error
+        raise StorageError(
+            f"{pair.public}, {pair.private.name}: cannot be written ({error.strerror}). {remedy(error).capitalize()}."
+        ) from error

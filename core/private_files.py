@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, remedy
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 #: Environment variable: ``group`` lets the group read the files of runs.
@@ -152,7 +152,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         with replacing(path, mode) as file:
             file.write(content)
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+        raise StorageError(f"{path}: cannot be written ({error.strerror}). {remedy(error).capitalize()}.") from error
 
 
 @contextlib.contextmanager

@@ -50,9 +50,10 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
         yield fault(f"{folder}: user {os.getuid()} may not look there. {whose}")
         return
     except OSError:
+        bundle = bundle_of(folder) if folder.name == "keys" else "BUNDLE"
         yield fault(
             f"{folder}: no such folder. Name the folder 'keys' of the device's bundle. If that is lost: fedcross "
-            "deploy rotate-key BUNDLE makes it again."
+            f"deploy rotate-key {bundle} makes it again."
         )
         return
     keys = [path for path in names if path.name.endswith("-node.key")]
@@ -90,8 +91,8 @@ def _no_key(folder: Path, public: Sequence[Path]) -> Iterator[Finding]:
             yield fault(
                 lost_key(path)
                 if here
-                else f"{path}: its private key is away. Bring it back. If it is lost: fedcross deploy rotate-key BUNDLE "
-                "makes a new one and keeps this file, whose key must be revoked."
+                else f"{path}: its private key is away. Bring it back. If it is lost: fedcross deploy rotate-key "
+                "BUNDLE makes a new one and keeps this file, whose key must be revoked."
             )
     elif folder.resolve().name == "keys":
         yield fault(

@@ -14,6 +14,7 @@ from fedcross.core.keys import check_secret
 from fedcross.deploy import federation
 from fedcross.deploy.device import Device, new_client, rotate_key
 from tests.support.command import subcommand
+from tests.support.disk import largest_file
 
 deploy = subcommand("deploy")
 
@@ -121,3 +122,16 @@ def test_a_bad_key_says_what_to_do(bundle: Path, tmp_path: Path) -> None:
             assert not (authority / "ca.crt").exists()
         with pytest.raises(StorageError, match=r"Bring it back or, if it is no ca\.crt, make it again"):
             certificates.read_certificate(authority / "ca.crt")
+
+
+def test_what_cannot_be_written_says_what_to_do(bundle: Path) -> None:
+    secret = bundle / "keys" / "superexec.key"
+    with (
+        largest_file(20),
+        pytest.raises(StorageError, match=r"written \(File too large\)\. Free disk space\."),
+    ):
+        rotate_key(bundle)
+    secret.unlink()
+    secret.mkdir()
+    with pytest.raises(StorageError, match=r"\(Is a directory\)\. Move the folder of that name away\."):
+        rotate_key(bundle)

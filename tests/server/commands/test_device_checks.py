@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import shutil
 import ssl
 import threading
 from datetime import UTC, datetime, timedelta
@@ -234,7 +235,11 @@ def test_a_device_without_its_key_is_led_to_a_command_that_makes_one(keys, tmp_p
     public.unlink()
     (found,) = faults(device_checks.check_node_key(bundle / "keys"))
     assert f"fedcross deploy rotate-key {bundle} makes a new pair" in found
+    shutil.rmtree(bundle / "keys")
+    (found,) = faults(device_checks.check_node_key(bundle / "keys"))
+    assert f"fedcross deploy rotate-key {bundle} makes it again" in found
     assert deploy(["rotate-key", str(bundle)]) == 0
+    write_public(bundle / "keys" / "ca.crt", authority.public.read_bytes())  # as rotate-key says
     assert faults(device_checks.check_node_key(bundle / "keys")) == []
 
 
