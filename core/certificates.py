@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedcross.core import issued, keys
+from fedcross.core import issued, keys, template
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import check_private, private_folder
+from fedcross.core.private_files import alone, check_private, private_folder
 
 MAX_LEAF_DAYS = 90
 AUTHORITY_DAYS = 730
@@ -35,13 +35,20 @@ MAX_AUTHORITY_DAYS = 36500
 LOOPBACK = ("localhost", "127.0.0.1")
 #: Files of the authority and of the server have these names; no device can.
 TAKEN = ("ca", "server", "superexec")
-# Edge devices without a battery-backed clock are often some minutes late.
-CLOCK_SKEW = timedelta(minutes=10)
+#: An authority that ends sooner is told of: each device needs the certificate of its successor.
+AUTHORITY_SOON = timedelta(days=MAX_LEAF_DAYS)
+#: What to do about a certificate that is none.
+AGAIN = "Bring it back or, if it is no ca.crt, make it again with fedcross deploy."
+NEW_AUTHORITY = (
+    "Copy the new ca.crt from the server. If there is none, make a new authority, and hand its ca.crt to all devices."
+)
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 
 def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
     """Make ``ca.crt`` and ``ca.key`` in `folder`; keep the key on a machine that runs no server.
+
+    Of several processes one makes them, and the others find them there.
 
     Raises
     ------
@@ -52,8 +59,19 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
     """
     if not 1 <= days <= MAX_AUTHORITY_DAYS:
         raise ConfigError(f"days={days}: an authority lives 1 to {MAX_AUTHORITY_DAYS} days.")
+    with alone(private_folder(folder)):
+        return new_authority(folder, days)
+
+
+def new_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
+    """Make what :func:`make_authority` makes, in a folder that is there; call it inside ``alone(folder)``.
+
+    Raises
+    ------
+    StorageError
+        If there already is an authority, or a part of one.
+    """
     pair = KeyPair(folder / "ca.crt", folder / "ca.key")
-    private_folder(folder)
     if pair.public.exists():
         raise StorageError(f"{pair.public}: an authority exists here already. Use it, or choose another folder.")
     if pair.private.exists():
@@ -62,11 +80,11 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
             "no device has the certificate."
         )
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _subject("fedcross certificate authority")
+    name = template.subject("fedcross certificate authority")
     certificate = (
-        _builder(name, name, key.public_key(), days)
+        template.builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(template.key_usage(authority=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -134,12 +152,22 @@ def validity(certificate: Path, now: datetime | None = None) -> timedelta:
     """Return how long `certificate` stays valid, whoever signed it; raise StorageError outside its dates."""
     leaf = read_certificate(certificate)
     now = now or datetime.now(UTC)
-    if now < leaf.not_valid_before_utc:
-        raise StorageError(f"{certificate}: valid from {leaf.not_valid_before_utc:%F %T} UTC; is this clock right?")
+    check_begun(certificate, now)
     left = leaf.not_valid_after_utc - now
     if left <= timedelta(0):
-        raise StorageError(f"{certificate}: expired on {leaf.not_valid_after_utc:%F}. Rotate it with fedcross deploy.")
+        cure = NEW_AUTHORITY if _is_authority(leaf) else "Rotate it with fedcross deploy."
+        raise StorageError(f"{certificate}: expired on {leaf.not_valid_after_utc:%F}. {cure}")
     return left
+
+
+def check_begun(certificate: Path, now: datetime | None = None) -> None:
+    """Raise StorageError if `certificate` is not valid yet, by this machine's clock."""
+    begin = read_certificate(certificate).not_valid_before_utc
+    if (now or datetime.now(UTC)) < begin:
+        raise StorageError(
+            f"{certificate}: valid from {begin:%F %T} UTC; is this clock right? If it is, make this certificate again "
+            "with fedcross deploy."
+        )
 
 
 def check_key(path: Path, certificates: Sequence[Path] = ()) -> Path:
@@ -157,9 +185,9 @@ def check_key(path: Path, certificates: Sequence[Path] = ()) -> Path:
     StorageError
         If others can read it, it is no key, or it belongs to another certificate or public key.
     """
-    check_private(path)
     if path.name == keys.SECRET:
         return keys.check_secret(path)
+    check_private(path)
     certificate, public = path.with_suffix(".crt"), path.with_suffix(".pub")
     node = path.stem.endswith("-node") and not certificate.exists()
     key = keys.read_node_key(path) if node else keys.load(path)
@@ -181,10 +209,25 @@ def _check_pair(certificate: x509.Certificate, key: PrivateKeyTypes, pair: KeyPa
 
 
 def _not_of(pair: KeyPair) -> StorageError:
-    return StorageError(
-        f"{pair.private}: this is not the key of {pair.public}. Bring that one back, or make a new pair with "
-        "fedcross deploy."
-    )
+    return StorageError(f"{pair.private}: this is not the key of {pair.public}. {keys.again(pair.private)}")
+
+
+def check_authority(authority: KeyPair) -> None:
+    """Check an authority's certificate, and its key if that is there: nothing is signed without it.
+
+    Raises
+    ------
+    StorageError
+        If the certificate is no authority's or not valid yet, or the key is open, damaged or another one's.
+    """
+    root = read_authority(authority.public)
+    check_begun(authority.public)
+    if authority.private.exists():
+        check_private(authority.private)
+        try:
+            _check_pair(root, keys.load(authority.private), authority)
+        except StorageError as error:
+            raise StorageError(f"{error} If it is lost, move {authority.private} away: all else works.") from error
 
 
 def read_authority(path: Path) -> x509.Certificate:
@@ -200,14 +243,16 @@ def authority_text(path: Path) -> bytes:
     return read_authority(path).public_bytes(codec.Encoding.PEM)
 
 
-def read_certificate(path: Path) -> x509.Certificate:
-    """Read a PEM certificate."""
+def read_certificate(path: Path, cure: str = AGAIN) -> x509.Certificate:
+    """Read a PEM certificate; the error, if it is none, ends with `cure`."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
+    except PermissionError as error:
+        raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}). Run as its owner.") from error
     except OSError as error:
-        raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}).") from error
+        raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}). {cure}") from error
     except ValueError as error:
-        raise StorageError(f"{path}: this is no PEM certificate ({error}).") from error
+        raise StorageError(f"{path}: this is no PEM certificate ({error}). {cure}") from error
 
 
 def one_certificate(path: Path) -> x509.Certificate:
@@ -223,9 +268,9 @@ def end(path: Path) -> datetime:
     return read_certificate(path).not_valid_after_utc
 
 
-def server_names(path: Path) -> set[str]:
-    """Return the host names and addresses in a certificate."""
-    names = _extension(read_certificate(path), x509.SubjectAlternativeName)
+def server_names(path: Path, cure: str = AGAIN) -> set[str]:
+    """Return the host names and addresses in a certificate; the error, if it is none, ends with `cure`."""
+    names = _extension(read_certificate(path, cure), x509.SubjectAlternativeName)
     if names is None:
         return set()
     addresses = names.get_values_for_type(x509.IPAddress)
@@ -253,9 +298,11 @@ def _leaf(
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
-        _builder(_subject(common_name), root.subject, key.public_key(), days, root.not_valid_after_utc, now)
+        template.builder(
+            template.subject(common_name), root.subject, key.public_key(), days, root.not_valid_after_utc, now
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(template.key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -278,6 +325,7 @@ def _signing(authority: KeyPair, days: int, now: datetime) -> tuple[x509.Certifi
         raise StorageError(f"{authority.private}: no such key file. Bring the authority's key back for this call.")
     key = keys.read_key(authority.private)
     _check_pair(root, key, authority)
+    check_begun(authority.public)
     if root.not_valid_after_utc <= now:
         raise StorageError(
             f"the authority expired on {root.not_valid_after_utc:%F}. Make a new one and hand its ca.crt to all "
@@ -327,8 +375,13 @@ def for_servers(certificate: x509.Certificate) -> bool:
 def renewal(path: Path) -> str:
     """Return what to do about a certificate that ends soon."""
     if _is_authority(read_certificate(path)):
-        return "make a new authority and hand its certificate to all devices"
+        return "make a new authority and hand its ca.crt to all devices"
     return "rotate it now"
+
+
+def soon(path: Path, usual: timedelta) -> timedelta:
+    """Return with how much time left a certificate is told of: `usual`, but more for an authority's."""
+    return AUTHORITY_SOON if _is_authority(read_certificate(path)) else usual
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:
@@ -347,34 +400,6 @@ def _usages(certificate: x509.Certificate) -> list[x509.ObjectIdentifier]:
     return list(_extension(certificate, x509.ExtendedKeyUsage) or ())
 
 
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    days: int,
-    latest: datetime | None = None,
-    now: datetime | None = None,
-) -> x509.CertificateBuilder:
-    now = now or datetime.now(UTC)
-    end = now + timedelta(days=days)
-    if latest is not None:
-        end = min(end, latest)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(end)
-    )
-
-
-def _subject(common_name: str) -> x509.Name:
-    # X.509 allows 64 characters here; the full name is in the alternative names.
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
-
-
 def check_host(name: str) -> str:
     """Return `name` if a server's certificate can have it, a host name or an IP address; else raise ConfigError."""
     _alternative(name)
@@ -389,17 +414,3 @@ def _alternative(name: str) -> x509.GeneralName:
         if len(name) > 253 or not all(keys.NAME.fullmatch(label) for label in labels) or labels[-1].isdigit():
             raise ConfigError(f"server name {name!r}: neither an IP address nor a host name.") from None
         return x509.DNSName(name)
-
-
-def _key_usage(*, authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

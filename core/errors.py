@@ -60,6 +60,8 @@ def remedy(error: OSError) -> str:
         return "allow more open files (ulimit -n), or end what holds them"
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return "give this user the right to write there"
+    if error.errno == errno.EISDIR:
+        return "move the folder of that name away"
     return "free disk space"
 
 

@@ -6,6 +6,7 @@ the SuperLink knows by registration. Certificates are in :mod:`core.certificates
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, StorageError, remedy
 from fedcross.core.private_files import check_private, private_folder, replacing
 
 #: A device's name, or one part of a host's.
@@ -55,22 +56,24 @@ def make_node_key(folder: Path, name: str, replace: bool = False) -> KeyPair:
     if pair.private.exists() and not replace:
         raise StorageError(f"{pair.private}: this node has a key already. Remove it first if it shall be replaced.")
     if pair.public.exists() and not replace:
-        raise _lost(pair, name)
+        raise StorageError(lost_key(pair.public))
     key = ec.generate_private_key(ec.SECP384R1())
     save(pair, _public_line(key, name), key, codec.PrivateFormat.OpenSSH)
     return pair
 
 
-def _lost(pair: KeyPair, name: str) -> StorageError:
-    """Return the error about a SuperNode's public key, the registered one perhaps, whose private key is away."""
-    keys = pair.private.parent
-    place = keys.parent if keys.name == "keys" else keys
+def bundle_of(folder: Path) -> Path:
+    """Return what ``rotate-key`` takes for a device with keys in `folder`: the folder above ``keys``, or `folder`."""
+    return folder.parent if folder.resolve().name == "keys" else folder
+
+
+def lost_key(public: Path) -> str:
+    """Return what to say of a SuperNode's public key, the registered one perhaps, whose private key is away."""
+    name, place = public.stem.removesuffix("-node"), bundle_of(public.parent)
     cure = "revoke this key and remove this file"
-    if place.name == name:
+    if place.resolve().name == name:
         cure = f"fedcross deploy rotate-key {place} makes a new one and keeps this file, whose key must be revoked"
-    return StorageError(
-        f"{pair.public}: its private key {pair.private.name} is away. Bring it back. If it is lost, {cure}."
-    )
+    return f"{public}: its private key {name}-node.key is away. Bring it back. If it is lost, {cure}."
 
 
 def public_line(private: Path, name: str) -> bytes:
@@ -84,13 +87,19 @@ def _public_line(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
 
 
 def check_secret(path: Path) -> Path:
-    """Return `path` if this secret is long enough; else raise StorageError."""
+    """Return `path` if this secret is long enough and only its owner can read it; else raise StorageError."""
+    new = (
+        "fedcross deploy federation makes a new one (in a device's bundle: fedcross deploy rotate-key --secret BUNDLE)"
+    )
+    try:
+        check_private(path)
+    except StorageError as error:
+        if os.access(path.parent, os.X_OK) and not path.exists():
+            raise StorageError(f"{path}: missing. Bring it back, or {new}.") from error
+        raise
     size = path.stat().st_size
     if size < LEAST_SECRET:
-        raise StorageError(
-            f"{path}: {size} bytes, a secret has {LEAST_SECRET} or more. Remove it: fedcross deploy federation (for a "
-            "device: rotate-key) makes a new one."
-        )
+        raise StorageError(f"{path}: {size} bytes, a secret has {LEAST_SECRET} or more. Remove it: {new}.")
     return path
 
 
@@ -111,12 +120,23 @@ def read_public_key(path: Path) -> PublicKeyTypes:
     except OSError as error:
         raise StorageError(f"{path}: this key cannot be read ({error.strerror}).") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise StorageError(f"{path}: this is no OpenSSH public key ({error}).") from error
+        raise StorageError(
+            f"{path}: this is no OpenSSH public key ({error}). Bring it back, or remove it if its private key is there."
+        ) from error
+
+
+def again(private: Path) -> str:
+    """Return what to do about a private key that is none, or another one's."""
+    if private.name == "ca.key":
+        return "Bring it back: without it nothing can be signed."
+    if private.stem.endswith("-node"):
+        return "Bring it back, or give the device a new one with fedcross deploy rotate-key."
+    return "Bring it back, or make a new one with fedcross deploy."
 
 
 def _elliptic(key: PrivateKeyTypes, path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise StorageError(f"{path}: an elliptic-curve key is needed, this is {type(key).__name__}.")
+        raise StorageError(f"{path}: an elliptic-curve key is needed, this is {type(key).__name__}. {again(path)}")
     return key
 
 
@@ -125,10 +145,12 @@ def load(path: Path, ssh: bool = False) -> PrivateKeyTypes:
     form, load = ("OpenSSH", codec.load_ssh_private_key) if ssh else ("PEM", codec.load_pem_private_key)
     try:
         return load(path.read_bytes(), None)
+    except PermissionError as error:
+        raise StorageError(f"{path}: this key cannot be read ({error.strerror}). Run as its owner.") from error
     except OSError as error:
-        raise StorageError(f"{path}: this key cannot be read ({error.strerror}).") from error
+        raise StorageError(f"{path}: this key cannot be read ({error.strerror}). {again(path)}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StorageError(f"{path}: this is no unencrypted {form} private key ({error}).") from error
+        raise StorageError(f"{path}: this is no unencrypted {form} private key ({error}). {again(path)}") from error
 
 
 def save(
@@ -144,4 +166,6 @@ def save(
             certificate.flush()  # what the disk cannot take shows before either file has its name
             private.write(key.private_bytes(codec.Encoding.PEM, form, codec.NoEncryption()))
     except OSError as error:
-        raise StorageError(f"{pair.public}, {pair.private.name}: cannot be written ({error.strerror}).") from error
+        raise StorageError(
+            f"{pair.public}, {pair.private.name}: cannot be written ({error.strerror}). {remedy(error).capitalize()}."
+        ) from error

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, remedy
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 #: Environment variable: ``group`` lets the group read the files of runs.
@@ -36,12 +36,17 @@ def private_folder(path: Path) -> Path:
     StorageError
         If it cannot be made, is no folder, or is open to group or others.
     """
+    _check_mode(present_folder(path), "700")
+    return path
+
+
+def present_folder(path: Path) -> Path:
+    """Create `path` for its owner only if it is missing; return it, or raise StorageError if it is no folder."""
     try:
         make_folder(path)
     except OSError as error:
         if not _seen(path, Path.is_dir):
             raise StorageError(f"{path}: this folder cannot be made ({error.strerror}). Choose another one.") from error
-    _check_mode(path, "700")
     return path
 
 
@@ -147,7 +152,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         with replacing(path, mode) as file:
             file.write(content)
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+        raise StorageError(f"{path}: cannot be written ({error.strerror}). {remedy(error).capitalize()}.") from error
 
 
 @contextlib.contextmanager
@@ -191,14 +196,30 @@ def give(path: Path, owner: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block for this folder, and wait for the others; nothing is written there."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Let one process at a time into the block for this folder, and wait for the others; nothing is written there.
+
+    Where this user may not list the folder, or the file system knows no locks, nobody waits. The block must not ask for
+    the same folder again: it would wait for itself.
+
+    Raises
+    ------
+    StorageError
+        If there is no such folder.
+    """
+    descriptor = None
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(PermissionError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StorageError(f"{folder}: no such folder ({error.strerror}). Make it with fedcross deploy.") from error
+    try:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def own_folder(path: Path) -> Path:

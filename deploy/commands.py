@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core import certificates, ports
+from fedcross.core import certificates, issued, ports
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair, make_node_key
+from fedcross.core.private_files import alone
 from fedcross.deploy import start
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
@@ -38,10 +39,22 @@ def new_client(arguments: Arguments) -> None:
 
 
 def rotate_key(arguments: Arguments) -> None:
-    """Give a device a new key."""
+    """Give a device a new key, or only a new secret."""
+    from fedcross.deploy.device import new_secret
     from fedcross.deploy.device import rotate_key as rotate
 
+    if arguments.secret:
+        print(f"{new_secret(arguments.bundle.resolve())} (secret)\nThe key stays. Start the device again.")
+        return
     new, old = rotate(arguments.bundle.resolve())
+    if not (authority := new.with_name("ca.crt")).exists():
+        print(f"{authority}: missing. Copy the federation's ca.crt there.")
+    if not old.exists():
+        print(
+            "The old public key is lost too: at the server, fedcross deploy nodes lists it, and fedcross deploy revoke "
+            f"takes its number\n{new}: register it then, with the same --partition\nThen start the device again."
+        )
+        return
     earlier = "" if old.name.endswith("-old.pub") else " (or the one beside it that is registered)"
     print(
         f"{old}: revoke it{earlier}\n{new}: register it then, with the same --partition\nThen start the device again."
@@ -50,6 +63,7 @@ def rotate_key(arguments: Arguments) -> None:
 
 def register(arguments: Arguments) -> None:
     """Admit devices."""
+    from fedcross.deploy.nodes import UNBOUND
     from fedcross.deploy.nodes import register as admit
 
     partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
@@ -62,7 +76,7 @@ def register(arguments: Arguments) -> None:
     with _connected(arguments) as client:
         for (name, key), partition in zip(keys, partitions):
             node, new = admit(client, key, partition)
-            bound = ", no partition: the server gives it none where other keys have one"
+            bound = f", {UNBOUND}"
             if node.partition is not None:
                 bound = f", partition {node.partition}"
             if partition is not None and node.partition is None:
@@ -71,22 +85,26 @@ def register(arguments: Arguments) -> None:
 
 
 def revoke(arguments: Arguments) -> None:
-    """Shut devices out."""
+    """Shut devices out: those with a public key, a number or a fingerprint. A file of the same name comes first."""
+    from fedcross.deploy.nodes import SHOWN, called
     from fedcross.deploy.nodes import revoke as shut_out
 
-    keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
+    names = list(dict.fromkeys(arguments.keys))
+    shown = [name for name in names if SHOWN.fullmatch(name) and not Path(name).exists()]
+    keys = dict(public_keys([name for name in names if name not in shown]))  # a bad file shows before the wait
     with _connected(arguments) as client:
-        for name, key in keys:
+        for name in names:
+            key = called(client, name).key if name in shown else keys[name]
             print(f"{name}: node {shut_out(client, key)} is revoked")
 
 
 def nodes(arguments: Arguments) -> None:
     """List the devices that the SuperLink knows."""
-    from fedcross.deploy.nodes import listing
+    from fedcross.deploy.nodes import UNBOUND, listing
 
     with _connected(arguments) as client:
         for node in listing(client):
-            bound = "any partition" if node.partition is None else f"partition {node.partition}"
+            bound = UNBOUND if node.partition is None else f"partition {node.partition}"
             print(f"{node.node_id:>20}  {node.status:<12}  {node.fingerprint}  {bound}")
 
 
@@ -123,9 +141,10 @@ def server(arguments: Arguments) -> None:
     from fedcross.deploy.federation import gateway_token
 
     root = _root(arguments.authority)
-    _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
-    for made in gateway_token(arguments.folder):
-        print(f"{made} (secret)")
+    with alone(arguments.authority):  # federation, which renews this pair too, waits
+        _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
+        for made in gateway_token(arguments.folder):
+            print(f"{made} (secret)")
 
 
 def client(arguments: Arguments) -> None:
@@ -136,17 +155,26 @@ def client(arguments: Arguments) -> None:
 
 def revoke_certificate(arguments: Arguments) -> None:
     """Put certificates on the authority's revocation list; one that cannot be keeps none of the others off it."""
+    from fedcross.deploy.revocation import is_recorded
     from fedcross.deploy.revocation import revoke as put_on_list
 
     files: list[Path | None] = list(arguments.files) or [None]
     faults = []
     for file in files:
         try:
+            recorded = file is None or is_recorded(file, arguments.authority)  # revoking records it
             path, new = put_on_list(_root(arguments.authority), file)
         except StorageError as error:
             faults.append(str(error))
             continue
-        said = "(all unexpired ones of its device)" if new else "(it was before; what its device got since is valid)"
+        said = f"(all unexpired ones of its device in {issued.FILE})"
+        if not new:
+            said = "(it was before; what its device got since is valid)"
+        elif not recorded:
+            said = (
+                f"({issued.FILE} did not have it, so it may lack others of its device too: revoke each of them by its "
+                "own file)"
+            )
         print(path if file is None else f"{path}: newly revoked with {file}: {new} {said}")
     _raise(faults)
 
@@ -174,12 +202,14 @@ def _state(path: Path, authority: Path, files: Sequence[Path]) -> str:
     if path.suffix == ".key":
         certificates.check_key(path, [file for file in files if file.name == f"{path.stem}.crt"])
         return "private"
+    early = start.SOON
     if path.suffix == ".crl":
         left, cure = check_list(path, authority), "sign it again with fedcross deploy revoke-certificate"
     else:
         left, cure = certificates.check_certificate(path, authority), certificates.renewal(path)
         check_revoked(path, authority)
-    return f"{left.days} days left{f', {cure}' if left < start.SOON else ''}"
+        early = certificates.soon(path, early)
+    return f"{left.days} days left{f', {cure}' if left < early else ''}"
 
 
 def _raise(faults: Sequence[str]) -> None:

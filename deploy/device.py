@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,9 +23,9 @@ from string import Template
 
 from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import SECRET, KeyPair, check_name, make_node_key, public_line, read_public_key
+from fedcross.core.keys import LEAST_SECRET, SECRET, KeyPair, check_name, make_node_key, public_line, read_public_key
 from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, write_public
-from fedcross.deploy.federation import make_secret
+from fedcross.deploy.federation import OWN, make_secret
 from fedcross.deploy.start import check_width
 from fedcross.engines.remote import host_and_port
 
@@ -149,25 +150,93 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
     to one key. The old public key is the private key's own, whatever the .pub file says; if that file holds another
     one, it is kept first, because either may be the registered one. If the private key is lost, the .pub file has the
     old one. The new files have the owner of the old key, whoever runs this. Public keys that were replaced earlier
-    stay: one of them may be the registered one. Of several processes one rotates at a time.
+    stay: one of them may be the registered one. Of several processes one rotates at a time. A secret that is missing or
+    too short is made anew. A bundle that has lost both key files gets new ones, and the second
+    path is of no file.
+
+    Raises
+    ------
+    StorageError
+        If it is neither kind of folder, the key is a link, or a file cannot be read or written.
     """
-    name = f"{bundle.name}-node"
-    keys = bundle if (bundle / f"{name}.key").exists() or (bundle / f"{name}.pub").exists() else bundle / "keys"
-    private = keys / f"{name}.key"
-    if not private.is_file() and not private.with_suffix(".pub").is_file():
-        raise StorageError(f"{keys}: no {private.name} in it. Name the folder that new-client made.")
+    keys = _keys(bundle)
+    private = keys / f"{bundle.name}-node.key"
     if private.is_symlink():
         raise StorageError(
             f"{private}: a link to {private.resolve()}, where the old key would stay. Put the key itself here first."
         )
+    pair = KeyPair(private.with_suffix(".pub"), private)
+    with alone(private_folder(keys)):
+        return (_rotate if _has_key(keys, bundle.name) else _first)(pair, bundle)
+
+
+def new_secret(bundle: Path) -> Path:
+    """Give a device a new ``superexec.key`` and return its path; its identity, the key, stays.
+
+    `bundle` is one that :func:`rotate_key` takes. Its processes must be started again, since both ends use the secret.
+    """
+    keys = private_folder(_keys(bundle))
+    private = keys / f"{bundle.name}-node.key"
     with alone(keys):
-        return _rotate(KeyPair(private.with_suffix(".pub"), private), bundle.name)
+        _secret(keys / SECRET, (private if private.exists() else bundle).stat())
+    return keys / SECRET
 
 
-def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
-    keys, before = pair.private.parent, _content(pair.private)
+def _keys(bundle: Path) -> Path:
+    """Return the folder of a device's keys: in a bundle ``keys``, of a federation's own device the folder itself."""
+    keys = bundle / "keys"
+    if _has_key(bundle, bundle.name):
+        return bundle
+    if _has_key(keys, bundle.name) or _is_bundle(bundle):
+        return keys
+    if (bundle / "ca.crt").exists() and bundle.name not in ("keys", *OWN):
+        raise StorageError(
+            f"{bundle}: no {bundle.name}-node.key and no {bundle.name}-node.pub in it. Bring them back, or see what "
+            f"fedcross deploy federation {bundle.parent} --device {bundle.name} says."
+        )
+    raise StorageError(f"{keys}: no {bundle.name}-node.key in it. Name the folder that new-client made.")
+
+
+def _is_bundle(bundle: Path) -> bool:
+    """Return whether :func:`new_client` made this folder; the project's own has some files of the same names."""
+    compose = bundle / "docker-compose.yml"
+    return (
+        (bundle / f"fedcross-{bundle.name}.service").exists()
+        or (bundle / "keys" / "ca.crt").exists()
+        or (compose.is_file() and f"--name={bundle.name}" in compose.read_text(encoding="utf-8", errors="replace"))
+    )
+
+
+def _has_key(folder: Path, name: str) -> bool:
+    return any((folder / f"{name}-node{ending}").is_file() for ending in (".key", ".pub"))
+
+
+def _first(pair: KeyPair, bundle: Path) -> tuple[Path, Path]:
+    """Make the key of a bundle that has lost both files of its pair."""
+    owner, keys = bundle.stat(), pair.private.parent
+    make_node_key(keys, bundle.name)
+    if not _is_secret(keys / SECRET):
+        _secret(keys / SECRET, owner)
+    for path in (keys, pair.private, pair.public):
+        give(path, owner)
+    return pair.public, _old(keys, bundle.name, None)
+
+
+def _secret(path: Path, owner: os.stat_result) -> None:
+    make_secret(path)
+    give(path, owner)
+
+
+def _is_secret(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size >= LEAST_SECRET
+
+
+def _rotate(pair: KeyPair, bundle: Path) -> tuple[Path, Path]:
+    name, keys, before = bundle.name, pair.private.parent, _content(pair.private)
     owner = (pair.private if before is not None else pair.public).stat()
     line = _own_line(pair, name)
+    if not _is_secret(keys / SECRET):  # lost, or a bundle of version 0.2 or older
+        _secret(keys / SECRET, owner)
     if (other := _other(pair.public, line)) is not None:
         write_public(_old(keys, name, other), other)
     old = _old(keys, name, line)
@@ -179,8 +248,6 @@ def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
         if not kept and _content(pair.private) == before:
             old.unlink()  # the key is the valid one still
         raise
-    if not (keys / SECRET).exists():  # a bundle of version 0.2 or older
-        make_secret(keys / SECRET)
     for path in (pair.private, pair.public, old, keys / SECRET):
         give(path, owner)
     return pair.public, old
@@ -188,7 +255,10 @@ def _rotate(pair: KeyPair, name: str) -> tuple[Path, Path]:
 
 def _content(path: Path) -> bytes | None:
     """Return a file's content; None if it is away."""
-    return path.read_bytes() if path.exists() else None
+    try:
+        return path.read_bytes() if path.exists() else None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}). Move it away, or run as its owner.") from error
 
 
 def _other(public: Path, line: bytes) -> bytes | None:
@@ -212,10 +282,10 @@ def _own_line(pair: KeyPair, name: str) -> bytes:
         return pair.public.read_bytes()
 
 
-def _old(keys: Path, name: str, key: bytes) -> Path:
+def _old(keys: Path, name: str, key: bytes | None) -> Path:
     """Return the file for a public key that is replaced: the first that is free, or that has this key already."""
     path, number = keys / f"{name}-node-old.pub", 1
-    while path.exists() and path.read_bytes() != key:
+    while _content(path) not in (None, key):
         number += 1
         path = keys / f"{name}-node-old-{number}.pub"
     return path

@@ -10,15 +10,18 @@
     ROOT/operator     ca.crt token              what the SuperLink's control interface asks for
     ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    a folder for each device, mounted only into its container
 
-Running it again changes no valid file. A copy of the authority's certificate without the authority itself is refused: a
+Running it again changes no valid file. Of several processes one works at a time, and the next one finds what it made.
+A copy of the authority's certificate without the authority itself is refused: a
 new authority would lock out every device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,9 +29,11 @@ from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import SECRET, KeyPair, check_name, make_node_key, public_line
 from fedcross.core.private_files import (
+    alone,
     check_place,
     check_private,
     check_readable,
+    present_folder,
     private_folder,
     write_private,
     write_public,
@@ -38,21 +43,21 @@ from fedcross.engines.executor import operators
 
 #: A certificate that expires sooner is replaced when the federation starts.
 RENEW = timedelta(days=30)
-#: An authority that ends sooner is told of: each device needs the certificate of its successor.
-LAST = timedelta(days=certificates.MAX_LEAF_DAYS)
 #: Names by which the parts of the compose federation reach each other.
 INNER_NAMES = ("superlink", "gateway")
 #: Folder and file of the live page's token, as text.
 PAGE, TOKEN = "page", "token"
 #: Folder of the token for the control interface, in a file of the same name.
 OPERATOR = "operator"
-#: The gateway's token, beside the server's key.
-GATEWAY = "gateway.token"
+GATEWAY = tokens.GATEWAY
 OWN = ("authority", "server", "superexec", "public", PAGE, OPERATOR)
 
 
 def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> list[str]:
-    """Make all missing files below `root` and return one line per new file.
+    """Make all missing files below `root` and return the path of each file that was written.
+
+    The public key of each device whose folder is there is copied into ``public`` again if it was replaced, named in
+    `devices` or not.
 
     Parameters
     ----------
@@ -68,7 +73,8 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     StorageError
         If a certificate expires soon and the authority's key is not in the folder to sign a new one, if the authority's
         certificate is not in its folder but in another, if the names in the server's certificate or the private key of
-        a device are lost, or a file is not what it should be. The message names what was made before that.
+        a device are lost, a certificate is not valid yet by this clock, or a file is not what it should be. The message
+        names what was made before that.
     ConfigError
         If a name is none, or a device's is that of one of the federation's own folders.
     """
@@ -79,8 +85,10 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     if taken := sorted({*OWN} & {*devices}):
         raise ConfigError(f"device {taken[0]}: a folder of the federation has this name. Choose another one.")
     made: list[str] = []
+    check_place(root)
     try:
-        _prepare(root, devices, names, made)
+        with alone(present_folder(root)):
+            _prepare(root, devices, names, made)
     except StorageError as error:
         if not made:
             raise
@@ -90,16 +98,23 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
 
 def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: list[str]) -> None:
     """Do the work of :func:`prepare`; add each file to `made` as soon as it is there."""
-    authority = KeyPair(root / "authority" / "ca.crt", root / "authority" / "ca.key")
-    check_place(root)
-    _refuse_successor(authority.public, sorted(root.glob("*/ca.crt")) + sorted(root.glob("*/keys/ca.crt")))
+    copies = sorted(root.glob("*/ca.crt")) + sorted(root.glob("*/keys/ca.crt"))
+    _refuse_successor(root / "authority" / "ca.crt", copies)
     folders = {name: private_folder(root / name) for name in (*OWN, *devices)}
+    with alone(folders["authority"]):  # in containers this folder is shared, and the one above is each one's own
+        _fill(folders, devices, names, made)
+        _refresh(root, devices, made)
+
+
+def _fill(folders: Mapping[str, Path], devices: Sequence[str], names: Sequence[str], made: list[str]) -> None:
+    authority = KeyPair(folders["authority"] / "ca.crt", folders["authority"] / "ca.key")
     if not authority.public.exists():
-        certificates.make_authority(folders["authority"])
-        made.append(str(authority.public))
+        made += _files(certificates.new_authority(folders["authority"]))
+    certificates.check_authority(authority)
     text = certificates.authority_text(authority.public)
     _warn_of_end(authority.public)
-    _server(authority, folders["server"], names, made)
+    copies = (folders[name] / "ca.crt" for name in OWN if name not in ("authority", "server"))
+    _server(authority, folders["server"], names, next((copy for copy in copies if copy.exists()), None), made)
     made += gateway_token(folders["server"])
     _secret(folders["superexec"] / SECRET, made)
     _token(folders[PAGE] / TOKEN, made, shortest=1)  # the page takes an operator's own word
@@ -108,7 +123,20 @@ def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: lis
         _device(folders[device], folders["public"], device, made)
     for name, folder in folders.items():
         if name != "authority":
-            write_public(folder / "ca.crt", text)
+            _public(folder / "ca.crt", text, made)
+
+
+def _files(pair: KeyPair) -> list[str]:
+    return [str(pair.public), str(pair.private)]
+
+
+def _public(path: Path, content: bytes, made: list[str]) -> None:
+    """Write a file for everybody to read, unless it is there and so."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == 0o644:
+            return
+    write_public(path, content)
+    made.append(str(path))
 
 
 def _refuse_successor(authority: Path, copies: Sequence[Path]) -> None:
@@ -123,7 +151,7 @@ def _refuse_successor(authority: Path, copies: Sequence[Path]) -> None:
 
 def _warn_of_end(authority: Path) -> None:
     left = certificates.end(authority) - datetime.now(UTC)
-    if left < LAST:
+    if left < certificates.AUTHORITY_SOON:
         print(
             f"{authority}: {left.days} days left, and no certificate lives longer. Make a new authority in time, and "
             "hand its ca.crt to all devices",
@@ -131,33 +159,40 @@ def _warn_of_end(authority: Path) -> None:
         )
 
 
-def _server(authority: KeyPair, folder: Path, names: Sequence[str], made: list[str]) -> None:
-    """Make or renew the server's certificate; one with another's key, without a name or of another authority too."""
+def _server(authority: KeyPair, folder: Path, names: Sequence[str], copy: Path | None, made: list[str]) -> None:
+    """Make or renew the server's certificate; one with another's key, without a name or of another authority too.
+
+    `copy` is a file that the federation had made by the end of an earlier call, after the server's certificate.
+    """
     pair = KeyPair(folder / "server.crt", folder / "server.key")
-    earlier = _earlier_names(pair, bool(names))
+    earlier = _earlier_names(pair, bool(names), copy)
+    if earlier:
+        certificates.check_begun(pair.public)  # one that a slow clock takes for a bad one is good
     wanted = [*INNER_NAMES, *names, *sorted(earlier)]
     if set(wanted) <= earlier and _good(pair, authority.public):
         return
-    certificates.make_server(authority, folder, wanted)
-    made.append(str(pair.public))
+    made += _files(certificates.make_server(authority, folder, wanted))
 
 
-def _earlier_names(pair: KeyPair, given: bool) -> set[str]:
+def _earlier_names(pair: KeyPair, given: bool, copy: Path | None) -> set[str]:
     """Return the names in the server's certificate: a new one keeps them. If it is lost, they must be `given`."""
     for path in pair.public, pair.private:
         if path.exists():
             check_readable(path)
+    lost = (
+        "So the names in it are lost: bring it back, or give all with --names (--names localhost if there were none "
+        "but the usual ones)."
+    )
     if not pair.public.exists() and not pair.private.exists():
-        return set()
+        if copy is None or given:
+            return set()
+        raise StorageError(f"{pair.public}: missing, though {copy} is of a federation that had one. {lost}")
     try:
-        return certificates.server_names(pair.public)
-    except StorageError as error:
+        return certificates.server_names(pair.public, lost)
+    except StorageError:
         if given:
             return set()
-        raise StorageError(
-            f"{error} So the names in it are lost: bring it back, or give all with --names (--names localhost if "
-            "there were none but the usual ones)."
-        ) from error
+        raise
 
 
 def _good(pair: KeyPair, authority: Path) -> bool:
@@ -208,13 +243,27 @@ def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
         certificates.check_key(pair.private)
     elif copy.exists() and not pair.public.exists():
         raise StorageError(
-            f"{copy}: this device had a key, and its folder {folder} is away or new. Bring that back. If it is lost, "
-            "revoke this key, move this file away and run this again."
+            f"{copy}: this device had a key, and {pair.private} is away. Bring that back. If it is lost, revoke this "
+            "key, move this file away and run this again."
         )
     else:
-        make_node_key(folder, name)
-        made.append(str(pair.private))
+        made += _files(make_node_key(folder, name))
     if not pair.public.exists():
-        write_public(pair.public, public_line(pair.private, name))
+        _public(pair.public, public_line(pair.private, name), made)
     _secret(folder / SECRET, made)
-    write_public(copy, pair.public.read_bytes())
+    _public(copy, pair.public.read_bytes(), made)
+
+
+def _refresh(root: Path, devices: Sequence[str], made: list[str]) -> None:
+    """Copy the public keys of the other devices whose folders are there, for one of them may have a new key."""
+    for private in sorted(root.glob("*/*-node.key")):
+        name = private.parent.name
+        if private.name != f"{name}-node.key" or name in (*OWN, *devices):
+            continue
+        try:
+            line = public_line(certificates.check_key(private), name)
+        except StorageError as error:  # nobody asked for this device
+            print(f"{error} So its public key is not copied.", file=sys.stderr)
+            continue
+        public = private.with_suffix(".pub")
+        _public(root / "public" / public.name, public.read_bytes() if public.exists() else line, made)

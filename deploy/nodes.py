@@ -7,6 +7,7 @@ The calls work only from the SuperLink's inner network.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ from fedcross.engines.remote import host_and_port, refusals, wait_for
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
+#: What is said of a node that no partition belongs to.
+UNBOUND = "no partition: the server gives it none where other keys have one"
+#: A node's number or its key's fingerprint, as the list of nodes shows them.
+SHOWN = re.compile(r"[0-9]{1,20}|[0-9a-f]{16}")
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 #: How the SuperLink begins its refusal of a key that a node has, or had before it was revoked.
 _USED = "Public key already in use"
@@ -145,6 +150,25 @@ def revoke(client: ControlHttpClient, key: bytes) -> int:
         return node.node_id
     why = "It was revoked already." if found else "Was another one registered? See fedcross deploy nodes."
     raise FederationError(f"key {fingerprint(key)}: no registered node has it. {why}")
+
+
+def called(client: ControlHttpClient, name: str) -> Node:
+    """Return the registered node that :func:`listing` shows with this number or fingerprint.
+
+    Raises
+    ------
+    FederationError
+        If there is none, or the name is the number of one node and the fingerprint of another.
+    """
+    found = [node for node in listing(client) if name in (str(node.node_id), node.fingerprint)]
+    here = alive(found)
+    if len(here) > 1:
+        numbers = " and ".join(str(node.node_id) for node in here)
+        raise FederationError(f"{name}: nodes {numbers} are meant. Give the .pub file of the one, or its other name.")
+    if not here:
+        why = "It was revoked already." if found else "See fedcross deploy nodes."
+        raise FederationError(f"{name}: no registered node has this number or fingerprint. {why}")
+    return here[0]
 
 
 def alive(nodes: list[Node]) -> list[Node]:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedcross.core import certificates, issued
+from fedcross.core import certificates, issued, template
 from fedcross.core.errors import StorageError
 from fedcross.core.issued import Issued
 from fedcross.core.keys import KeyPair, read_key
@@ -33,7 +33,7 @@ AGAIN = (
 def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -> tuple[Path, int]:
     """Put `certificate` on the list ``ca.crl`` beside the authority's certificate, and sign the list anew.
 
-    With a client's certificate, all unexpired ones of the same device that the authority signed go on the list
+    With a client's certificate, all unexpired ones of the same device that the authority recorded go on the list
     (:mod:`core.issued`), because a rotated one stays valid; not with one that is on the list already, as its device may
     have got another one since. What is revoked is recorded there too, so a lost list is made again. Processes that
     revoke at once wait for each other.
@@ -74,6 +74,15 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
         issued.write(path.parent, _recorded(known, revoked, root.not_valid_after_utc))
         write_public(path, _list(revoked, root, key, now, days))
     return path, len(revoked) - before
+
+
+def is_recorded(certificate: Path, folder: Path) -> bool:
+    """Return whether the authority's record in `folder` has `certificate`.
+
+    If not, an earlier version signed it or the record was lost, so what else its device got may not be in it either.
+    """
+    serial = certificates.read_certificate(certificate).serial_number
+    return any(one.serial == serial for one in issued.valid(folder))
 
 
 def _revocable(certificate: Path, root: x509.Certificate, authority: Path) -> x509.Certificate:
@@ -149,7 +158,7 @@ def _list(
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(root.subject)
-        .last_update(now - certificates.CLOCK_SKEW)
+        .last_update(now - template.CLOCK_SKEW)
         .next_update(now + timedelta(days=days))
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)

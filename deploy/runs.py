@@ -64,7 +64,7 @@ def summary(address: str, known: Sequence[nodes.Node], found: Sequence[Listed]) 
 
 
 def _partition(node: nodes.Node) -> str:
-    return "any partition" if node.partition is None else f"partition {node.partition}"
+    return nodes.UNBOUND if node.partition is None else f"partition {node.partition}"
 
 
 def stop(arguments: Arguments) -> None:

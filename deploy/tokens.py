@@ -9,6 +9,8 @@ from fedcross.core.errors import StorageError
 from fedcross.core.private_files import check_private, write_private
 from fedcross.engines.executor import operators
 
+#: The file of the gateway's token, beside the server's key. The others are called "token".
+GATEWAY = "gateway.token"
 #: Bytes of chance in a new token.
 SIZE = 32
 
@@ -30,10 +32,17 @@ def check(path: Path, shortest: int = operators.SHORTEST) -> str:
     try:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path}: this token cannot be read ({error}).") from error
+        raise StorageError(f"{path}: this token cannot be read ({error}). {_again(path)}") from error
     if len(text) < shortest or not text.isprintable():
-        raise StorageError(
-            f"{path}: no token, it is one line of {shortest} or more characters. Remove it: fedcross deploy "
-            "federation (without containers: server) makes a new one."
-        )
+        raise StorageError(f"{path}: no token, it is one line of {shortest} or more characters. {_again(path)}")
     return text
+
+
+def _again(path: Path) -> str:
+    """Return how to get a new token in place of a bad one."""
+    if path.name == GATEWAY:
+        return (
+            "Remove it: fedcross deploy federation (or fedcross deploy server) makes a new one. Then restart the "
+            "SuperLink and the gateway."
+        )
+    return "Remove it: fedcross deploy federation makes a new one."

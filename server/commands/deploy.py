@@ -34,6 +34,7 @@ from fedcross.server.commands.device_checks import CLOCK, check_server
 #: Environment variables with the SuperLink's address and the authority's certificate, for commands at the server.
 SUPERLINK = "FEDCROSS_SUPERLINK"
 AUTHORITY = "FEDCROSS_AUTHORITY"
+PUBLIC, SHOWN = "public keys; - for standard input", "; or numbers or fingerprints, as nodes lists them"
 PARTITIONS = "number of devices, above --partition; runs of the fedcross command do not use it"
 
 
@@ -105,13 +106,16 @@ def _device_parts(add: Add) -> None:
 
     part = add("rotate-key", commands.rotate_key, "give a device a new key; revoke the old one and register it")
     part.add_argument("bundle", type=Path, help="the folder that new-client made")
+    part.add_argument(
+        "--secret", action="store_true", help="make superexec.key anew and nothing else; the device stays registered"
+    )
 
     for name, command, text in (
         ("register", commands.register, "admit devices (at the server)"),
         ("revoke", commands.revoke, "shut devices out (at the server)"),
     ):
         part = add(name, command, text)
-        part.add_argument("keys", nargs="+", metavar="KEY.pub", help="public keys; - for standard input")
+        part.add_argument("keys", nargs="+", metavar="KEY.pub", help=PUBLIC + (SHOWN if name == "revoke" else ""))
         _superlink_options(part)
         if name == "register":
             part.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,9 +15,10 @@ from time import time
 from typing import Any
 
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import SECRET
+from fedcross.core.keys import SECRET, bundle_of, lost_key
 from fedcross.core.plugins import PLUGIN_VARIABLE, named_folders
 from fedcross.server.commands.findings import Finding, fault, note, ok
+from fedcross.server.commands.key_checks import SOON
 
 CONNECT_S = 5.0
 #: What a SuperNode calls first. Without its signature the SuperLink refuses the call, and tells the time in its reply.
@@ -39,7 +40,7 @@ BEHIND_S, AHEAD_S = 300, 5
 
 def check_node_key(folder: Path) -> Iterator[Finding]:
     """Check a device's keys: the authority's certificate, and that key and secret are good and only the owner's."""
-    from fedcross.core.certificates import check_key, read_authority, validity
+    from fedcross.core.certificates import AUTHORITY_SOON, check_key, read_authority, validity
     from fedcross.core.private_files import check_folder
 
     try:
@@ -49,14 +50,23 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
         yield fault(f"{folder}: user {os.getuid()} may not look there. {whose}")
         return
     except OSError:
-        yield fault(f"{folder}: no such folder. Name the folder 'keys' of the device's bundle.")
+        bundle = bundle_of(folder) if folder.name == "keys" else "BUNDLE"
+        yield fault(
+            f"{folder}: no such folder. Name the folder 'keys' of the device's bundle. If that is lost: fedcross "
+            f"deploy rotate-key {bundle} makes it again."
+        )
         return
     keys = [path for path in names if path.name.endswith("-node.key")]
-    if len(keys) != 1:
-        yield fault(f"{folder}: {len(keys)} files *-node.key, a device has one. Take the folder that new-client made.")
+    if len(keys) > 1:
+        yield fault(f"{folder}: {len(keys)} files *-node.key, a device has one. Move the others away.")
+    if not keys:
+        yield from _no_key(folder, [path for path in names if path.name.endswith("-node.pub")])
     secret = folder / SECRET
     if not secret.is_file():
-        yield fault(f"{secret}: missing. fedcross deploy rotate-key makes it in a bundle of version 0.2 or older.")
+        yield fault(
+            f"{secret}: missing. fedcross deploy rotate-key --secret BUNDLE makes a new one, and the key stays (in a "
+            "federation's own folder: fedcross deploy federation)."
+        )
     for check, path in ((check_folder, folder), *((check_key, key) for key in sorted(folder.glob("*.key")))):
         try:
             yield ok(f"{check(path)}: private")
@@ -65,9 +75,36 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
     try:
         read_authority(folder / "ca.crt")
         left = validity(folder / "ca.crt")
-        yield ok(f"{folder / 'ca.crt'}: {left.days} days left")
+        text = f"{folder / 'ca.crt'}: {left.days} days left"
+        new = "Copy the new ca.crt from the server, once it has one."
+        yield ok(text) if left >= AUTHORITY_SOON else (note if left >= SOON else fault)(f"{text}. {new}")
     except StorageError as error:
         yield fault(str(error))
+
+
+def _no_key(folder: Path, public: Sequence[Path]) -> Iterator[Finding]:
+    """Tell what to do about a device that has no private key, with its public one or without."""
+    place = bundle_of(folder)
+    if public:
+        for path in public:
+            here = path.name == f"{place.resolve().name}-node.pub"  # not where a container mounts the bundle's keys
+            yield fault(
+                lost_key(path)
+                if here
+                else f"{path}: its private key is away. Bring it back. If it is lost: fedcross deploy rotate-key "
+                "BUNDLE makes a new one and keeps this file, whose key must be revoked."
+            )
+    elif folder.resolve().name == "keys":
+        yield fault(
+            f"{folder}: no *-node.key, and no *-node.pub. Bring them back. If they are lost: fedcross deploy "
+            f"rotate-key {place} makes a new pair."
+        )
+    else:
+        yield fault(
+            f"{folder}: no *-node.key, and no *-node.pub. Bring them back. If they are lost: fedcross deploy "
+            "rotate-key BUNDLE makes a new pair, or for a federation's own device, fedcross deploy federation with "
+            "--device."
+        )
 
 
 def check_server(address: str, authority: Path) -> Iterator[Finding]:

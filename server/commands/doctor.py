@@ -18,23 +18,21 @@ import socket
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 
 from fedcross.core import ports
 from fedcross.core.causes import PAGE, cause_of
-from fedcross.core.errors import StorageError, closed_to_user
+from fedcross.core.errors import closed_to_user
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
+from fedcross.server.commands.key_checks import check_keys
 
 GIB = 2**30
 #: With less free space, the checkpoints of a large pool do not fit.
 LEAST_DISK = 2 * GIB
 #: A run with its checkpoints, logs and client states writes some hundred files.
 LEAST_FILES = 1000
-#: With this much time left, a certificate can be rotated in working hours.
-SOON = timedelta(days=7)
 CONNECT_S = 5.0
 #: Devices of which one is there where torch could use a GPU: NVIDIA's, Jetson's, AMD's, WSL's.
 GPU_SIGNS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
@@ -167,58 +165,6 @@ def check_gpu(required: bool) -> Iterator[Finding]:
         )
     else:
         yield (fault if required else note)(NO_GPU)
-
-
-def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
-    """Check modes of keys, signatures and dates of certificates in `folder`, and that a pair belongs together."""
-    if not folder.is_dir():
-        yield fault(f"{folder}: no such folder. Make keys with fedcross deploy.")
-        return
-    certificates, keys = sorted(folder.glob("*.crt")), sorted(folder.glob("*.key"))
-    if not certificates and not keys:
-        yield fault(f"{folder}: no .crt and no .key in this folder. Make them with fedcross deploy.")
-    root = authority or folder / "ca.crt"
-    if certificates and not root.exists():
-        yield fault(f"{root}: no such file. Name the authority's certificate with --authority.")
-        certificates = []
-    for path in [folder, *keys, *certificates, *sorted(folder.glob("*.crl")), *sorted(folder.glob("*token"))]:
-        try:
-            yield _of_file(path, root)
-        except StorageError as error:
-            yield fault(str(error))
-
-
-def _look(path: Path) -> None:
-    """Raise StorageError unless a folder of keys, a key or a token is private and what it should be."""
-    from fedcross.core.certificates import check_key
-    from fedcross.core.private_files import check_folder
-    from fedcross.deploy import tokens
-
-    if path.is_dir():
-        check_folder(path)
-    elif path.suffix == ".key":
-        check_key(path)
-    elif path.suffix:
-        tokens.check(path)
-    else:
-        tokens.check(path, shortest=1)  # the page's can be an operator's own word
-
-
-def _of_file(path: Path, authority: Path) -> Finding:
-    """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
-    from fedcross.core.certificates import check_certificate, renewal
-    from fedcross.deploy.revocation import check_list, check_revoked
-
-    if path.suffix == ".crl":
-        left, cure = check_list(path, authority), "Sign it again: fedcross deploy revoke-certificate."
-    elif path.suffix == ".crt":
-        left, cure = check_certificate(path, authority), f"{renewal(path).capitalize()}: fedcross deploy."
-        check_revoked(path, authority)
-    else:
-        _look(path)
-        return ok(f"{path}: private")
-    text = f"{path}: {left.days} days left"
-    return ok(text) if left >= SOON else fault(f"{text}. {cure}")
 
 
 def check_listen(port: int, host: str = "0.0.0.0") -> Finding:  # noqa: S104 - the SuperLink's own default

@@ -6,6 +6,8 @@ import socket
 import ssl
 import stat
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedcross.core import certificates
+from fedcross.core import certificates, keys
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import SECRET, KeyPair, make_node_key
 from fedcross.core.private_files import check_private, private_folder, write_private
@@ -414,10 +416,34 @@ def test_root_makes_keys_for_another_user(tmp_path: Path) -> None:
 def test_an_authority_that_ends_soon_is_not_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     authority = certificates.make_authority(tmp_path / "ca", days=3)
     assert main(["check", str(authority.public), str(authority.public)]) == 0
-    assert "days left, make a new authority and hand its certificate to all devices" in capsys.readouterr().out
+    assert "days left, make a new authority and hand its ca.crt to all devices" in capsys.readouterr().out
 
 
 def test_an_authoritys_key_that_is_elsewhere_is_to_be_brought_back(authority: KeyPair, tmp_path: Path) -> None:
     authority.private.rename(tmp_path / "safe.key")
     with pytest.raises(StorageError, match="Bring the authority's key back for this call"):
         certificates.make_server(authority, tmp_path / "server", ["a.org"])
+
+
+def test_of_two_that_make_an_authority_at_once_one_is_told_that_it_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each waits before it writes, so that without a lock both would have made one."""
+    save = keys.save
+
+    def slowly(pair: KeyPair, public: bytes, key: ec.EllipticCurvePrivateKey) -> None:
+        time.sleep(0.1)
+        save(pair, public, key)
+
+    monkeypatch.setattr(keys, "save", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(lambda _: main(["authority", str(tmp_path / "ca")]), range(2))) == [0, 2]
+    assert "an authority exists here already" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "ca").iterdir()} == {"ca.crt", "ca.key"}
+
+
+def test_check_tells_of_an_authority_90_days_before_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for days, told in ((92, ""), (80, ", make a new authority and hand its ca.crt to all devices")):
+        path = certificates.make_authority(tmp_path / str(days), days).public
+        assert main(["check", str(path), str(path)]) == 0
+        assert capsys.readouterr().out == f"{path}: {days - 1} days left{told}\n"

@@ -3,18 +3,21 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedcross.core import certificates
+from fedcross.core import certificates, keys
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation, gateway, start
 from fedcross.deploy.device import rotate_key
 from fedcross.engines import guarded
 from fedcross.engines.executor import operators, program
-from fedcross.server.commands import doctor
+from fedcross.server.commands import key_checks
 from tests.support.command import subcommand
 from tests.support.disk import largest_file
 
@@ -24,6 +27,10 @@ DEVICES = ["client-1", "client-2"]
 
 def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def server_pair(root: Path) -> list[str]:
+    return [str(root / "server" / name) for name in ("server.crt", "server.key")]
 
 
 def test_everything_is_made_once_and_stays(tmp_path: Path) -> None:
@@ -73,9 +80,9 @@ def test_server_certificate_is_renewed_when_it_runs_out_or_lacks_a_name(tmp_path
 
     first = serial()
     certificates.make_server(authority, tmp_path / "server", federation.INNER_NAMES, days=29)
-    assert federation.prepare(tmp_path, []) == [str(path)]
+    assert federation.prepare(tmp_path, []) == server_pair(tmp_path)
     second = serial()
-    assert federation.prepare(tmp_path, [], ["fl.example.org"]) == [str(path)]
+    assert federation.prepare(tmp_path, [], ["fl.example.org"]) == server_pair(tmp_path)
     assert len({first, second, serial()}) == 3
 
 
@@ -238,7 +245,7 @@ def test_a_server_key_of_another_certificate_is_replaced(tmp_path: Path) -> None
     federation.prepare(tmp_path / "a", [])
     federation.prepare(tmp_path / "b", [])
     (tmp_path / "a" / "server" / "server.key").write_bytes((tmp_path / "b" / "server" / "server.key").read_bytes())
-    assert federation.prepare(tmp_path / "a", []) == [str(tmp_path / "a" / "server" / "server.crt")]
+    assert federation.prepare(tmp_path / "a", []) == server_pair(tmp_path / "a")
     certificates.check_key(tmp_path / "a" / "server" / "server.key")
 
 
@@ -257,7 +264,8 @@ def test_a_missing_authority_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=r"porch/ca\.crt is a copy of it"):
             federation.prepare(tmp_path, devices)
     certificates.make_authority(tmp_path / "authority")  # on purpose
-    assert federation.prepare(tmp_path, ["porch"]) == [str(tmp_path / "server" / "server.crt")]
+    copies = [str(tmp_path / name / "ca.crt") for name in (*federation.OWN[1:], "porch")]
+    assert federation.prepare(tmp_path, ["porch"]) == [*server_pair(tmp_path), *copies]
     assert "fl.example.org" in certificates.server_names(tmp_path / "server" / "server.crt")
 
 
@@ -267,12 +275,12 @@ def test_a_new_server_certificate_keeps_the_names_of_the_old_one(tmp_path: Path)
     pair = KeyPair(tmp_path / "server" / "server.crt", tmp_path / "server" / "server.key")
     own = {"superlink", "gateway", "fl.example.org", "localhost", "127.0.0.1"}
     certificates.make_server(authority, pair.public.parent, [*federation.INNER_NAMES, "fl.example.org", "::1"], days=10)
-    assert federation.prepare(tmp_path, []) == [str(pair.public)]
+    assert federation.prepare(tmp_path, []) == server_pair(tmp_path)
     assert certificates.server_names(pair.public) == {*own, "::1"}
-    assert federation.prepare(tmp_path, [], ["b.org"]) == [str(pair.public)]
+    assert federation.prepare(tmp_path, [], ["b.org"]) == server_pair(tmp_path)
     assert certificates.server_names(pair.public) == {*own, "::1", "b.org"}
     pair.private.unlink()
-    assert federation.prepare(tmp_path, []) == [str(pair.public)]
+    assert federation.prepare(tmp_path, []) == server_pair(tmp_path)
     assert certificates.server_names(pair.public) == {*own, "::1", "b.org"}
 
 
@@ -285,7 +293,7 @@ def test_names_that_are_lost_must_be_given(tmp_path: Path, damage: bytes | None)
         path.write_bytes(damage)
     with pytest.raises(StorageError, match=r"the names in it are lost: bring it back, or give all with --names"):
         federation.prepare(tmp_path, [])
-    assert federation.prepare(tmp_path, [], ["fl.example.org"]) == [str(path)]
+    assert federation.prepare(tmp_path, [], ["fl.example.org"]) == server_pair(tmp_path)
     assert "fl.example.org" in certificates.server_names(path)
 
 
@@ -352,7 +360,7 @@ def test_a_device_without_its_public_key_gets_it_and_a_foreign_one_is_told(tmp_p
     one, other = (tmp_path / name / f"{name}-node.pub" for name in DEVICES)
     before = one.read_bytes()
     one.unlink()
-    assert federation.prepare(tmp_path, DEVICES) == []
+    assert federation.prepare(tmp_path, DEVICES) == [str(one)]
     assert one.read_bytes() == before
     one.write_bytes(other.read_bytes())
     with pytest.raises(StorageError, match="this is not the key of"):
@@ -369,7 +377,7 @@ def test_the_key_of_a_device_that_is_lost_is_not_replaced_in_silence(tmp_path: P
     ):
         federation.prepare(tmp_path, ["porch"])
     assert rotate_key(folder)[1].read_bytes() == registered
-    assert federation.prepare(tmp_path, ["porch"]) == []
+    assert federation.prepare(tmp_path, ["porch"]) == [str(public)]
     assert public.read_bytes() == (folder / "porch-node.pub").read_bytes() != registered
     folder.rename(tmp_path / "on-the-device")
     before = public.read_bytes()
@@ -383,7 +391,7 @@ def test_what_was_made_before_an_error_is_named(tmp_path: Path) -> None:
     (tmp_path / "server" / "server.key").unlink()
     (tmp_path / "superexec" / "superexec.key").write_bytes(b"short")
     with pytest.raises(
-        StorageError, match=r"5 bytes, a secret has 16 or more[^\n]*\nMade before that:\n.*server\.crt$"
+        StorageError, match=r"5 bytes, a secret has 16 or more[^\n]*\nMade before that:\n.*server\.crt\n.*server\.key$"
     ):
         federation.prepare(tmp_path, [])
 
@@ -393,13 +401,14 @@ def test_an_empty_token_is_none(tmp_path: Path, name: str) -> None:
     federation.prepare(tmp_path, [])
     path = tmp_path / name
     path.write_bytes(b"\n")
-    with pytest.raises(StorageError, match="no token, it is one line of"):
+    with pytest.raises(StorageError, match="no token, it is one line of") as error:
         federation.prepare(tmp_path, [])
-    [said] = [one for one in doctor.check_keys(path.parent, None) if str(path) in one.text]
+    assert ("fedcross deploy server" in str(error.value)) == (name == "server/gateway.token")  # which makes no other
+    [said] = [one for one in key_checks.check_keys(path.parent, None) if str(path) in one.text]
     assert said.kind == "FAULT"
     path.unlink()
     assert federation.prepare(tmp_path, []) == [str(path)]
-    assert all(one.kind != "FAULT" for one in doctor.check_keys(path.parent, None))
+    assert all(one.kind != "FAULT" for one in key_checks.check_keys(path.parent, None))
 
 
 def test_programs_do_not_start_with_a_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,3 +465,58 @@ def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
     database.mkdir()
     with pytest.raises(StorageError, match="unable to open database file"):
         begin()
+
+
+def slow_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every pair take its time between the look whether it is there and its writing."""
+    save = keys.save
+
+    def slowly(*given: Any) -> None:
+        time.sleep(0.1)
+        save(*given)
+
+    monkeypatch.setattr(keys, "save", slowly)
+
+
+def test_federations_at_once_make_one_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_saving(monkeypatch)
+    root = tmp_path / "keys"
+    with ThreadPoolExecutor(3) as pool:
+        done = sorted(pool.map(lambda _: federation.prepare(root, ["porch"]), range(3)), key=len)
+    assert done[:2] == [[], []]
+    assert str(root / "authority" / "ca.crt") in done[2]
+    certificates.check_key(root / "authority" / "ca.key")
+    certificates.check_key(root / "porch" / "porch-node.key")
+    certificates.check_certificate(root / "server" / "server.crt", root / "authority" / "ca.crt")
+    assert len({path.read_bytes() for path in root.glob("*/ca.crt")}) == 1
+
+
+def test_federations_that_share_the_authoritys_folder_alone_wait_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In containers each has a root of its own, and the folders below are volumes."""
+    slow_saving(monkeypatch)
+    (tmp_path / "volumes").mkdir()
+    roots = [tmp_path / name for name in ("a", "b")]
+    for root in roots:
+        root.mkdir()
+        for name in federation.OWN:
+            (tmp_path / "volumes" / name).mkdir(mode=0o700, exist_ok=True)
+            (root / name).symlink_to(tmp_path / "volumes" / name)
+    with ThreadPoolExecutor(2) as pool:
+        done = sorted(pool.map(lambda root: federation.prepare(root, []), roots), key=len)
+    assert done[0] == []
+    certificates.check_key(tmp_path / "volumes" / "authority" / "ca.key")
+
+
+def test_a_federation_with_nothing_to_do_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder may be one that cannot be written."""
+    federation.prepare(tmp_path, DEVICES)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("fedcross.core.private_files.tempfile.mkstemp", refused)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert federation.prepare(tmp_path, DEVICES) == []
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -288,3 +288,24 @@ def test_check_finds_what_is_revoked_and_how_long_the_list_holds(
     revoke(authority, None, days=0)
     assert subcommand("deploy")(["check", str(authority.public), str(crl)]) == 2
     assert "so a gateway that reads it refuses every client" in capsys.readouterr().err
+
+
+def test_a_lost_record_is_told_and_stays_told_for_what_it_did_not_have(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thief has porch's first certificate, of which nobody but the lost record knew."""
+    first = serial(certificates.make_client(authority, tmp_path / "d", "porch"))
+    second = certificates.make_client(authority, tmp_path / "d", "porch")
+    barn = certificates.make_client(authority, tmp_path / "d", "barn")
+    crl, _ = revoke(authority, None)
+    authority.public.with_name(issued.FILE).unlink()
+    command = ["revoke-certificate", str(crl.parent)]
+    assert subcommand("deploy")([*command, str(second.public), str(barn.public)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2
+    for line in said:
+        assert "1 (issued.json did not have it, so it may lack others of its device too: revoke each of them" in line
+    assert first not in listed(crl)
+    new = certificates.make_client(authority, tmp_path / "d", "barn")
+    assert subcommand("deploy")([*command, str(new.public)]) == 0
+    assert "1 (all unexpired ones of its device in issued.json)" in capsys.readouterr().out

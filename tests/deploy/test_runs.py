@@ -10,7 +10,7 @@ from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError
 from fedcross.core.overrides import join, quote
 from fedcross.deploy import runs
-from fedcross.deploy.nodes import Node
+from fedcross.deploy.nodes import UNBOUND, Node
 from fedcross.engines.runs import Listed
 from tests.support.command import subcommand
 
@@ -123,7 +123,7 @@ def test_the_status_names_devices_that_are_away_and_runs_that_are_under_way():
         "SuperLink fl:8000 answers",
         "devices: 3 registered, 1 online",
         f"  offline       {fingerprint(b'b')}  partition 1",
-        f"  registered    {fingerprint(b'c')}  any partition",
+        f"  registered    {fingerprint(b'c')}  {UNBOUND}",
         "runs: 1 under way, 2 waiting, 1 failed, 1 stopped",
         "  running       3  /o/b c  since 2026-11-23",
         "  pending       4  /o/d  since 2026-11-24",  # the first to begin

@@ -2,18 +2,22 @@
 
 import http.server
 import os
+import shutil
 import ssl
 import threading
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 
 from fedcross.core.causes import cause_of
-from fedcross.core.certificates import make_authority, make_server
+from fedcross.core.certificates import make_authority, make_server, validity
+from fedcross.core.errors import StorageError
 from fedcross.core.keys import make_node_key
 from fedcross.core.private_files import write_public
-from fedcross.deploy import commands
+from fedcross.deploy import commands, federation
+from fedcross.deploy.device import Device, new_client
 from fedcross.deploy.federation import SECRET, make_secret
 from fedcross.server.commands import device_checks, doctor
 from tests.support.command import subcommand
@@ -87,7 +91,7 @@ def test_keys_that_are_open_or_missing(keys, tmp_path):
     (keys / "ca.crt").unlink()
     (keys / SECRET).unlink()
     no_secret, open_key, no_certificate = faults(device_checks.check_node_key(keys))
-    assert "rotate-key makes it" in no_secret
+    assert "rotate-key --secret BUNDLE makes a new one" in no_secret
     assert "chmod 600" in open_key
     assert "ca.crt" in no_certificate
     make_node_key(keys, "other")
@@ -215,3 +219,50 @@ def test_the_superlink_alone_is_wrong_use(capsys):
         doctor.main(["--superlink", "fl.example.org:8443"])
     assert wrong.value.code == 2
     assert "--superlink needs --device FOLDER" in capsys.readouterr().err
+
+
+def test_a_device_without_its_key_is_led_to_a_command_that_makes_one(keys, tmp_path, authority):
+    bundle = new_client(Device("porch", "h:1", 0, 1), authority.public, tmp_path / "devices")
+    key, public = (bundle / "keys" / f"porch-node.{ending}" for ending in ("key", "pub"))
+    key.unlink()
+    (found,) = faults(device_checks.check_node_key(bundle / "keys"))
+    assert found.startswith(f"{public}: its private key porch-node.key is away.")
+    assert f"fedcross deploy rotate-key {bundle} makes a new one" in found
+    (bundle / "keys").rename(tmp_path / "device")  # as a container mounts it
+    (mounted,) = faults(device_checks.check_node_key(tmp_path / "device"))
+    assert "fedcross deploy rotate-key BUNDLE makes a new one and keeps this file" in mounted
+    (tmp_path / "device").rename(bundle / "keys")
+    public.unlink()
+    (found,) = faults(device_checks.check_node_key(bundle / "keys"))
+    assert f"fedcross deploy rotate-key {bundle} makes a new pair" in found
+    shutil.rmtree(bundle / "keys")
+    (found,) = faults(device_checks.check_node_key(bundle / "keys"))
+    assert f"fedcross deploy rotate-key {bundle} makes it again" in found
+    assert deploy(["rotate-key", str(bundle)]) == 0
+    write_public(bundle / "keys" / "ca.crt", authority.public.read_bytes())  # as rotate-key says
+    assert faults(device_checks.check_node_key(bundle / "keys")) == []
+
+
+def test_a_federations_own_device_has_no_folder_called_keys(tmp_path):
+    federation.prepare(tmp_path, ["porch"])
+    folder = tmp_path / "porch"
+    (folder / "porch-node.key").unlink()
+    (found,) = faults(device_checks.check_node_key(folder))
+    assert f"fedcross deploy rotate-key {folder} makes a new one" in found
+    (folder / "porch-node.pub").unlink()
+    (found,) = faults(device_checks.check_node_key(folder))
+    assert "for a federation's own device, fedcross deploy federation with --device" in found
+
+
+@pytest.mark.parametrize(("days", "kind"), [(92, "ok"), (80, "note"), (5, "FAULT")])
+def test_a_device_says_when_it_needs_the_next_authority(keys, tmp_path, days, kind):
+    (keys / "ca.crt").write_bytes(make_authority(tmp_path / "ca", days).public.read_bytes())
+    *_, found = device_checks.check_node_key(keys)
+    assert found.kind == kind
+    assert ("Copy the new ca.crt from the server" in found.text) == (kind != "ok")
+
+
+def test_an_expired_authority_on_a_device_is_not_rotated(tmp_path):
+    pair = make_authority(tmp_path / "ca", 1)
+    with pytest.raises(StorageError, match=r"expired on .* Copy the new ca\.crt from the server\."):
+        validity(pair.public, datetime.now(UTC) + timedelta(days=2))

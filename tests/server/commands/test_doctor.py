@@ -2,7 +2,6 @@ import errno
 import os
 import socket
 import sys
-from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,78 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from fedcross.core.causes import cause_of
-from fedcross.core.certificates import make_authority, make_client, make_server
-from fedcross.core.keys import KeyPair, make_node_key
-from fedcross.deploy.revocation import revoke
 from fedcross.server.commands import doctor
 
 
 def kinds(findings):
     return [finding.kind for finding in findings]
-
-
-@pytest.fixture
-def keys(tmp_path):
-    authority = make_authority(tmp_path / "ca")
-    make_server(authority, tmp_path / "server", ["superlink.example.org"])
-    make_node_key(tmp_path / "server", "device-1")
-    return tmp_path / "server", authority.public
-
-
-def test_good_keys(keys):
-    assert kinds(doctor.check_keys(*keys)) == ["ok"] * 4  # the folder, two keys, one certificate
-
-
-def test_an_open_key_and_a_foreign_authority(keys, tmp_path):
-    folder, authority = keys
-    (folder / "server.key").chmod(0o644)
-    other = make_authority(tmp_path / "other").public
-    found = [f.text for f in doctor.check_keys(folder, other) if f.kind == "FAULT"]
-    assert len(found) == 2
-    assert "chmod 600" in found[0]
-    assert "not signed by" in found[1]
-    assert len([f for f in doctor.check_keys(folder, authority) if f.kind == "FAULT"]) == 1
-
-
-def test_a_key_of_another_certificate(keys):
-    folder, authority = keys
-    other = make_server(KeyPair(authority, authority.with_name("ca.key")), folder.parent / "other", [])
-    (folder / "server.key").write_bytes(other.private.read_bytes())
-    (found,) = [f for f in doctor.check_keys(*keys) if f.kind == "FAULT"]
-    assert found.text.startswith(f"{folder / 'server.key'}: this is not the key of {folder / 'server.crt'}")
-
-
-def test_a_certificate_that_ends_soon(keys, monkeypatch):
-    monkeypatch.setattr(doctor, "SOON", timedelta(days=91))
-    (found,) = [f for f in doctor.check_keys(*keys) if f.kind == "FAULT"]
-    assert "Rotate it now" in found.text
-
-
-def test_no_keys(tmp_path):
-    (tmp_path / "empty").mkdir(mode=0o700)
-    assert "FAULT" in kinds(doctor.check_keys(tmp_path / "empty", None))
-    assert kinds(doctor.check_keys(tmp_path / "none", None)) == ["FAULT"]
-
-
-def test_a_list_of_revoked_certificates(tmp_path):
-    authority = make_authority(tmp_path / "ca")
-    porch = make_client(authority, tmp_path / "d", "porch")
-    crl, _ = revoke(authority, porch.public)
-    told = {finding.text.split(": ")[0]: finding for finding in doctor.check_keys(tmp_path / "ca", None)}
-    assert (told[str(crl)].kind, told[str(crl)].text.endswith("89 days left")) == ("ok", True)
-    revoke(authority, None, days=3)
-    (soon,) = [f.text for f in doctor.check_keys(tmp_path / "ca", None) if f.kind == "FAULT"]
-    assert "Sign it again: fedcross deploy revoke-certificate" in soon
-    (found,) = [f.text for f in doctor.check_keys(tmp_path / "d", authority.public) if f.kind == "FAULT"]
-    assert found.startswith(f"{porch.public}: revoked on ")
-
-
-def test_a_folder_without_the_authoritys_certificate(tmp_path):
-    authority = make_authority(tmp_path / "ca")
-    for name in ("porch", "barn"):
-        make_client(authority, tmp_path / "d", name)
-    (found,) = [f.text for f in doctor.check_keys(tmp_path / "d", None) if f.kind == "FAULT"]
-    assert found.endswith("Name the authority's certificate with --authority.")
 
 
 def test_ports():

@@ -1,0 +1,151 @@
+"""What a second ``fedcross deploy federation`` finds changed, lost or damaged in its folder."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from fedcross.core import certificates, keys, template
+from fedcross.core.errors import StorageError
+from fedcross.core.keys import KeyPair
+from fedcross.deploy import federation
+from fedcross.deploy.device import rotate_key
+from tests.support.command import subcommand
+
+deploy = subcommand("deploy")
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("lost", ["pair", "folder"])
+def test_the_names_of_a_lost_server_must_be_given(tmp_path: Path, lost: str) -> None:
+    federation.prepare(tmp_path, [], ["fl.example.org"])
+    server = tmp_path / "server"
+    if lost == "folder":
+        shutil.rmtree(server)
+    else:
+        (server / "server.crt").unlink()
+        (server / "server.key").unlink()
+    with pytest.raises(
+        StorageError, match=r"server\.crt: missing, though .*superexec/ca\.crt is of a federation .*--names"
+    ):
+        federation.prepare(tmp_path, [])
+    made = federation.prepare(tmp_path, [], ["fl.example.org"])
+    assert str(server / "server.crt") in made
+    assert "fl.example.org" in certificates.server_names(server / "server.crt")
+
+
+def test_a_first_call_beside_an_authority_or_a_bundle_needs_no_names(tmp_path: Path) -> None:
+    """In containers the folders are there and empty; a bundle may have been made here before."""
+    authority = certificates.make_authority(tmp_path / "authority")
+    for name in federation.OWN[1:]:
+        (tmp_path / name).mkdir(mode=0o700)
+    bundle = tmp_path / "porch" / "keys"
+    bundle.mkdir(parents=True)
+    (bundle / "ca.crt").write_bytes(authority.public.read_bytes())
+    assert str(tmp_path / "server" / "server.crt") in federation.prepare(tmp_path, [])
+
+
+def test_an_authority_elsewhere_whose_files_are_put_here_needs_no_names(tmp_path: Path) -> None:
+    """As docs/deploy.md says for who keeps ca.key on another machine."""
+    authority = certificates.make_authority(tmp_path / "elsewhere")
+    root = tmp_path / "keys"
+    certificates.make_server(authority, root / "server", [*federation.INNER_NAMES, "fl.example.org"])
+    for name in ("authority", "server"):
+        (root / name).mkdir(mode=0o700, exist_ok=True)
+        (root / name / "ca.crt").write_bytes(authority.public.read_bytes())
+    before = (root / "server" / "server.crt").read_bytes()
+    federation.prepare(root, ["client-1"])
+    assert (root / "server" / "server.crt").read_bytes() == before
+
+
+def test_every_file_that_was_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "keys"
+    call = ["federation", str(root), "--device", "porch"]
+    assert deploy(call) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(str(root / name) for name in contents(root))
+    assert deploy(call) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+    (root / "page" / "ca.crt").write_bytes(b"junk")
+    (root / "operator" / "ca.crt").chmod(0o600)
+    (root / "public" / "porch-node.pub").unlink()
+    assert deploy(call) == 0
+    files = ("public/porch-node.pub", "page/ca.crt", "operator/ca.crt")
+    assert capsys.readouterr().out.splitlines() == [str(root / name) for name in files]
+
+
+def test_a_rotated_key_reaches_the_public_folder_without_its_devices_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.prepare(tmp_path, ["porch", "barn", "shed"])
+    public = tmp_path / "public"
+    before = contents(public)
+    for name in ("porch", "shed"):
+        rotate_key(tmp_path / name)
+    (tmp_path / "barn").rename(tmp_path.with_name("on-the-device"))
+    (tmp_path / "shed" / "shed-node.key").chmod(0o644)
+    assert federation.prepare(tmp_path, []) == [str(public / "porch-node.pub")]
+    assert (public / "porch-node.pub").read_bytes() == (tmp_path / "porch" / "porch-node.pub").read_bytes()
+    after = contents(public)
+    assert {name for name in before if before[name] != after[name]} == {"porch-node.pub"}
+    assert "shed-node.key: mode 644" in (said := capsys.readouterr().err)
+    assert "So its public key is not copied." in said
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [("open", "mode 644"), ("junk", "no unencrypted PEM private key"), ("foreign", "this is not the key of")],
+)
+def test_a_bad_key_of_the_authority_is_told_and_can_be_put_away(tmp_path: Path, damage: str, says: str) -> None:
+    federation.prepare(tmp_path, [])
+    key = tmp_path / "authority" / "ca.key"
+    if damage == "open":
+        key.chmod(0o644)
+    elif damage == "junk":
+        key.write_bytes(b"junk")
+    else:
+        key.write_bytes(certificates.make_authority(tmp_path.with_name("other")).private.read_bytes())
+    before = contents(tmp_path)
+    cure = "chmod 600" if damage == "open" else rf"Bring it back: without .* If it is lost, move {key} away"
+    with pytest.raises(StorageError, match=rf"ca\.key: .*{says}.*{cure}"):
+        federation.prepare(tmp_path, [], ["b.org"])
+    assert contents(tmp_path) == before
+    key.unlink()
+    assert federation.prepare(tmp_path, []) == []
+
+
+@pytest.mark.parametrize("early", ["server.crt", "ca.crt"])
+def test_a_clock_that_is_behind_renews_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: str) -> None:
+    """A good certificate looks like one that is not valid yet."""
+    authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
+    later = datetime.now(UTC) + timedelta(days=3)
+    if early == "ca.crt":
+        monkeypatch.setattr(template, "CLOCK_SKEW", -timedelta(days=3))
+        certificates.make_authority(authority.public.parent)
+    else:
+        federation.prepare(tmp_path, [])
+        certificates.make_server(authority, tmp_path / "server", federation.INNER_NAMES, now=later)
+    before = contents(tmp_path)
+    with pytest.raises(StorageError, match=rf"{early}: valid from {later:%F} .*is this clock right"):
+        federation.prepare(tmp_path, [])
+    assert contents(tmp_path) == before
+    if early == "ca.crt":
+        with pytest.raises(StorageError, match="is this clock right"):
+            certificates.make_server(authority, tmp_path / "server", [])
+
+
+def test_a_device_whose_key_alone_is_lost_is_told_so(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, ["porch"])
+    for name in ("porch-node.key", "porch-node.pub"):
+        (tmp_path / "porch" / name).unlink()
+    with pytest.raises(StorageError, match=r"had a key, and .*porch/porch-node\.key is away\. Bring that back"):
+        federation.prepare(tmp_path, ["porch"])
+    (tmp_path / "public" / "porch-node.pub").rename(tmp_path / "old.pub")  # as the message says
+    assert federation.prepare(tmp_path, ["porch"])
+    certificates.check_key(tmp_path / "porch" / "porch-node.key")
+    assert keys.read_public_key(tmp_path / "public" / "porch-node.pub") != keys.read_public_key(tmp_path / "old.pub")

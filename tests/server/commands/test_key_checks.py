@@ -1,0 +1,171 @@
+"""What ``fedcross doctor --keys`` says of a folder of keys and certificates."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from fedcross.core import issued
+from fedcross.core.certificates import make_authority, make_client, make_server
+from fedcross.core.keys import KeyPair, make_node_key
+from fedcross.deploy import federation
+from fedcross.deploy.federation import gateway_token
+from fedcross.deploy.revocation import revoke
+from fedcross.server.commands import doctor, key_checks
+
+
+def kinds(findings):
+    return [finding.kind for finding in findings]
+
+
+def faults(folder, authority=None):
+    return [finding.text for finding in key_checks.check_keys(folder, authority) if finding.kind == "FAULT"]
+
+
+@pytest.fixture
+def keys(tmp_path):
+    authority = make_authority(tmp_path / "ca")
+    make_server(authority, tmp_path / "server", ["superlink.example.org"])
+    make_node_key(tmp_path / "server", "device-1")
+    gateway_token(tmp_path / "server")
+    return tmp_path / "server", authority.public
+
+
+def test_good_keys(keys):
+    assert kinds(key_checks.check_keys(*keys)) == ["ok"] * 5  # the folder, two keys, one certificate, one token
+
+
+def test_an_open_key_and_a_foreign_authority(keys, tmp_path):
+    folder, authority = keys
+    (folder / "server.key").chmod(0o644)
+    other = make_authority(tmp_path / "other").public
+    found = [f.text for f in key_checks.check_keys(folder, other) if f.kind == "FAULT"]
+    assert len(found) == 2
+    assert "chmod 600" in found[0]
+    assert "not signed by" in found[1]
+    assert len([f for f in key_checks.check_keys(folder, authority) if f.kind == "FAULT"]) == 1
+
+
+def test_a_key_of_another_certificate(keys):
+    folder, authority = keys
+    other = make_server(KeyPair(authority, authority.with_name("ca.key")), folder.parent / "other", [])
+    (folder / "server.key").write_bytes(other.private.read_bytes())
+    (found,) = [f for f in key_checks.check_keys(*keys) if f.kind == "FAULT"]
+    assert found.text.startswith(f"{folder / 'server.key'}: this is not the key of {folder / 'server.crt'}")
+
+
+def test_a_certificate_that_ends_soon(keys, monkeypatch):
+    monkeypatch.setattr(key_checks, "SOON", timedelta(days=91))
+    (found,) = [f for f in key_checks.check_keys(*keys) if f.kind == "FAULT"]
+    assert "Rotate it now" in found.text
+
+
+def test_no_keys(tmp_path):
+    (tmp_path / "empty").mkdir(mode=0o700)
+    assert "FAULT" in kinds(key_checks.check_keys(tmp_path / "empty", None))
+    assert kinds(key_checks.check_keys(tmp_path / "none", None)) == ["FAULT"]
+
+
+def test_a_list_of_revoked_certificates(tmp_path):
+    authority = make_authority(tmp_path / "ca")
+    porch = make_client(authority, tmp_path / "d", "porch")
+    crl, _ = revoke(authority, porch.public)
+    told = {finding.text.split(": ")[0]: finding for finding in key_checks.check_keys(tmp_path / "ca", None)}
+    assert (told[str(crl)].kind, told[str(crl)].text.endswith("89 days left")) == ("ok", True)
+    revoke(authority, None, days=3)
+    (soon,) = [f.text for f in key_checks.check_keys(tmp_path / "ca", None) if f.kind == "FAULT"]
+    assert "Sign it again: fedcross deploy revoke-certificate" in soon
+    (found,) = [f.text for f in key_checks.check_keys(tmp_path / "d", authority.public) if f.kind == "FAULT"]
+    assert found.startswith(f"{porch.public}: revoked on ")
+
+
+def test_a_folder_without_the_authoritys_certificate(tmp_path):
+    authority = make_authority(tmp_path / "ca")
+    for name in ("porch", "barn"):
+        make_client(authority, tmp_path / "d", name)
+    (found,) = [f.text for f in key_checks.check_keys(tmp_path / "d", None) if f.kind == "FAULT"]
+    assert found.endswith("Name the authority's certificate with --authority.")
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        ("server/server.key", "missing. Bring it back, or make a new pair: fedcross deploy federation keeps the names"),
+        ("server/server.crt", "missing. Bring it back, or make a new pair: fedcross deploy federation with --names"),
+        ("server/gateway.token", "missing, so who reaches the SuperLink's port can call as a device."),
+        ("authority/ca.crt", "missing. Bring it back: any copy of the federation's ca.crt is as good."),
+        ("porch/porch-node.key", "rotate-key"),
+    ],
+)
+def test_half_of_what_belongs_together(tmp_path, lost, says):
+    federation.prepare(tmp_path, ["porch"], ["fl.example.org"])
+    path = tmp_path / lost
+    assert faults(path.parent) == []
+    path.unlink()
+    (found,) = faults(path.parent)
+    if lost.endswith("node.key"):
+        assert found.startswith(f"{path.with_suffix('.pub')}: its private key porch-node.key is away.")
+    else:
+        assert found.startswith(f"{path}: ")
+    assert says in found
+    assert faults(tmp_path / "public") == []  # public keys alone, as they should be there
+
+
+def test_damaged_records_of_the_authority(tmp_path):
+    authority = make_authority(tmp_path / "ca")
+    porch = make_client(authority, tmp_path / "d", "porch")
+    record = tmp_path / "ca" / issued.FILE
+    good = json.loads(record.read_text())
+    record.write_text("[{")
+    (found,) = faults(tmp_path / "ca")
+    assert found.startswith(f"{record}: no readable list of certificates")
+    record.write_text(json.dumps(good))
+    revoke(authority, porch.public)
+    assert set(kinds(key_checks.check_keys(tmp_path / "ca", None))) == {"ok"}
+    record.unlink()
+    (told,) = [one.text for one in key_checks.check_keys(tmp_path / "ca", None) if one.kind != "ok"]
+    assert told.startswith(f"{record}: missing, so revoke-certificate revokes no certificate of a device but those")
+
+
+def test_two_authorities_in_one_file(tmp_path):
+    federation.prepare(tmp_path, [])
+    path = tmp_path / "superexec" / "ca.crt"
+    path.write_bytes(path.read_bytes() + make_authority(tmp_path / "other").public.read_bytes())
+    assert faults(path.parent) == [f"{path}: 2 certificates in one file. Give each a file of its own."]
+
+
+@pytest.mark.parametrize(("name", "number"), [("operator", 1), ("page", 0)])
+def test_a_short_token_is_good_for_the_page_alone(tmp_path, monkeypatch, name, number):
+    federation.prepare(tmp_path, [])
+    path = tmp_path / name / "token"
+    path.write_text("sesame")
+    assert len(faults(path.parent)) == number
+    monkeypatch.chdir(path.parent)
+    assert len(faults(path.parent.relative_to(path.parent))) == number  # also as "."
+
+
+def test_the_root_of_a_federation_names_its_folders(tmp_path):
+    federation.prepare(tmp_path, [])
+    (found,) = faults(tmp_path)
+    parts = " ".join(str(tmp_path / name) for name in sorted(federation.OWN))
+    assert found == f"{tmp_path}: the keys are in its folders. Name those: fedcross doctor --keys {parts}"
+
+
+def test_an_authority_that_ends_within_90_days_is_told_of(tmp_path):
+    for days, kind in ((92, "ok"), (80, "note"), (5, "FAULT")):
+        make_authority(tmp_path / str(days), days)
+        found = {one.text.split(":")[0]: one for one in key_checks.check_keys(tmp_path / str(days), None)}
+        one = found[str(tmp_path / str(days) / "ca.crt")]
+        assert one.kind == kind
+        assert ("Make a new authority and hand its ca.crt to all devices" in one.text) == (kind != "ok")
+
+
+def test_a_folder_that_this_user_may_not_list_is_not_called_empty(tmp_path, monkeypatch):
+    def closed(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "keys").mkdir(mode=0o700)
+    monkeypatch.setattr(key_checks.Path, "iterdir", closed)
+    monkeypatch.setattr(doctor, "_checks", lambda _: iter([key_checks.check_keys(tmp_path / "keys", None)]))
+    (found,) = doctor.examine(None)
+    assert (found.kind, "Permission denied" in found.text, "no .crt" in found.text) == ("FAULT", True, False)
