@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedcross.core import issued, keys, template
+from fedcross.core import certificate_fields, issued, keys
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import alone, check_private, private_folder
@@ -80,11 +80,11 @@ def new_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
             "no device has the certificate."
         )
     key = ec.generate_private_key(ec.SECP256R1())
-    name = template.subject("fedcross certificate authority")
+    name = certificate_fields.subject("fedcross certificate authority")
     certificate = (
-        template.builder(name, name, key.public_key(), days)
+        certificate_fields.builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(template.key_usage(authority=True), critical=True)
+        .add_extension(certificate_fields.key_usage(authority=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -298,11 +298,11 @@ def _leaf(
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
-        template.builder(
-            template.subject(common_name), root.subject, key.public_key(), days, root.not_valid_after_utc, now
+        certificate_fields.builder(
+            certificate_fields.subject(common_name), root.subject, key.public_key(), days, root.not_valid_after_utc, now
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(template.key_usage(authority=False), critical=True)
+        .add_extension(certificate_fields.key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedcross.core import certificates, issued, template
+from fedcross.core import certificate_fields, certificates, issued
 from fedcross.core.errors import StorageError
 from fedcross.core.issued import Issued
 from fedcross.core.keys import KeyPair, read_key
@@ -158,7 +158,7 @@ def _list(
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(root.subject)
-        .last_update(now - template.CLOCK_SKEW)
+        .last_update(now - certificate_fields.CLOCK_SKEW)
         .next_update(now + timedelta(days=days))
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)

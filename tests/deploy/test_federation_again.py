@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcross.core import certificates, keys, template
+from fedcross.core import certificate_fields, certificates, keys
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.deploy import federation
@@ -125,7 +125,7 @@ def test_a_clock_that_is_behind_renews_nothing(tmp_path: Path, monkeypatch: pyte
     authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
     later = datetime.now(UTC) + timedelta(days=3)
     if early == "ca.crt":
-        monkeypatch.setattr(template, "CLOCK_SKEW", -timedelta(days=3))
+        monkeypatch.setattr(certificate_fields, "CLOCK_SKEW", -timedelta(days=3))
         certificates.make_authority(authority.public.parent)
     else:
         federation.prepare(tmp_path, [])
