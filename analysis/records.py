@@ -36,6 +36,10 @@ NOTE = "NOTE.md"
 """File with a hand-written remark beside the records of one name; the page quotes it."""
 SECTION = "section.json"
 """File with more for a name's section, all of it optional (:class:`Shown`)."""
+CONTENTS = "contents.json"
+"""File beside the names' folders, optional: heading -> name -> what its section shows, in the order of the page."""
+OTHERS = "Others"
+"""Heading of the names that ``contents.json`` leaves out."""
 
 
 def record(
@@ -167,7 +171,9 @@ def write_page(results: Path, page: Path) -> str:
     pictures = page.parent / "images"
     try:
         pictures.mkdir(parents=True, exist_ok=True)
-        parts = [_section(results / name, pictures) for name in names]
+        contents = _contents(results / CONTENTS, names)
+        ordered = [name for heading in contents.values() for name in heading]
+        parts = [_section(results / name, pictures) for name in ordered]
         records = [file.parent for name in names for file in (results / name).glob("*/metrics.jsonl")]
         proven = sum((record / DIGESTS).exists() for record in records)
         text = (
@@ -175,12 +181,38 @@ def write_page(results: Path, page: Path) -> str:
             "and standard deviation over seeds. Times are those of machines that did other work too; speeds are "
             "measured on the page on performance. `fedcross record verify NAME` runs rounds of a record again: "
             f"{proven} of the {len(records)} records have digests of their models, the others are compared by their "
-            "losses and accuracies.\n\n" + "\n".join(parts)
+            "losses and accuracies.\n\n" + _list(contents) + "\n".join(parts)
         )
         page.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{page}: cannot be written ({error}). Choose another file with --page.") from error
     return text
+
+
+def _contents(file: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return heading -> name -> what it shows, of the names that there are; those that the file lacks come last."""
+    told: dict[str, dict[str, str]] = {}
+    try:
+        if file.exists():
+            told = {str(heading): dict(within) for heading, within in json.loads(file.read_text("utf-8")).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{file}: {error}. Correct the file: heading -> name -> what it shows.") from error
+    known = [name for within in told.values() for name in within]
+    if absent := [name for name in known if name not in names]:
+        raise DataError(f"{file}: there are no records of the name {absent[0]}. Correct the file.")
+    others = {name: "" for name in names if name not in known}
+    return {**told, **({OTHERS: others} if others else {})}
+
+
+def _list(contents: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the table of contents; nothing if there is only one heading."""
+    if len(contents) < 2:
+        return ""
+    lines = []
+    for heading, within in contents.items():
+        lines.append(f"- {heading}")
+        lines += [f"    - [{name}](#{name}){f': {text}' if text else ''}" for name, text in within.items()]
+    return "## Contents\n\n" + "\n".join(lines) + "\n\n"
 
 
 @dataclass(frozen=True)

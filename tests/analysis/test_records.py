@@ -165,6 +165,29 @@ def test_a_section_of_other_records_alone(tmp_path):
     assert "2 runs." in section
 
 
+@pytest.mark.slow
+def test_the_page_begins_with_its_contents_in_the_order_that_is_asked_for(tmp_path):
+    results, page = tmp_path / "results", tmp_path / "results.md"
+    for name in ("a", "b", "c"):
+        run(tmp_path / name, [0.1])
+        record([tmp_path / name], name, results)
+    assert "## Contents" not in write_page(results, page)
+    (results / "contents.json").write_text('{"First": {"c": "the last"}, "Then": {"a": "the first"}}')
+    text = write_page(results, page)
+    listed = "- First\n    - [c](#c): the last\n- Then\n    - [a](#a): the first\n- Others\n    - [b](#b)\n"
+    assert f"## Contents\n\n{listed}" in text
+    assert text.index("\n## c\n") < text.index("\n## a\n") < text.index("\n## b\n")
+
+
+@pytest.mark.parametrize("text", ['{"First": {"none": "x"}}', '{"First": "n"}', '["n"]', "nonsense"])
+def test_damaged_contents_are_told(tmp_path, text):
+    run(tmp_path / "runs", [0.1])
+    record([tmp_path / "runs"], "n", tmp_path / "results")
+    (tmp_path / "results" / "contents.json").write_text(text)
+    with pytest.raises(DataError, match=r"contents\.json"):
+        write_page(tmp_path / "results", tmp_path / "page.md")
+
+
 WRONG = ['{"until": 0}', '{"untl": 2}', '{"targets": [50]}', '{"targets": 0.5}', '{"x": "y"}', '["long"]']
 WRONG += ['{"at": [0]}', '{"every": 0}', '{"every": "2"}', '{"methods": "fedavg"}', "nonsense"]
 
