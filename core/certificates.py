@@ -320,10 +320,7 @@ def _signing(authority: KeyPair, days: int, now: datetime) -> tuple[x509.Certifi
     """Return the authority's certificate and key if a certificate of `days` days from `now` can be signed with them."""
     if not 1 <= days <= MAX_LEAF_DAYS:
         raise ConfigError(f"days={days}: a certificate lives 1 to {MAX_LEAF_DAYS} days.")
-    root = read_authority(authority.public)
-    if not authority.private.exists():
-        raise StorageError(f"{authority.private}: no such key file. Bring the authority's key back for this call.")
-    key = keys.read_key(authority.private)
+    root, key = read_authority(authority.public), signing_key(authority)
     _check_pair(root, key, authority)
     check_begun(authority.public)
     if root.not_valid_after_utc <= now:
@@ -332,6 +329,13 @@ def _signing(authority: KeyPair, days: int, now: datetime) -> tuple[x509.Certifi
             "devices."
         )
     return root, key
+
+
+def signing_key(authority: KeyPair) -> ec.EllipticCurvePrivateKey:
+    """Return an authority's private key; raise StorageError if it is away, open or none."""
+    if not authority.private.exists():
+        raise StorageError(f"{authority.private}: no such key file. Bring the authority's key back for this call.")
+    return keys.read_key(authority.private)
 
 
 def _replaceable(path: Path, client: bool) -> x509.Certificate | None:

@@ -81,6 +81,8 @@ def valid(folder: Path) -> list[Issued]:
     path = folder / FILE
     try:
         told = json.loads(path.read_bytes())
+        if not isinstance(told, list):
+            raise TypeError(f"a list, not {type(told).__name__}")
         return [one for one in map(_read, told) if one.until > datetime.now(UTC)]
     except FileNotFoundError:
         return []

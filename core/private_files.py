@@ -130,6 +130,8 @@ def _seen(path: Path, kind: Callable[[Path], bool]) -> bool:
 
 def _check_mode(path: Path, wanted: str) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & _OTHERS and path.is_dir() and not any(path.iterdir()):
+        raise StorageError(f"{path}: mode {mode:o}. Close it before there are keys in it: chmod {wanted} {path}")
     if mode & _OTHERS:
         raise StorageError(
             f"{path}: mode {mode:o}, so others on this machine can use it. Make new keys if they may have been "

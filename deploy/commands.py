@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core import certificates, issued, ports
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.core.private_files import alone
 from fedcross.deploy import start
@@ -92,10 +92,16 @@ def revoke(arguments: Arguments) -> None:
     names = list(dict.fromkeys(arguments.keys))
     shown = [name for name in names if SHOWN.fullmatch(name) and not Path(name).exists()]
     keys = dict(public_keys([name for name in names if name not in shown]))  # a bad file shows before the wait
+    faults = []
     with _connected(arguments) as client:
         for name in names:
-            key = called(client, name).key if name in shown else keys[name]
-            print(f"{name}: node {shut_out(client, key)} is revoked")
+            try:
+                key = called(client, name).key if name in shown else keys[name]
+                print(f"{name}: node {shut_out(client, key)} is revoked")
+            except FederationError as error:  # keeps none of the others in
+                faults.append(f"{name}: {error}")
+    if faults:
+        raise FederationError("\n".join(faults))
 
 
 def nodes(arguments: Arguments) -> None:
@@ -133,7 +139,14 @@ def _connected(arguments: Arguments) -> Iterator[ControlHttpClient]:
 
 def authority(arguments: Arguments) -> None:
     """Make the authority."""
+    copies = [path for path in sorted(arguments.folder.parent.glob("*/ca.crt")) if path.parent != arguments.folder]
     _tell(certificates.make_authority(arguments.folder, arguments.days))
+    if copies:
+        print(
+            f"{copies[0]} is of another authority: devices that trust that one are locked out until they get the new "
+            "ca.crt",
+            file=sys.stderr,
+        )
 
 
 def server(arguments: Arguments) -> None:

@@ -177,8 +177,10 @@ def new_secret(bundle: Path) -> Path:
     """
     keys = private_folder(_keys(bundle))
     private = keys / f"{bundle.name}-node.key"
+    if not private.exists():
+        raise StorageError(f"{private}: missing. fedcross deploy rotate-key without --secret makes both anew.")
     with alone(keys):
-        _secret(keys / SECRET, (private if private.exists() else bundle).stat())
+        _secret(keys / SECRET, private.stat())
     return keys / SECRET
 
 
@@ -278,7 +280,13 @@ def _own_line(pair: KeyPair, name: str) -> bytes:
     except StorageError:
         if not pair.public.is_file():
             raise
-        read_public_key(pair.public)
+        try:
+            read_public_key(pair.public)
+        except StorageError as error:
+            raise StorageError(
+                f"{error} The private key is damaged or away too. Remove both files and call this again: then the old "
+                "key is revoked by its number."
+            ) from error
         return pair.public.read_bytes()
 
 

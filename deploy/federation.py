@@ -100,6 +100,7 @@ def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: lis
     """Do the work of :func:`prepare`; add each file to `made` as soon as it is there."""
     copies = sorted(root.glob("*/ca.crt")) + sorted(root.glob("*/keys/ca.crt"))
     _refuse_successor(root / "authority" / "ca.crt", copies)
+    _refuse_foreign_pair(root / "authority" / "ca.crt", root / "server" / "server.crt")
     folders = {name: private_folder(root / name) for name in (*OWN, *devices)}
     with alone(folders["authority"]):  # in containers this folder is shared, and the one above is each one's own
         _fill(folders, devices, names, made)
@@ -133,7 +134,7 @@ def _files(pair: KeyPair) -> list[str]:
 def _public(path: Path, content: bytes, made: list[str]) -> None:
     """Write a file for everybody to read, unless it is there and so."""
     with contextlib.suppress(OSError):
-        if path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == 0o644:
+        if path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR == 0o644:
             return
     write_public(path, content)
     made.append(str(path))
@@ -146,6 +147,15 @@ def _refuse_successor(authority: Path, copies: Sequence[Path]) -> None:
         raise StorageError(
             f"{authority}: missing, though {found[0]} is a copy of it. Bring it back, or put that copy there (nothing "
             f"can be signed then). A new one, fedcross deploy authority {authority.parent}, locks out all devices."
+        )
+
+
+def _refuse_foreign_pair(authority: Path, certificate: Path) -> None:
+    """Raise StorageError if the authority is away, but a server's certificate is there, which it must have signed."""
+    if certificate.exists() and not authority.exists():
+        raise StorageError(
+            f"{authority}: missing, though {certificate} is there, which an authority has signed. Put that one's "
+            f"ca.crt there, or move {certificate} away, for a new authority."
         )
 
 
@@ -171,7 +181,23 @@ def _server(authority: KeyPair, folder: Path, names: Sequence[str], copy: Path |
     wanted = [*INNER_NAMES, *names, *sorted(earlier)]
     if set(wanted) <= earlier and _good(pair, authority.public):
         return
-    made += _files(certificates.make_server(authority, folder, wanted))
+    try:
+        made += _files(certificates.make_server(authority, folder, wanted))
+    except StorageError as error:
+        raise StorageError(f"{pair.public}: {_why(pair, wanted, earlier, authority.public)}. {error}") from error
+
+
+def _why(pair: KeyPair, wanted: Sequence[str], earlier: set[str], authority: Path) -> str:
+    """Return why a server's certificate is to be signed."""
+    if not pair.public.exists():
+        return "it is to be made"
+    if new := sorted(set(wanted) - earlier):
+        return f"it lacks the name {new[0]}, so it is to be signed anew"
+    try:
+        left = certificates.check_certificate(pair.public, authority)
+    except StorageError:
+        return "it is not good any more, so it is to be signed anew"
+    return f"{left.days} days left, so it is to be signed anew"
 
 
 def _earlier_names(pair: KeyPair, given: bool, copy: Path | None) -> set[str]:

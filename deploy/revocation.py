@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedcross.core import certificate_fields, certificates, issued
 from fedcross.core.errors import StorageError
 from fedcross.core.issued import Issued
-from fedcross.core.keys import KeyPair, read_key
+from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import write_public
 
 CRL_DAYS = 90
@@ -58,7 +58,7 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
         If this authority did not sign the certificate or the list, the certificate is a server's, or the list cannot be
         written.
     """
-    root, key = certificates.read_authority(authority.public), read_key(authority.private)
+    root, key = certificates.read_authority(authority.public), certificates.signing_key(authority)
     path = authority.public.with_name(LIST)
     with issued.locked(path.parent):
         known = {one.serial: one for one in issued.valid(path.parent)}

@@ -11,6 +11,8 @@ from fedcross.server.commands.findings import Finding, fault, note, ok
 
 #: With this much time left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
+#: Folder that ``fedcross deploy federation`` makes -> the secret in it.
+PARTS = {"superexec": "superexec.key", "operator": "token", "page": "token"}
 
 
 def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
@@ -22,7 +24,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
         If this user may not look into the folder.
     """
     if not folder.is_dir():
-        yield fault(f"{folder}: no such folder. Make keys with fedcross deploy.")
+        yield fault(f"{folder}: no such folder. {_first(folder)}")
         return
     files = sorted(folder.iterdir())
     certificates = [path for path in files if path.suffix == ".crt"]
@@ -31,7 +33,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
         if parts := [str(path) for path in files if path.is_dir() and any(path.glob("*.crt"))]:
             yield fault(f"{folder}: the keys are in its folders. Name those: fedcross doctor --keys {' '.join(parts)}")
             return
-        yield fault(f"{folder}: no .crt and no .key in this folder. Make them with fedcross deploy.")
+        yield fault(f"{folder}: no .crt and no .key in this folder. {_first(folder)}")
     yield from _missing(folder, files)
     root = authority or folder / "ca.crt"
     if certificates and not root.exists():
@@ -48,6 +50,19 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
             if str(error) not in told:  # what is wrong with the authority's files is so for each certificate
                 yield fault(str(error))
             told.add(str(error))
+
+
+def _first(folder: Path) -> str:
+    """Return what to do about a folder without keys: none are made where others show that there were some."""
+    copies = [path for path in sorted(folder.parent.glob("*/ca.crt")) if path.parent != folder]
+    if not copies:
+        return "Make keys with fedcross deploy federation."
+    if folder.name == "authority":
+        return (
+            f"Bring it back, or put the copy {copies[0]} into it (nothing can be signed then). A new authority locks "
+            "out all devices."
+        )
+    return f"Bring it back. If it is lost, see what fedcross deploy federation {folder.parent} says."
 
 
 def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
@@ -72,6 +87,9 @@ def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
     ):
         if there in names and lacks not in names:
             yield fault(f"{folder / lacks}: {cure}")
+    part = PARTS.get(folder.resolve().name)
+    if part is not None and "ca.crt" in names and part not in names:
+        yield fault(f"{folder / part}: missing. Make it with fedcross deploy federation, then restart the server.")
     for path in files:
         if _is_alone(path, names):
             yield fault(lost_key(path))

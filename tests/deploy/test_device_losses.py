@@ -135,3 +135,23 @@ def test_what_cannot_be_written_says_what_to_do(bundle: Path) -> None:
     secret.mkdir()
     with pytest.raises(StorageError, match=r"\(Is a directory\)\. Move the folder of that name away\."):
         rotate_key(bundle)
+
+
+def test_a_lost_key_beside_a_damaged_public_one_has_a_way_out(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = bundle / "keys"
+    (keys / "porch-node.key").unlink()
+    (keys / "porch-node.pub").write_text("gar")
+    with pytest.raises(StorageError, match=r"damaged or away too\. Remove both files"):
+        rotate_key(bundle)
+    (keys / "porch-node.pub").unlink()
+    rotate_key(bundle)
+    certificates.check_key(keys / "porch-node.key")
+
+
+def test_a_secret_alone_is_not_made_where_the_key_is_lost_too(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bundle / "keys" / "porch-node.key").unlink()
+    (bundle / "keys" / "superexec.key").unlink()
+    assert deploy(["rotate-key", "--secret", str(bundle)]) == 2
+    assert "rotate-key without --secret makes both anew" in capsys.readouterr().err
+    assert deploy(["rotate-key", str(bundle)]) == 0
+    check_secret(bundle / "keys" / "superexec.key")

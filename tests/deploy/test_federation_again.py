@@ -149,3 +149,59 @@ def test_a_device_whose_key_alone_is_lost_is_told_so(tmp_path: Path) -> None:
     assert federation.prepare(tmp_path, ["porch"])
     certificates.check_key(tmp_path / "porch" / "porch-node.key")
     assert keys.read_public_key(tmp_path / "public" / "porch-node.pub") != keys.read_public_key(tmp_path / "old.pub")
+
+
+def test_a_servers_pair_without_any_authority_is_not_replaced(tmp_path: Path) -> None:
+    """Somebody put it there by hand and forgot ca.crt."""
+    federation.prepare(tmp_path / "a", [])
+    (tmp_path / "b").mkdir(mode=0o700)
+    shutil.copytree(tmp_path / "a" / "server", tmp_path / "b" / "server", ignore=shutil.ignore_patterns("ca.crt"))
+    before = contents(tmp_path / "b")
+    with pytest.raises(StorageError, match=r"ca\.crt: missing, though .*server\.crt is there, which an authority"):
+        federation.prepare(tmp_path / "b", [])
+    assert contents(tmp_path / "b") == before
+    (tmp_path / "b" / "authority").mkdir(mode=0o700)
+    shutil.copy(tmp_path / "a" / "authority" / "ca.crt", tmp_path / "b" / "authority")
+    assert str(tmp_path / "b" / "server" / "server.crt") not in federation.prepare(tmp_path / "b", [])
+
+
+def test_files_that_nobody_may_write_stay(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, ["porch"])
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            path.chmod(path.stat().st_mode & ~0o222)
+    assert federation.prepare(tmp_path, ["porch"]) == []
+
+
+@pytest.mark.parametrize(
+    ("days", "names", "why"),
+    [(9, [], "8 days left"), (80, ["b.org"], r"it lacks the name b\.org"), (None, ["a.org"], "it is to be made")],
+)
+def test_without_the_authoritys_key_it_says_what_the_key_is_for(
+    tmp_path: Path, days: int | None, names: list[str], why: str
+) -> None:
+    federation.prepare(tmp_path, [])
+    authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
+    server = tmp_path / "server"
+    if days is None:
+        (server / "server.crt").unlink()
+        (server / "server.key").unlink()
+    else:
+        certificates.make_server(authority, server, [*federation.INNER_NAMES], days)
+    authority.private.unlink()
+    with pytest.raises(
+        StorageError, match=rf"server\.crt: {why}.*ca\.key: no such key file\. Bring the authority's key"
+    ):
+        federation.prepare(tmp_path, [], names)
+
+
+def test_a_new_authority_beside_copies_of_another_one_says_what_follows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.prepare(tmp_path, [])
+    shutil.rmtree(tmp_path / "authority")
+    capsys.readouterr()
+    assert deploy(["authority", str(tmp_path / "authority")]) == 0
+    assert "is of another authority: devices that trust that one are locked out" in capsys.readouterr().err
+    assert deploy(["authority", str(tmp_path / "new" / "ca")]) == 0
+    assert capsys.readouterr().err == ""

@@ -79,3 +79,16 @@ def test_nodes_says_what_register_says_of_a_key_without_a_partition(
     assert capsys.readouterr().out == f"{file}: node 1, {said}\n"
     assert deploy(["nodes", *WHERE]) == 0
     assert capsys.readouterr().out.endswith(f"  {said}\n")
+
+
+def test_one_that_cannot_be_revoked_keeps_no_other_in(
+    link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = make_node_key(tmp_path / "keys", "shed").public
+    nodes.register(link, nodes.read_public_key(file.read_bytes(), "shed"))
+    assert deploy(["revoke", *WHERE, "7", str(file), "8"]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{file}: node 1 is revoked\n"
+    assert len(said.err.splitlines()) == 2
+    assert "7: " in said.err.splitlines()[0]
+    assert said.err.splitlines()[1].startswith("8: ")

@@ -309,3 +309,9 @@ def test_a_lost_record_is_told_and_stays_told_for_what_it_did_not_have(
     new = certificates.make_client(authority, tmp_path / "d", "barn")
     assert subcommand("deploy")([*command, str(new.public)]) == 0
     assert "1 (all unexpired ones of its device in issued.json)" in capsys.readouterr().out
+
+
+def test_a_lost_authoritys_key_is_to_be_brought_back(authority: KeyPair) -> None:
+    authority.private.unlink()
+    with pytest.raises(StorageError, match="Bring the authority's key back for this call"):
+        revoke(authority, None)

@@ -7,6 +7,7 @@ import pytest
 
 from fedcross.core import issued
 from fedcross.core.certificates import make_authority, make_client, make_server
+from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.deploy import federation
 from fedcross.deploy.federation import gateway_token
@@ -169,3 +170,41 @@ def test_a_folder_that_this_user_may_not_list_is_not_called_empty(tmp_path, monk
     monkeypatch.setattr(doctor, "_checks", lambda _: iter([key_checks.check_keys(tmp_path / "keys", None)]))
     (found,) = doctor.examine(None)
     assert (found.kind, "Permission denied" in found.text, "no .crt" in found.text) == ("FAULT", True, False)
+
+
+def test_a_lost_authority_is_brought_back_and_not_made(tmp_path):
+    """A new one would lock out all devices."""
+    federation.prepare(tmp_path, [])
+    for path in (tmp_path / "authority").iterdir():
+        path.unlink()
+    for _ in range(2):
+        assert "or put the copy" in faults(tmp_path / "authority")[0]
+        assert "A new authority locks out all devices" in faults(tmp_path / "authority")[0]
+        if (tmp_path / "authority").exists():
+            (tmp_path / "authority").rmdir()
+    assert f"see what fedcross deploy federation {tmp_path} says" in faults(tmp_path / "gone")[0]
+    assert faults(tmp_path / "none" / "authority") == [
+        f"{tmp_path / 'none' / 'authority'}: no such folder. Make keys with fedcross deploy federation."
+    ]
+
+
+@pytest.mark.parametrize("name", ["superexec/superexec.key", "operator/token", "page/token"])
+def test_a_lost_secret_of_the_server_is_missed(tmp_path, name):
+    federation.prepare(tmp_path, [])
+    path = tmp_path / name
+    assert faults(path.parent) == []
+    path.unlink()
+    assert faults(path.parent)[0].startswith(f"{path}: missing. Make it with fedcross deploy federation")
+
+
+def test_a_record_is_a_list(tmp_path):
+    make_authority(tmp_path)
+    (tmp_path / issued.FILE).write_text("{}")
+    assert "no readable list of certificates" in faults(tmp_path)[0]
+
+
+def test_an_empty_open_folder_is_closed_and_nothing_lost(tmp_path):
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca").chmod(0o755)
+    with pytest.raises(StorageError, match="Close it before there are keys in it: chmod 700"):
+        make_authority(tmp_path / "ca")
