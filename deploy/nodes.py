@@ -164,10 +164,10 @@ def called(client: ControlHttpClient, name: str) -> Node:
     here = alive(found)
     if len(here) > 1:
         numbers = " and ".join(str(node.node_id) for node in here)
-        raise FederationError(f"{name}: nodes {numbers} are meant. Give the .pub file of the one, or its other name.")
+        raise FederationError(f"nodes {numbers} are meant. Give the .pub file of the one, or its other name.")
     if not here:
         why = "It was revoked already." if found else "See fedcross deploy nodes."
-        raise FederationError(f"{name}: no registered node has this number or fingerprint. {why}")
+        raise FederationError(f"no registered node has this number or fingerprint. {why}")
     return here[0]
 
 

@@ -11,8 +11,6 @@ from fedcross.server.commands.findings import Finding, fault, note, ok
 
 #: With this much time left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
-#: Folder that ``fedcross deploy federation`` makes -> the secret in it.
-PARTS = {"superexec": "superexec.key", "operator": "token", "page": "token"}
 
 
 def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
@@ -26,6 +24,8 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     if not folder.is_dir():
         yield fault(f"{folder}: no such folder. {_first(folder)}")
         return
+    from fedcross.core.issued import FILE
+
     files = sorted(folder.iterdir())
     certificates = [path for path in files if path.suffix == ".crt"]
     keys = [path for path in files if path.suffix == ".key"]
@@ -39,9 +39,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     if certificates and not root.exists():
         yield fault(f"{root}: no such file. Name the authority's certificate with --authority.")
         certificates = []
-    lists = [
-        path for path in files if path.suffix == ".crl" or path.name.endswith("token") or path.name == "issued.json"
-    ]
+    lists = [path for path in files if path.suffix == ".crl" or path.name.endswith("token") or path.name == FILE]
     told: set[str] = set()
     for path in [folder, *keys, *certificates, *lists]:
         try:
@@ -68,7 +66,8 @@ def _first(folder: Path) -> str:
 def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
     """Tell of what lacks beside a part of it: a pair's other half, the gateway's token, the authority's record."""
     from fedcross.core import issued
-    from fedcross.core.keys import lost_key
+    from fedcross.core.keys import SECRET, lost_key
+    from fedcross.deploy.federation import OPERATOR, PAGE, TOKEN
     from fedcross.deploy.revocation import LIST
     from fedcross.deploy.tokens import GATEWAY
 
@@ -87,7 +86,7 @@ def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
     ):
         if there in names and lacks not in names:
             yield fault(f"{folder / lacks}: {cure}")
-    part = PARTS.get(folder.resolve().name)
+    part = {"superexec": SECRET, OPERATOR: TOKEN, PAGE: TOKEN}.get(folder.resolve().name)
     if part is not None and "ca.crt" in names and part not in names:
         yield fault(f"{folder / part}: missing. Make it with fedcross deploy federation, then restart the server.")
     for path in files:

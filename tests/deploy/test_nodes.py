@@ -47,7 +47,7 @@ def test_a_name_that_no_node_has_or_two_have_is_an_error(link: Any, monkeypatch:
     nodes.register(link, b"a")
     nodes.register(link, b"b")
     for name in ("7", "0123456789abcdef"):
-        with pytest.raises(FederationError, match=f"{name}: no registered node has this number .* deploy nodes"):
+        with pytest.raises(FederationError, match=r"^no registered node has this number .* deploy nodes"):
             nodes.called(link, name)
     nodes.revoke(link, b"a")
     for name in ("1", fingerprint(b"a")):
@@ -55,7 +55,7 @@ def test_a_name_that_no_node_has_or_two_have_is_an_error(link: Any, monkeypatch:
             nodes.called(link, name)
     nodes.register(link, b"c")
     monkeypatch.setattr(nodes, "fingerprint", lambda key: "3" if key == b"b" else "x")  # of node 2
-    with pytest.raises(FederationError, match=r"3: nodes 2 and 3 are meant\."):
+    with pytest.raises(FederationError, match=r"^nodes 2 and 3 are meant\."):
         nodes.called(link, "3")
 
 
@@ -90,5 +90,5 @@ def test_one_that_cannot_be_revoked_keeps_no_other_in(
     said = capsys.readouterr()
     assert said.out == f"{file}: node 1 is revoked\n"
     assert len(said.err.splitlines()) == 2
-    assert "7: " in said.err.splitlines()[0]
-    assert said.err.splitlines()[1].startswith("8: ")
+    assert "7: no registered node has this number" in said.err.splitlines()[0]
+    assert said.err.splitlines()[1].startswith("8: no registered node has this number")
