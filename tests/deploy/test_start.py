@@ -1,0 +1,198 @@
+"""How the programs of a federation are started, and what keeps them from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.deploy import federation, gateway, start
+from fedcross.engines import guarded
+from fedcross.engines.executor import operators, program
+from tests.support.command import subcommand
+
+deploy = subcommand("deploy")
+DEVICES = ["client-1", "client-2"]
+
+
+def test_the_superlink_refuses_an_open_token_and_says_what_is_open_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.prepare(tmp_path, [])
+    file = tmp_path / "operator" / "token"
+
+    def begin() -> None:
+        start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "state.db", "0.0.0.0")
+
+    monkeypatch.delenv(operators.VARIABLE, raising=False)
+    begin()
+    assert f"{operators.VARIABLE} is not set: who reaches this port can start and stop runs" in capsys.readouterr().err
+    monkeypatch.setenv(operators.VARIABLE, str(file))
+    begin()
+    assert operators.VARIABLE not in capsys.readouterr().err
+    file.chmod(0o644)
+    with pytest.raises(StorageError, match="token"):
+        begin()
+
+
+def test_the_superlink_takes_devices_from_the_gateway_alone_and_says_so_if_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.prepare(tmp_path, [])
+    server, file = tmp_path / "server", tmp_path / "server" / "gateway.token"
+    assert start.gateway_of(server) == {guarded.GATEWAY: str(file)}
+    assert operators.token({guarded.GATEWAY: str(file)}, guarded.GATEWAY) == file.read_text()
+    assert capsys.readouterr().err == ""
+    file.chmod(0o640)
+    with pytest.raises(StorageError, match=r"gateway\.token"):
+        start.gateway_of(server)
+    file.unlink()
+    assert start.gateway_of(server) == {}
+    assert f"{file} is missing: who reaches this port can call as a device" in capsys.readouterr().err
+    assert federation.prepare(tmp_path, []) == [str(file)]  # a federation of an earlier version gets one
+
+
+def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, DEVICES)
+    server, secret, device = tmp_path / "server", tmp_path / "superexec", tmp_path / "client-1"
+    superlink = start.superlink(server, secret, tmp_path / "state.db", "0.0.0.0")
+    assert superlink[1:4] == ["-m", "fedcross.deploy.patience", "flower-superlink"]
+    assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(superlink)
+    assert superlink[superlink.index("--isolation") + 1] == "process"
+    assert superlink[superlink.index("--superexec-auth-secret-file") + 1] == str(secret / "superexec.key")
+    superexec = start.superexec(secret, "superlink:8000", "127.0.0.1:9100")
+    assert superexec[:4] == guarded.command("flower-superexec")
+    assert str(secret / "ca.crt") in superexec
+    node = start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094)
+    assert node[node.index("--node-config") + 1] == "partition-id=1 num-partitions=2"
+    assert node[node.index("--isolation") + 1] == "process"
+    assert "--insecure" not in [*superlink, *superexec, *node]
+    own = str(device / "superexec.key")
+    supervisor, node = node[: node.index("--")], node[node.index("--") + 1 :]
+    assert supervisor == [*program.command("supervisor"), "--port", "9094", "--secret", own]
+    assert node[0] == "flower-supernode"
+    assert node[node.index("--port") + 1] == "9094"
+    assert node[node.index("--superexec-auth-secret-file") + 1] == own
+    contents = {(tmp_path / name / "superexec.key").read_bytes() for name in ("superexec", *DEVICES)}
+    assert len(contents) == 1 + len(DEVICES)
+    with pytest.raises(StorageError, match="numbered 0 to 1"):
+        start.supernode(device, "client-1", "gateway:8443", 2, 2, 9094)
+    narrow = start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094, 0.4)
+    assert narrow[-1] == "partition-id=1 num-partitions=2 device.width=0.4"
+    with pytest.raises(ConfigError, match="--width 1"):
+        start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094, 1.5)
+    for folder, file, call in (
+        (server, "server.key", lambda: start.superlink(server, secret, tmp_path / "s.db", "127.0.0.1")),
+        (secret, "superexec.key", lambda: start.superexec(secret, "a:1", "b:2")),
+        (device, "client-1-node.key", lambda: start.supernode(device, "client-1", "g:1", 0, 2, 9094)),
+        (device, "superexec.key", lambda: start.supernode(device, "client-1", "g:1", 0, 2, 9094)),
+    ):
+        (folder / file).chmod(0o640)
+        with pytest.raises(StorageError, match="chmod 600"):
+            call()
+        (folder / file).chmod(0o600)
+    device.chmod(0o755)
+    with pytest.raises(StorageError, match="chmod 700"):
+        start.supernode(device, "client-1", "g:1", 0, 2, 9094)
+
+
+@pytest.mark.slow
+def test_a_process_with_a_limit_of_memory_gets_an_error_and_is_not_killed() -> None:
+    code = (
+        "from fedcross.deploy.start import limit_memory\n"
+        "limit_memory('200m')\n"
+        "try:\n"
+        "    bytearray(300 * 2**20)\n"
+        "except MemoryError:\n"
+        "    print('MemoryError')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "MemoryError\n"
+    for wrong in ("", "0", "3t", "-1g", "much"):
+        with pytest.raises(ConfigError, match="with k, m or g"):
+            start.limit_memory(wrong)
+
+
+def test_the_superexec_limits_what_it_starts_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation.prepare(tmp_path, [])
+    done: list[str] = []
+    monkeypatch.setattr(start, "limit_memory", done.append)
+    monkeypatch.setattr(start, "replace_process", lambda command, umask: done.append("started"))
+    command = ["superexec", str(tmp_path / "superexec"), "--superlink", "superlink:8000", "--health", "127.0.0.1:0"]
+    assert deploy([*command, "--memory", "3g"]) == deploy(command) == 0
+    assert done == ["3g", "started", "started"]
+
+
+def test_nothing_that_starts_calls_out() -> None:
+    found = start.environment({"FLWR_TELEMETRY_ENABLED": "1", "PATH": "/bin"})
+    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert found["FLWR_DISABLE_UPDATE_CHECK"] == found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert found["PATH"].endswith(":/bin")
+
+
+def test_a_superlink_with_an_expired_or_foreign_certificate_does_not_start(tmp_path: Path) -> None:
+    federation.prepare(tmp_path / "a", [])
+    federation.prepare(tmp_path / "b", [])
+    server = tmp_path / "a" / "server"
+    (server / "ca.crt").write_bytes((tmp_path / "b" / "server" / "ca.crt").read_bytes())
+    with pytest.raises(StorageError, match="not signed by"):
+        start.superlink(server, tmp_path / "a" / "superexec", tmp_path / "s.db", "127.0.0.1")
+
+
+def test_programs_do_not_start_with_a_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation.prepare(tmp_path, [])
+    token, operator = tmp_path / "server" / "gateway.token", tmp_path / "operator" / "token"
+    for path in (token, operator):
+        path.write_text("short")
+    monkeypatch.setenv(operators.VARIABLE, str(operator))
+    for begin in (
+        lambda: start.gateway_of(tmp_path / "server"),
+        lambda: start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "s.db", "127.0.0.1"),
+        lambda: gateway.prepare(tmp_path / "server", tmp_path / "work", "a:1", "b:2"),
+    ):
+        with pytest.raises(StorageError, match="token: no token, it is one line of 32 or more characters"):
+            begin()
+
+
+def test_programs_do_not_start_with_a_key_that_is_none_or_another_pairs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        federation.prepare(tmp_path / name, ["porch"])
+    server, secret, device = (tmp_path / "a" / name for name in ("server", "superexec", "porch"))
+
+    def superlink() -> None:
+        start.superlink(server, secret, tmp_path / "s.db", "127.0.0.1")
+
+    superlink()
+    before = (secret / "superexec.key").read_bytes()
+    (secret / "superexec.key").write_bytes(b"")
+    for begin in (superlink, lambda: start.superexec(secret, "a:1", "b:2")):
+        with pytest.raises(StorageError, match="0 bytes, a secret has 16 or more"):
+            begin()
+    (secret / "superexec.key").write_bytes(before)
+    (server / "server.key").write_bytes((tmp_path / "b" / "server" / "server.key").read_bytes())
+    with pytest.raises(StorageError, match=r"server\.key: this is not the key of"):
+        superlink()
+    (device / "porch-node.key").write_bytes(b"junk")
+    with pytest.raises(StorageError, match=r"porch-node\.key: this is no unencrypted OpenSSH private key"):
+        start.supernode(device, "porch", "g:1", 0, 1, 9094)
+
+
+def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [])
+    database = tmp_path / "state.db"
+
+    def begin() -> None:
+        start.superlink(tmp_path / "server", tmp_path / "superexec", database, "127.0.0.1")
+
+    database.touch()
+    begin()
+    database.write_bytes(b"garbage\n" * 100)
+    with pytest.raises(StorageError, match=r"--database .*state\.db: file is not a database\. Bring it back"):
+        begin()
+    database.unlink()
+    database.mkdir()
+    with pytest.raises(StorageError, match="unable to open database file"):
+        begin()
