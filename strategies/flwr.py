@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedcross.strategies.flower.foreign import (
 from fedcross.strategies.flower.memory import plain, recall, remember
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
+from fedcross.strategies.round.defence import Judgement, lower_median
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
@@ -136,7 +138,9 @@ class Flwr(SingleModel[FlwrParams]):
     keyed by the run's seed and the round: a run can be repeated, but the noise protects nothing from those who know the
     seed. If a strategy
     declines to aggregate (Bulyan with fewer than 4 f + 3 uploads), the model stays and ``flower_skipped`` is 1 in the
-    metrics.
+    metrics. A metric that more than half of the clients report is the median of theirs for the others, since strategies
+    want the same ones of everyone. With the defence on, a loss counts as 0 at least and ``defence.weight`` times the
+    median at most (QFedAvg weighs by it), and a reported clipping as 0 to 1.
     """
 
     Objective = FlowerClient
@@ -218,12 +222,26 @@ class Flwr(SingleModel[FlwrParams]):
         own = {name: value for name, value in (metrics or {}).items() if name not in told}
         return {f"flower_{name}": float(value) for name, value in own.items() if isinstance(value, int | float)}
 
+    def judge_extras(self, uploads: list[Upload]) -> Judgement:
+        """Return the uploads with bounded metrics, as far as strategies compute with these, and how many were not."""
+        losses = [upload.metrics[LOSS] for upload in uploads if LOSS in upload.metrics]
+        ends = {KEY_NORM_BIT: 1.0}
+        if losses and (middle := lower_median(losses)) >= 0:  # an app's own loss may be below zero, by its nature
+            ends[LOSS] = self.federation.defence.weight * middle
+        fair = [{n: min(max(u.metrics[n], 0.0), most) for n, most in ends.items() if n in u.metrics} for u in uploads]
+        kept = [replace(u, metrics={**u.metrics, **told}) for u, told in zip(uploads, fair, strict=True)]
+        return Judgement(kept, [], sum(u.metrics != new.metrics for u, new in zip(uploads, kept, strict=True)))
+
     def _replies(self, uploads: list[Upload]) -> list[Message]:
         """Return `uploads` as the replies that Flower's strategies read; they want the same metrics from everyone."""
-        common = set.intersection(*(set(upload.metrics) for upload in uploads))
+        told: dict[str, list[float]] = {}
+        for upload in uploads:
+            for name, value in upload.metrics.items():
+                told.setdefault(name, []).append(value)
+        common = {name: lower_median(values) for name, values in told.items() if 2 * len(values) > len(uploads)}
         replies = []
         for upload in uploads:
-            metrics: dict[str, Any] = {name: value for name, value in upload.metrics.items() if name in common}
+            metrics: dict[str, Any] = {name: upload.metrics.get(name, middle) for name, middle in common.items()}
             if LOSS in metrics:
                 metrics["train_loss"] = metrics[LOSS]
             content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {

@@ -5,8 +5,9 @@ device of ten made every answer of the global model a guess, with all parameters
 
 An entry's *change* is the root mean square of ``upload - dispatched`` over its values. A change of more than
 ``quarantine`` times the usual one of that entry is shortened to that. Nobody is shut out for it, as batches of a skewed
-client have other statistics. A variance below zero is none: who sends one where none was sent is shut out. Entries of
-integers, such as counters, are not judged.
+client have other statistics. An entry that most of those who trained leave as it was is a constant (a table of
+positions, an index, a mask): it stays as it was. A variance below zero is none: who sends one where none was sent is
+shut out.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fedcross.strategies.pool.layout import Array
-from fedcross.strategies.round.defence import Judgement, scale_update, update_norm, usual
+from fedcross.strategies.round.defence import JUDGED, Judgement, lower_median, scale_update, update_norm, usual
 
 if TYPE_CHECKING:
     from fedcross.strategies.wire.protocol import Upload
@@ -46,6 +45,7 @@ def _lowest(upload: Mapping[str, Array], model: Mapping[str, Array]) -> float:
 def bound(
     uploads: Sequence[Upload],
     sent: Sequence[Mapping[str, Array]],
+    parameters: Collection[str],
     names: Collection[str],
     most: float,
     known: Mapping[str, float],
@@ -58,12 +58,12 @@ def bound(
         Those that the defence keeps; their arrays are never written to.
     sent : sequence of mapping
         The model that the server sent for each upload, in the same order.
-    names : collection of str
-        The entries; others, and those of integers, stay as they are.
+    parameters, names : collection of str
+        The trained entries, which show who has trained, and the entries that are judged.
     most : float
         A change is at most this many usual ones.
     known : mapping
-        Entry -> its usual change before, where that is known, for an exchange with few uploads.
+        Entry -> its usual change before, where that is known; 0 for a constant.
 
     Returns
     -------
@@ -72,21 +72,30 @@ def bound(
         change, of those where the uploads are enough to know it.
     """
     kept, changed, found = list(uploads), set(), {}
+    trained = [_trained(upload.arrays, model, parameters) for upload, model in zip(uploads, sent, strict=True)]
     for name in names:
-        having = [i for i, (u, model) in enumerate(zip(uploads, sent, strict=True)) if _judged(name, u.arrays, model)]
-        changes = [_change(uploads[i].arrays, sent[i], name) for i in having]
-        middle, enough = usual(changes, known.get(name, 0.0))
-        if enough and 0 < middle < math.inf:
-            found[name] = middle
-        for i, change in zip(having, changes):
-            if change > most * middle:
-                kept[i] = replace(kept[i], arrays=scale_update(kept[i].arrays, sent[i], [name], most * middle / change))
+        having = [i for i, model in enumerate(sent) if name in uploads[i].arrays and name in model]
+        changes = {i: _change(uploads[i].arrays, sent[i], name) for i in having}
+        limit, usually = _usual([changes[i] for i in having if trained[i]], known.get(name))
+        if usually is not None and usually < math.inf:
+            found[name] = usually
+        for i, change in changes.items():
+            if change > most * limit:
+                kept[i] = replace(kept[i], arrays=scale_update(kept[i].arrays, sent[i], [name], most * limit / change))
                 changed.add(i)
     return Judgement(kept, [], len(changed)), found
 
 
-def _judged(name: str, upload: Mapping[str, Array], model: Mapping[str, Array]) -> bool:
-    return name in upload and name in model and bool(np.issubdtype(upload[name].dtype, np.floating))
+def _usual(changes: Sequence[float], known: float | None) -> tuple[float, float | None]:
+    """Return the usual change of an entry, and what to remember of it, from those of the clients that trained."""
+    if changes and not lower_median(changes) and (len(changes) >= JUDGED or not known):
+        return 0.0, 0.0 if len(changes) >= JUDGED else None
+    limit, median = usual(changes, known or 0.0)
+    return (0.0 if known == 0 else limit), median
+
+
+def _trained(upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str]) -> bool:
+    return any(name in upload and name in model and bool((upload[name] != model[name]).any()) for name in parameters)
 
 
 def _change(upload: Mapping[str, Array], model: Mapping[str, Array], name: str) -> float:

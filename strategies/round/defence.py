@@ -4,7 +4,11 @@ The guard has already rejected uploads with NaN or infinite values. An upload's 
 since dispatch, ``u = upload - dispatched``; other entries are the affair of :mod:`strategies.round.buffers`. With ``M``
 the median of the exchange's update norms, the server treats an upload with ``|u| > quarantine * M`` as lost, and
 replaces any other with ``|u| > clip * M`` by ``dispatched + u * clip * M / |u|``. It does not judge the direction of an
-update: measured on skewed clients, a test of directions flags 15 % of the honest ones.
+update: measured on skewed clients, a test of directions flags 15 % of the honest ones. More examples make a longer
+update: the first limit is as many times larger as a client has the median number of examples, `weight` times at most.
+
+``M`` is at most three times what was usual in earlier exchanges: in one round the hostile may be the majority of those
+drawn, though they are few of all.
 
 Norms below a hundredth of the lower median, or 0, do not count in ``M``: who returns the model as it was says nothing
 of the others. Of fewer than three that are left none stands out. Their mean is then ``M``, but at most what was usual
@@ -21,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -36,7 +40,7 @@ N = TypeVar("N", int, float)
 
 #: An update below this part of the lower median is none: it does not count in the median that others are judged by.
 IDLE = 0.01
-#: The most that ``M`` may be, in lower medians, where it is the mean of two of which one may be false.
+#: The most that ``M`` may be: in the smaller of two norms of which one may be false, and in what was usual before.
 SPREAD = 3.0
 #: Uploads that a median can judge: of two, each is as unusual as the other.
 JUDGED = 3
@@ -69,15 +73,15 @@ class Judgement:
         Number of `uploads` that were clipped.
     lightened : int
         Number of `uploads` whose reported number of examples was lowered.
-    usual : float
-        The norm ``M`` that the updates were compared with; 0 if they were too few to know what is usual.
+    usual : float or None
+        The median of their norms, for later exchanges; None if they were too few to know what is usual.
     """
 
     uploads: list[Upload]
     quarantined: list[tuple[Upload, float, float]]
     clipped: int
     lightened: int = 0
-    usual: float = 0.0
+    usual: float | None = None
 
 
 def defend(
@@ -115,10 +119,10 @@ def defend(
     ]
     if not norms:
         return Judgement([], [], 0)
-    median, enough = usual(norms, known, lone)
-    limit = settings.quarantine * median
-    clipped = 0
+    median, found = usual(norms, known, lone)
+    clipped, size = 0, lower_median([upload.num_examples for upload in uploads])
     for upload, model, norm in zip(uploads, sent, norms):
+        limit = settings.quarantine * median * min(max(upload.num_examples / size, 1.0), settings.weight)
         if not norm <= limit:  # written so that an infinite norm never passes
             quarantined.append((upload, norm, limit))
         elif norm > settings.clip * median:
@@ -130,11 +134,11 @@ def defend(
         else:  # the median itself is infinite: most uploads are unusable, so none is accepted
             quarantined.append((upload, norm, limit))
     kept, lightened = bounded(kept, settings.weight)
-    return Judgement(kept, quarantined, clipped, lightened, median if enough else 0.0)
+    return Judgement(kept, quarantined, clipped, lightened, found)
 
 
-def usual(norms: Sequence[float], known: float = 0.0, lone: bool = True) -> tuple[float, bool]:
-    """Return the usual norm, and whether the norms are enough to know it.
+def usual(norms: Sequence[float], known: float = 0.0, lone: bool = True) -> tuple[float, float | None]:
+    """Return the norm ``M`` that these are compared with, and their median if they are enough to know it.
 
     Parameters
     ----------
@@ -148,20 +152,23 @@ def usual(norms: Sequence[float], known: float = 0.0, lone: bool = True) -> tupl
     Returns
     -------
     tuple
-        From :data:`JUDGED` norms on their median; where others did not count it is at most :data:`SPREAD` times the
+        ``M``: from :data:`JUDGED` norms on their median, where others did not count at most :data:`SPREAD` times the
         :func:`lower_median`. Of two it is their mean, at most `known` or, if that is more, :data:`SPREAD` times the
-        smaller one; of one at most `known`.
+        smaller one; of one at most `known`. It is never more than :data:`SPREAD` times `known`. Then the median.
     """
+    most = SPREAD * known or math.inf
     middle = lower_median(norms) if len(norms) else 0.0  # the mean of two would make the honest one idle
     working = [norm for norm in norms if norm > 0 and not norm < IDLE * middle]
     if not working:
-        return known, False
+        return known, None
     if len(working) >= JUDGED:
         median = float(np.median(working))
-        return median if len(working) == len(norms) else min(median, SPREAD * lower_median(working)), True
+        if len(working) < len(norms):
+            median = min(median, SPREAD * lower_median(working))
+        return min(median, most), median
     if len(working) > 1:
-        return min(float(np.mean(working)), max(known, SPREAD * min(working))), False
-    return min(working[0], known or (working[0] if lone else 0.0)), False
+        return min(float(np.mean(working)), max(known, SPREAD * min(working)), most), None
+    return min(working[0], known or (working[0] if lone else 0.0)), None
 
 
 def _stretch(model: Mapping[str, Array], parameters: Collection[str], values: int | None) -> float:
@@ -217,7 +224,10 @@ def update_norm(upload: Mapping[str, Array], model: Mapping[str, Array], paramet
 def scale_update(
     upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str], factor: float
 ) -> Arrays:
-    """Return ``model + factor * (upload - model)`` for `parameters` (new arrays), and the upload's other entries."""
+    """Return ``model + factor * (upload - model)`` for `parameters` (new arrays), and the upload's other entries.
+
+    Integers are rounded.
+    """
     scaled: Arrays = dict(upload)
     for name in _common(upload, model, parameters):
         new, old = upload[name].reshape(-1), model[name].reshape(-1)
@@ -225,9 +235,18 @@ def scale_update(
         for start in range(0, len(new), BLOCK):
             part = slice(start, start + BLOCK)
             base = old[part].astype(np.float64)
-            result[part] = base + factor * (new[part] - base)
+            result[part] = _as(result.dtype, base + factor * (new[part] - base))
         scaled[name] = result.reshape(upload[name].shape)
     return scaled
+
+
+def _as(kind: np.dtype[Any], values: Array) -> Array:
+    """Return float64 `values` for an array of `kind`: rounded for integers, and no larger than these can be."""
+    if not np.issubdtype(kind, np.integer):
+        return values
+    ends = np.iinfo(kind)
+    largest = float(ends.max)  # of int64 it is one too large
+    return np.clip(np.rint(values), ends.min, largest if int(largest) == ends.max else np.nextafter(largest, 0))
 
 
 def _common(upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str]) -> list[str]:

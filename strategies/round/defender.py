@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedcross.strategies.round.buffers import bound, without_variances_below_zero
-from fedcross.strategies.round.defence import JUDGED, Defence, defend
+from fedcross.strategies.round.defence import JUDGED, Defence, defend, lower_median
 
 if TYPE_CHECKING:
     from fedcross.strategies.pool.layout import Array
     from fedcross.strategies.wire.protocol import Upload
+
+#: Exchanges that are remembered: of five, two in which the hostile were the majority do not decide what is usual.
+REMEMBERED = 5
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,10 @@ class Defender:
     def __init__(self, rules: Defence, unusual: float, asked: int) -> None:
         self._rules, self._asked = rules, asked
         self._wide = rules.model_copy(update={"quarantine": max(rules.quarantine, unusual)})
-        #: Exchange of a round -> usual length of an update in the last one that had enough uploads.
-        self.usual: dict[int, float] = {}
-        #: The same of entries that are not trained: exchange -> entry -> usual change.
-        self.buffers: dict[int, dict[str, float]] = {}
+        #: Exchange of a round -> median lengths of an update in the last ones that had enough uploads.
+        self.usual: dict[int, list[float]] = {}
+        #: The same of entries that are not trained: exchange -> entry -> median changes.
+        self.buffers: dict[int, dict[str, list[float]]] = {}
 
     def can_judge(self, exchange: int, uploads: int) -> bool:
         """Return whether so many uploads can be judged: a lone one has nothing to be compared with at first."""
@@ -89,14 +92,16 @@ class Defender:
         models = {upload.slot: model for upload, model in zip(uploads, sent, strict=True)}
         sound = without_variances_below_zero(uploads, sent)
         models_of = [models[upload.slot] for upload in sound.uploads]
-        known, lone = self.usual.get(exchange, 0.0), self._asked < JUDGED
+        known, lone = lower_median(self.usual.get(exchange, [0.0])), self._asked < JUDGED
         found = defend(self._wide, sound.uploads, models_of, parameters, values, known, lone)
-        if 0 < found.usual < math.inf:
-            self.usual[exchange] = found.usual
+        if found.usual is not None and found.usual < math.inf:
+            self.usual[exchange] = [*self.usual.get(exchange, []), found.usual][-REMEMBERED:]
         models_of = [models[upload.slot] for upload in found.uploads]
-        before = self.buffers.get(exchange, {})
-        kept, usual = bound(found.uploads, models_of, others, self._rules.quarantine, before)
-        self.buffers[exchange] = before | usual
+        memory = self.buffers.setdefault(exchange, {})
+        before = {name: lower_median(changes) for name, changes in memory.items()}
+        kept, usual = bound(found.uploads, models_of, parameters, others, self._rules.quarantine, before)
+        for name, change in usual.items():
+            memory[name] = [*memory.get(name, []), change][-REMEMBERED:]
         lost = [(upload, "lowest variance", value, limit) for upload, value, limit in sound.quarantined]
         lost += [(upload, "update norm", norm, limit) for upload, norm, limit in found.quarantined]
         return Verdict(kept.uploads, lost, found.clipped, found.lightened, kept.clipped)
@@ -105,15 +110,25 @@ class Defender:
         """Return what a checkpoint keeps, plain; nothing if nothing is usual yet."""
         told: dict[str, Any] = {}
         if self.usual:
-            told["_usual"] = {str(exchange): length for exchange, length in self.usual.items()}
+            told["_usual"] = {str(exchange): list(lengths) for exchange, lengths in self.usual.items()}
         if any(self.buffers.values()):
-            told["_usual_buffers"] = {str(exchange): changes for exchange, changes in self.buffers.items()}
+            told["_usual_buffers"] = {
+                str(exchange): {name: list(changes) for name, changes in memory.items()}
+                for exchange, memory in self.buffers.items()
+            }
         return told
 
     def restore(self, values: dict[str, Any], exchanges: int) -> None:
-        """Take what :meth:`state` told out of `values`; an earlier version told one length for all exchanges."""
+        """Take what :meth:`state` told out of `values`; earlier versions told one number in place of a list."""
         told = values.pop("_usual", {})
         if not isinstance(told, Mapping):
             told = dict.fromkeys(range(exchanges), told)
-        self.usual = {int(exchange): float(length) for exchange, length in told.items()}
-        self.buffers = {int(exchange): dict(found) for exchange, found in values.pop("_usual_buffers", {}).items()}
+        self.usual = {int(exchange): _listed(lengths) for exchange, lengths in told.items()}
+        self.buffers = {
+            int(exchange): {name: _listed(changes) for name, changes in memory.items()}
+            for exchange, memory in values.pop("_usual_buffers", {}).items()
+        }
+
+
+def _listed(told: Sequence[float] | float) -> list[float]:
+    return [float(told)] if isinstance(told, int | float) else [float(one) for one in told]

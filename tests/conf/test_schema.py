@@ -48,6 +48,13 @@ def test_alpha_one_is_allowed_with_a_remark():
     assert remarks(load(("method.alpha=0.9",))) == []
 
 
+@pytest.mark.parametrize(("asked", "said"), [(1, "nothing bounds it"), (2, "one can stop the run"), (3, None)])
+def test_a_defence_that_has_too_few_replies_to_compare_says_so(asked, said):
+    found = remarks(load(("method=fedavg", f"clients_per_round={asked}", "defence.enabled=true")))
+    assert [said in one for one in found] == [True] * (said is not None)
+    assert remarks(load(("method=solo", f"clients_per_round={asked}", "defence.enabled=true"))) == []
+
+
 def test_more_clients_a_round_than_there_are():
     (found,) = faults("clients_per_round=30", "partition.clients=20")
     assert "clients_per_round=30: the federation has 20 clients" in found

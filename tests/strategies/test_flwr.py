@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.engines.grid import LocalGrid
 from fedcross.strategies.flwr import Flwr
 from fedcross.strategies.wire.protocol import Round, Upload
-from tests.support.federation import run, same
+from tests.support.federation import run, same, session
 from tests.support.rivals import begin, check_resume, linear, losing, softmax, work
 
 MODEL = 4 * 4810  # bytes of the digits MLP
@@ -201,6 +202,59 @@ def test_wrong_options_are_faults_of_the_configuration(tmp_path):
         Flwr.Params(name="FedTrimmedAvg", options={"beta": 0.7})
     with pytest.raises(ValidationError, match="no option 'fraction_train'"):
         Flwr.Params(name="FedAvg", options={"fraction_train": 1})
+
+
+def losses(*values, examples=10, **more):
+    """Return uploads of clients that report these losses; None reports none."""
+    told = [{} if value is None else {"train-loss": value} for value in values]
+    return [replace(upload(i, 1.0 + i, examples), metrics={**metrics, **more}) for i, metrics in enumerate(told)]
+
+
+def test_one_client_without_a_loss_takes_it_from_nobody():
+    """QFedAvg ends with an error without it, and one client of any could have ended the run so."""
+    weighs = begun("QFedAvg", q=0.2, client_learning_rate=0.1)
+    told = weighs._replies(losses(1.0, None, 3.0, 2.0))
+    assert [reply.content.metric_records["metrics"]["train-loss"] for reply in told] == [1, 2, 3, 2]
+    assert np.isfinite(rounds(weighs, losses(1.0, None, 3.0)))
+    few = weighs._replies(losses(1.0, None, None, 2.0))
+    assert all("train-loss" not in reply.content.metric_records["metrics"] for reply in few)
+
+
+@pytest.mark.parametrize(
+    ("told", "believed"),
+    [
+        ((1.0, 2.0, 3.0, 1e9), (1, 2, 3, 6)),
+        ((1.0, 2.0, 3.0, -1.0), (1, 2, 3, 0)),
+        ((1.0, 2.0, 3.0, None), (1, 2, 3, None)),
+        ((-1.0, -2.0, -3.0, 1.0), (-1, -2, -3, 1)),  # an app's own loss may be below zero
+        ((None, None, None), (None, None, None)),
+    ],
+)
+def test_the_defence_bounds_a_loss_that_a_strategy_may_weigh_by(told, believed):
+    given = losses(*told, norm_bit=7.0)
+    found = begun("FedAvg").judge_extras(given)
+    assert tuple(u.metrics.get("train-loss") for u in found.uploads) == believed
+    assert all(u.metrics["norm_bit"] == 1 for u in found.uploads)
+    assert found.clipped == len(given)
+    kept = begun("FedAvg").judge_extras(found.uploads)
+    assert (kept.uploads, kept.clipped) == (found.uploads, 0)
+
+
+@pytest.mark.parametrize("loss", [1e9, -1.0, None])
+def test_a_false_loss_does_not_decide_a_run(tmp_path, monkeypatch, loss):
+    """Without the mend: -1 leaves a model without numbers, none ends the run in its first round."""
+    arguments = ("+method.arguments.q=0.2", "+method.arguments.client_learning_rate=0.1")
+    more = ("clients_per_round=4", "rounds=2", "defence.enabled=true")
+    ready = session(tmp_path, "method=flwr", "method.name=QFedAvg", *arguments, *more)
+    defend = ready.method._defend
+
+    def falsified(uploads):
+        metrics = {"train-loss": loss} if loss is not None else {}
+        return defend([replace(uploads[0], metrics=metrics), *uploads[1:]])
+
+    monkeypatch.setattr(ready.method, "_defend", falsified)
+    ready.execute()
+    assert all(np.isfinite(array).all() for array in ready.method.global_model().values())
 
 
 def test_the_result_names_the_strategy(tmp_path):

@@ -323,7 +323,7 @@ def test_the_defence_compares_each_exchange_with_its_own_kind(tmp_path):
     """Visits to hosts change a model by less; where replies were few, their length made all home visits unusual."""
     done = run(tmp_path, "method=fedct", "rounds=1", "defence.enabled=true", "method.host_lr=0.0001")
     assert set(done.method.defender.usual) == {0, 1}
-    assert 0 < 3 * done.method.defender.usual[1] < done.method.defender.usual[0]
+    assert 0 < 3 * max(done.method.defender.usual[1]) < min(done.method.defender.usual[0])
 
 
 def test_with_the_defence_long_prototypes_are_shortened_and_absent_ones_do_not_count():

@@ -82,26 +82,29 @@ def test_where_most_are_idle_the_others_are_judged_by_themselves():
 
 
 @pytest.mark.parametrize(
-    ("norms", "known", "lone", "usual", "enough"),
+    ("norms", "known", "lone", "usual", "median"),
     [
-        ((), 0, True, 0, False),
-        ((0, 0, 0), 2, True, 2, False),
-        ((1, 2, 4), 9, True, 2, True),  # three are enough, whatever was known
-        ((1, 2, 4, 5), 0, True, 3, True),
-        ((0, 1, 2, 40), 0, True, 2, True),
-        ((0, 0, 1, 1, 50, 60), 0, True, 3, True),  # of the four that count the mean of the middle ones is 25.5
-        ((1, 2), 0, True, 1.5, False),
-        ((1, 8), 0, True, 3, False),  # not the mean, 4.5, but three times the smaller one
-        ((1, 8), 2, True, 3, False),
-        ((1, 8), 4, True, 4, False),
-        ((1e-6, 1), 2, True, 0.5000005, False),
-        ((5,), 0, True, 5, False),
-        ((5,), 0, False, 0, False),
-        ((5,), 2, False, 2, False),
+        ((), 0, True, 0, None),
+        ((0, 0, 0), 2, True, 2, None),
+        ((1, 2, 4), 9, True, 2, 2),  # three are enough
+        ((1, 2, 4), 0.5, True, 1.5, 2),  # but at most three times what was known
+        ((1, 2, 4, 5), 0, True, 3, 3),
+        ((0, 1, 2, 40), 0, True, 2, 2),
+        ((0, 0, 1, 1, 50, 60), 0, True, 3, 3),  # of the four that count the mean of the middle ones is 25.5
+        ((1, 2), 0, True, 1.5, None),
+        ((1, 8), 0, True, 3, None),  # not the mean, 4.5, but three times the smaller one
+        ((1, 8), 2, True, 3, None),
+        ((1, 8), 4, True, 4, None),
+        ((4, 8), 1, True, 3, None),
+        ((1, 1e6, 1e6), 1, True, 3, None),  # beside these the first one looks idle
+        ((1e-6, 1), 2, True, 0.5000005, None),
+        ((5,), 0, True, 5, None),
+        ((5,), 0, False, 0, None),
+        ((5,), 2, False, 2, None),
     ],
 )
-def test_what_is_usual(norms, known, lone, usual, enough):
-    assert defence.usual(norms, known, lone) == (pytest.approx(usual), enough)
+def test_what_is_usual(norms, known, lone, usual, median):
+    assert defence.usual(norms, known, lone) == (pytest.approx(usual), median)
 
 
 def test_who_returns_the_model_as_it_was_makes_nobody_guilty():
@@ -127,6 +130,30 @@ def test_an_idle_upload_makes_no_attacker_usual(norms):
     """Of the two that are left beside the idle one, the mean would be half of what the attacker sends."""
     found = judge(ON, *((norm, 0) for norm in norms))
     assert [u.client for u, *_ in found.quarantined] == [len(norms) - 1]
+
+
+@pytest.mark.parametrize(
+    ("examples", "limit"),
+    [(10, 3), (5, 3), (20, 6), (30, 9), (2**40, 9)],  # of 10 in the median: no less, and three times as much at most
+)
+def test_who_has_more_examples_may_have_a_longer_update(examples, limit):
+    for norm, lost in ((limit - 0.01, False), (limit + 0.01, True)):
+        ups = [*uploads((1, 0), (1, 0), (1, 0)), *uploads((norm, 0))]
+        ups = [replace(u, client=i, num_examples=10) for i, u in enumerate(ups)]
+        ups[3] = replace(ups[3], num_examples=examples)
+        found = defend(ON, ups, [MODEL] * 4, PARAMETERS)
+        assert [(u.client, most) for u, _, most in found.quarantined] == ([(3, limit)] if lost else [])
+        assert lost or found.uploads[3].arrays["w"][0] == 2  # shortened to 1 all the same
+
+
+@pytest.mark.parametrize(("kind", "new"), [("int64", 2**63 - 1), ("int64", -(2**63)), ("uint8", 255), ("bool", True)])
+def test_scaled_integers_are_rounded_and_do_not_run_over(kind, new):
+    old, sent = np.array([1], kind), np.array([new], kind)
+    found = [scale_update({"n": sent}, {"n": old}, ["n"], factor)["n"] for factor in (0, 0.999999999999999999)]
+    assert [one.dtype for one in found] == [old.dtype] * 2
+    assert int(found[0][0]) == 1
+    assert float(found[1][0]) == pytest.approx(float(new))
+    assert scale_update({"n": np.array([10])}, {"n": np.array([0])}, ["n"], 0.66)["n"] == [7]
 
 
 def test_no_uploads_no_judgement():

@@ -93,9 +93,35 @@ def test_a_checkpoint_of_an_earlier_version_has_one_length_for_all_exchanges(clo
     method, _ = federation(clock)
     play(clock, method, 1, 1.0, 1.0, 1.0)
     state = method.checkpoint()
-    assert state.values["_usual"] == {"0": pytest.approx(math.sqrt(3))}
+    assert state.values["_usual"] == {"0": [pytest.approx(math.sqrt(3))]}
     state.values["_usual"] = 2.0
     resumed, _ = federation(clock)
     resumed.exchanges = 2
     resumed.resume(state)
-    assert resumed.defender.usual == {0: 2.0, 1: 2.0}
+    assert resumed.defender.usual == {0: [2.0], 1: [2.0]}
+
+
+@pytest.mark.parametrize("false", [-1e6, -10.0, 1e-3])
+def test_one_round_with_a_hostile_majority_decides_nothing(clock, false):
+    """Two of the three that a round draws are hostile: long updates are lost, and short ones slow that round only."""
+    method, _ = federation(clock)
+    for number in (1, 2, 3):
+        play(clock, method, number, 1.0, 1.0, 1.0)
+    change, rejected = play(clock, method, 4, false, 1.0, false)
+    if false < 0:
+        assert (change, rejected) == (pytest.approx(1), {"quarantined": 2})
+    else:
+        assert (change, rejected) == (pytest.approx(1e-3, rel=1e-3), {"quarantined": 1})
+    resumed, _ = federation(clock)
+    resumed.resume(method.checkpoint())
+    for one in (method, resumed):
+        assert play(clock, one, 5, 1.0, 1.0, 1.0) == (pytest.approx(1), {})
+
+
+def test_updates_that_truly_grow_are_usual_after_three_rounds(clock):
+    """A hundredfold, from one round to the next: more than three times three is lost meanwhile."""
+    method, _ = federation(clock)
+    for number in range(1, 6):
+        play(clock, method, number, 1.0, 1.0, 1.0)
+    lost = [play(clock, method, number, 100.0, 100.0, 100.0)[1].get("quarantined", 0) for number in range(6, 10)]
+    assert lost == [3, 3, 3, 0]
