@@ -313,6 +313,10 @@ def explain(message: str, overrides: Sequence[str] = ()) -> str:
     if (found := re.search(UNKNOWN, message)) and "In '" not in message:
         name = found.group(1)
         known = _known_settings()
+        if re.fullmatch(r"method\.(arguments|options)(\..+)?", name) and "method=flwr" in overrides:
+            return (
+                f"{name}: give a strategy's arguments one by one, each with a plus sign: +method.arguments.NAME=VALUE."
+            )
         if name in known:
             return _not_among(name, overrides)
         return f"{name}: no such setting. {nearest(name, known)}"

@@ -82,3 +82,11 @@ def nodes(node):
     below = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else []
     assert all(one._get_parent() is node for one in below)
     return [kind, *(nodes(one) for one in below)]
+
+
+@pytest.mark.parametrize("given", ["method.arguments={q: 0.2}", "method.arguments.q=0.2", "method.options.q=0.2"])
+def test_a_strategys_argument_without_its_plus_sign(given):
+    with pytest.raises(ConfigError, match=r"one by one, each with a plus sign: \+method\.arguments\.NAME=VALUE"):
+        compose(["method=flwr", given])
+    with pytest.raises(ConfigError, match="no such setting"):
+        compose([given])
