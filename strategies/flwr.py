@@ -139,8 +139,9 @@ class Flwr(SingleModel[FlwrParams]):
     seed. If a strategy
     declines to aggregate (Bulyan with fewer than 4 f + 3 uploads), the model stays and ``flower_skipped`` is 1 in the
     metrics. A metric that more than half of the clients report is the median of theirs for the others, since strategies
-    want the same ones of everyone. With the defence on, a loss counts as 0 at least and ``defence.weight`` times the
-    median at most (QFedAvg weighs by it), and a reported clipping as 0 to 1.
+    want the same ones of everyone. With the defence on, a loss counts as ``defence.weight`` times the median at most,
+    and as the median divided by that at least (QFedAvg weighs by it, and with q below 1 a loss of 0 stops its steps);
+    a reported clipping counts as 0 to 1.
     """
 
     Objective = FlowerClient
@@ -225,10 +226,13 @@ class Flwr(SingleModel[FlwrParams]):
     def judge_extras(self, uploads: list[Upload]) -> Judgement:
         """Return the uploads with bounded metrics, as far as strategies compute with these, and how many were not."""
         losses = [upload.metrics[LOSS] for upload in uploads if LOSS in upload.metrics]
-        ends = {KEY_NORM_BIT: 1.0}
+        ends = {KEY_NORM_BIT: (0.0, 1.0)}
         if losses and (middle := lower_median(losses)) >= 0:  # an app's own loss may be below zero, by its nature
-            ends[LOSS] = self.federation.defence.weight * middle
-        fair = [{n: min(max(u.metrics[n], 0.0), most) for n, most in ends.items() if n in u.metrics} for u in uploads]
+            ends[LOSS] = (middle / self.federation.defence.weight, middle * self.federation.defence.weight)
+        fair = [
+            {name: min(max(u.metrics[name], least), most) for name, (least, most) in ends.items() if name in u.metrics}
+            for u in uploads
+        ]
         kept = [replace(u, metrics={**u.metrics, **told}) for u, told in zip(uploads, fair, strict=True)]
         return Judgement(kept, [], sum(u.metrics != new.metrics for u, new in zip(uploads, kept, strict=True)))
 

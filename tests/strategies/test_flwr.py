@@ -224,7 +224,7 @@ def test_one_client_without_a_loss_takes_it_from_nobody():
     ("told", "believed"),
     [
         ((1.0, 2.0, 3.0, 1e9), (1, 2, 3, 6)),
-        ((1.0, 2.0, 3.0, -1.0), (1, 2, 3, 0)),
+        ((1.0, 2.0, 3.0, -1.0), (1, 2, 3, 1 / 3)),
         ((1.0, 2.0, 3.0, None), (1, 2, 3, None)),
         ((-1.0, -2.0, -3.0, 1.0), (-1, -2, -3, 1)),  # an app's own loss may be below zero
         ((None, None, None), (None, None, None)),
