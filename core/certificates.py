@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedcross.core import certificate_fields, issued, keys
+from fedcross.core import certificate_fields, issued, keys, revoked
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import alone, check_private, private_folder
@@ -119,13 +119,15 @@ def make_client(authority: KeyPair, folder: Path, name: str, days: int = MAX_LEA
     """Make, or rotate, the client certificate ``NAME.crt`` with its key ``NAME.key`` (mutual TLS at the gateway).
 
     The authority lists it (:mod:`core.issued`), so that it can be revoked once another one has taken its file's place.
+    What ``ca.crl`` has is listed too, in case that list was lost.
 
     Raises
     ------
     ConfigError
         If the name cannot be a device's.
     StorageError
-        If the file is an authority's or a server's certificate or a SuperNode's key, or the list cannot be written.
+        If the file is an authority's or a server's certificate or a SuperNode's key, the list cannot be written, or it
+        is missing and ``ca.crl`` cannot be read.
     """
     if keys.check_name(name).lower() in TAKEN:
         raise ConfigError(f"name {name!r}: files of the authority or the server have it. Choose another one.")
@@ -311,7 +313,8 @@ def _leaf(
     )
     if client:
         own = [] if replaced is None or not signed(replaced, root) else [replaced]
-        issued.add(authority.public.parent, [*own, certificate])
+        record = authority.public.parent
+        issued.add(record, [*own, certificate], revoked.known(record, root), root.not_valid_after_utc)
     keys.save(pair, certificate.public_bytes(codec.Encoding.PEM), key)
     return pair
 

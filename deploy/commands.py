@@ -63,7 +63,7 @@ def rotate_key(arguments: Arguments) -> None:
 
 def register(arguments: Arguments) -> None:
     """Admit devices."""
-    from fedcross.deploy.nodes import UNBOUND
+    from fedcross.deploy.nodes import UNBOUND, any_bound
     from fedcross.deploy.nodes import register as admit
 
     partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
@@ -73,6 +73,7 @@ def register(arguments: Arguments) -> None:
             f"{len(arguments.keys)} keys, in their order, or none at all."
         )
     keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
+    unbound: list[tuple[str, int, int]] = []
     with _connected(arguments) as client:
         for (name, key), partition in zip(keys, partitions):
             node, new = admit(client, key, partition)
@@ -81,27 +82,47 @@ def register(arguments: Arguments) -> None:
                 bound = f", partition {node.partition}"
             if partition is not None and node.partition is None:
                 bound = f", not bound to partition {partition}: it needs a new key for that (see rotate-key)"
+                unbound.append((name, node.node_id, partition))
             print(f"{name}: node {node.node_id}{bound}{'' if new else ', already registered'}")
+        others_bound = bool(unbound) and any_bound(client)
+    if others_bound:
+        raise FederationError(
+            "\n".join(
+                f"{name}: node {number} was registered without a partition, and this cannot be changed. Other keys "
+                "have one, so the server gives it none: revoke it, give the device a new key (fedcross deploy "
+                f"rotate-key) and register that with --partition {partition}."
+                for name, number, partition in unbound
+            )
+        )
 
 
 def revoke(arguments: Arguments) -> None:
-    """Shut devices out: those with a public key, a number or a fingerprint. A file of the same name comes first."""
+    """Shut devices out: those with a public key, a number or a fingerprint; a bad name keeps none of the others in.
+
+    A file of the same name comes before a number or fingerprint.
+    """
     from fedcross.deploy.nodes import SHOWN, called
     from fedcross.deploy.nodes import revoke as shut_out
 
-    names = list(dict.fromkeys(arguments.keys))
-    shown = [name for name in names if SHOWN.fullmatch(name) and not Path(name).exists()]
-    keys = dict(public_keys([name for name in names if name not in shown]))  # a bad file shows before the wait
-    faults = []
-    with _connected(arguments) as client:
-        for name in names:
-            try:
-                key = called(client, name).key if name in shown else keys[name]
-                print(f"{name}: node {shut_out(client, key)} is revoked")
-            except FederationError as error:  # keeps none of the others in
-                faults.append(f"{name}: {error}")
-    if faults:
-        raise FederationError("\n".join(faults))
+    keys: dict[str, bytes | None] = {}  # None: a number or a fingerprint
+    unread, refused = [], []
+    for name in dict.fromkeys(arguments.keys):
+        try:
+            shown = SHOWN.fullmatch(name) and not Path(name).exists()
+            keys |= {name: None} if shown else dict(public_keys([name]))
+        except (StorageError, ConfigError) as error:
+            unread.append(str(error))
+    if keys:
+        with _connected(arguments) as client:
+            for name, key in keys.items():
+                try:
+                    print(f"{name}: node {shut_out(client, key or called(client, name).key)} is revoked")
+                except FederationError as error:
+                    refused.append(f"{name}: {error}")
+    if unread:
+        raise StorageError("\n".join(unread + refused))
+    if refused:
+        raise FederationError("\n".join(refused))
 
 
 def nodes(arguments: Arguments) -> None:

@@ -67,8 +67,8 @@ def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
     """Tell of what lacks beside a part of it: a pair's other half, the gateway's token, the authority's record."""
     from fedcross.core import issued
     from fedcross.core.keys import SECRET, lost_key
+    from fedcross.core.revoked import LIST
     from fedcross.deploy.federation import OPERATOR, PAGE, TOKEN
-    from fedcross.deploy.revocation import LIST
     from fedcross.deploy.tokens import GATEWAY
 
     names = {path.name for path in files}

@@ -280,13 +280,13 @@ def test_the_command_binds_each_key_to_its_partition(
     assert "partition 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["register", "revoke"])
+@pytest.mark.parametrize(("command", "good"), [("register", ["porch-node.pub"]), ("revoke", [])])
 def test_a_bad_file_shows_before_the_server_is_asked(
-    command: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, good: list[str], bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(nodes, "connect", lambda *_: pytest.fail("asked"))
     where = ["--superlink", "h:1", "--authority", "ca.crt"]
-    assert deploy([command, *where, str(bundle / "keys" / "porch-node.pub"), str(bundle / "none.pub")]) == 2
+    assert deploy([command, *where, *(str(bundle / "keys" / name) for name in good), str(bundle / "none.pub")]) == 2
     assert "none.pub: this key cannot be read" in capsys.readouterr().err
 
 
