@@ -90,7 +90,10 @@ def check_place(path: Path) -> Path:
 def check_folder(path: Path) -> Path:
     """Return `path` if it is a folder that only its owner can enter; else raise StorageError."""
     if not _seen(path, Path.is_dir):
-        raise StorageError(f"{path}: no such folder of keys. Make it with fedcross deploy.")
+        raise StorageError(
+            f"{path}: no such folder of keys. fedcross deploy federation makes a server's, fedcross deploy new-client "
+            "a device's."
+        )
     _check_mode(path, "700")
     return path
 
@@ -104,9 +107,16 @@ def check_private(path: Path) -> Path:
         If it is missing, is no regular file, is open to group or others, or this user may not read it.
     """
     if not _seen(path, Path.is_file):
-        raise StorageError(f"{path}: no such key file. Make it with fedcross deploy.")
+        raise StorageError(f"{path}: no such key file. {_maker(path)}")
     _check_mode(path, "600")
     return check_readable(path)
+
+
+def _maker(path: Path) -> str:
+    """Return what to do about a key or token that is missing."""
+    if path.stem.endswith("-node"):
+        return "Bring it back. If it is lost: fedcross deploy rotate-key makes a new one, in the device's bundle."
+    return "Bring it back. If it is lost: fedcross deploy federation makes a new one, or says how."
 
 
 def check_readable(path: Path) -> Path:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core import certificates, issued, ports
+from fedcross.core import certificates, issued, lasting, ports
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.core.private_files import alone
-from fedcross.deploy import start
+from fedcross.deploy import restarts, start
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
 
@@ -174,11 +174,15 @@ def server(arguments: Arguments) -> None:
     """Make the server's certificate."""
     from fedcross.deploy.federation import gateway_token
 
-    root = _root(arguments.authority)
+    root, before = _root(arguments.authority), (arguments.folder / "server.key").exists()
     with alone(arguments.authority):  # federation, which renews this pair too, waits
         _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
-        for made in gateway_token(arguments.folder):
+        tokens = gateway_token(arguments.folder)
+        for made in tokens:
             print(f"{made} (secret)")
+    if before:
+        files = [str(arguments.folder / "server.key"), *tokens]
+        print(restarts.line([restarts.SUPERLINK, restarts.GATEWAY], files), file=sys.stderr)
 
 
 def client(arguments: Arguments) -> None:
@@ -240,9 +244,9 @@ def _state(path: Path, authority: Path, files: Sequence[Path]) -> str:
     if path.suffix == ".crl":
         left, cure = check_list(path, authority), "sign it again with fedcross deploy revoke-certificate"
     else:
-        left, cure = certificates.check_certificate(path, authority), certificates.renewal(path)
+        left, cure = certificates.check_certificate(path, authority), lasting.renewal(path, authority)
         check_revoked(path, authority)
-        early = certificates.soon(path, early)
+        early = lasting.soon(path, early)
     return f"{left.days} days left{f', {cure}' if left < early else ''}"
 
 
@@ -257,8 +261,10 @@ def federation(arguments: Arguments) -> None:
     from fedcross.deploy.federation import prepare
 
     names = [name.strip() for name in arguments.names.split(",") if name.strip()]
-    for line in prepare(arguments.folder, arguments.device, names) or ["nothing to do"]:
-        print(line)
+    made = prepare(arguments.folder, arguments.device, names)
+    print("\n".join(made or ["nothing to do"]))
+    for line in restarts.after(arguments.folder, made):
+        print(line, file=sys.stderr)
 
 
 def kubernetes(arguments: Arguments) -> None:

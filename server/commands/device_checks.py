@@ -40,7 +40,8 @@ BEHIND_S, AHEAD_S = 300, 5
 
 def check_node_key(folder: Path) -> Iterator[Finding]:
     """Check a device's keys: the authority's certificate, and that key and secret are good and only the owner's."""
-    from fedcross.core.certificates import AUTHORITY_SOON, check_key, read_authority, validity
+    from fedcross.core.certificates import check_key, read_authority, validity
+    from fedcross.core.lasting import AUTHORITY_SOON
     from fedcross.core.private_files import check_folder
 
     try:

@@ -120,7 +120,7 @@ def test_a_bad_key_says_what_to_do(bundle: Path, tmp_path: Path) -> None:
             (authority / "ca.crt").write_bytes(content)
         else:
             assert not (authority / "ca.crt").exists()
-        with pytest.raises(StorageError, match=r"Bring it back or, if it is no ca\.crt, make it again"):
+        with pytest.raises(StorageError, match=r"Bring it back: any copy of the federation's ca\.crt is as"):
             certificates.read_certificate(authority / "ca.crt")
 
 

@@ -137,6 +137,7 @@ def test_a_missing_authority_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=r"porch/ca\.crt is a copy of it"):
             federation.prepare(tmp_path, devices)
     certificates.make_authority(tmp_path / "authority")  # on purpose
+    (tmp_path / "porch" / "ca.crt").unlink()
     copies = [str(tmp_path / name / "ca.crt") for name in (*federation.OWN[1:], "porch")]
     assert federation.prepare(tmp_path, ["porch"]) == [*server_pair(tmp_path), *copies]
     assert "fl.example.org" in certificates.server_names(tmp_path / "server" / "server.crt")
