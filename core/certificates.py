@@ -27,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from fedcross.core import certificate_fields, cures, issued, keys, revoked
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import alone, check_private, private_folder
+from fedcross.core.private_files import alone, check_private, private_folder, tidy
 
 MAX_LEAF_DAYS = 90
 AUTHORITY_DAYS = 730
@@ -53,6 +53,7 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
     if not 1 <= days <= MAX_AUTHORITY_DAYS:
         raise ConfigError(f"days={days}: an authority lives 1 to {MAX_AUTHORITY_DAYS} days.")
     with alone(private_folder(folder)):
+        tidy(folder)
         return new_authority(folder, days)
 
 

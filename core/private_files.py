@@ -15,6 +15,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 SHARE = "FEDCROSS_SHARE"
 #: Ends the name of a file that is being written.
 PART = ".part"
+#: Seconds after which nobody writes such a file any more.
+STALE_S = 3600.0
 
 
 def private_folder(path: Path) -> Path:
@@ -172,7 +175,8 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
     """Yield a new file that gets the name `path` at the end of the block; if the block fails, nothing is left of it.
 
     Until then it has a name of its own, with :data:`PART` at the end, so that several processes may write `path` at
-    once. A process that is killed leaves it. What root writes belongs to the owner of the folder (:func:`inherit`).
+    once. A process that is killed leaves it, until :func:`tidy`. What root writes belongs to the owner of the folder
+    (:func:`inherit`).
     """
     # mkstemp opens with 0600 whatever the umask is, so a secret is never readable on its way.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
@@ -187,6 +191,14 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def tidy(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote have left in a folder of keys, secrets among it."""
+    for part in folder.glob(f".*.????????{PART}"):
+        with contextlib.suppress(OSError):  # a folder that cannot be written
+            if part.is_file() and time.time() - part.lstat().st_mtime > STALE_S:
+                part.unlink()
 
 
 def give(path: Path, owner: os.stat_result) -> None:

@@ -46,7 +46,7 @@ def rotate_key(arguments: Arguments) -> None:
     if arguments.secret:
         print(f"{new_secret(arguments.bundle.resolve())} (secret)\nThe key stays. Start the device again.")
         return
-    new, old = rotate(arguments.bundle.resolve())
+    new, old, other = rotate(arguments.bundle.resolve())
     if not (authority := new.with_name("ca.crt")).exists():
         print(f"{authority}: missing. Copy the federation's ca.crt there.")
     if not old.exists():
@@ -55,10 +55,24 @@ def rotate_key(arguments: Arguments) -> None:
             f"takes its number\n{new}: register it then, with the same --partition\nThen start the device again."
         )
         return
-    earlier = "" if old.name.endswith("-old.pub") else " (or the one beside it that is registered)"
-    print(
-        f"{old}: revoke it{earlier}\n{new}: register it then, with the same --partition\nThen start the device again."
-    )
+    earlier = "" if old.name.endswith("-old.pub") else " (or the one beside it that nodes lists for its partition)"
+    first = f"{old}: revoke it{earlier}"
+    if other is not None:
+        files = [f"{file} ({_fingerprint(file)})" for file in (old, other)]
+        first = (
+            f"{new.name} held another key than {new.stem}.key. Both are kept: {files[0]} is the private key's own, "
+            f"{files[1]} the file's. One may be another device's: revoke the one that fedcross deploy nodes lists for "
+            "this device's partition, and not the other"
+        )
+    print(f"{first}\n{new}: register it then, with the same --partition\nThen start the device again.")
+
+
+def _fingerprint(public: Path) -> str:
+    """Return the fingerprint of a key in a file, as ``nodes`` lists it."""
+    from fedcross.core.admission import fingerprint
+
+    [(_, key)] = public_keys([str(public)])
+    return fingerprint(key)
 
 
 def register(arguments: Arguments) -> None:
@@ -160,7 +174,8 @@ def _connected(arguments: Arguments) -> Iterator[ControlHttpClient]:
 
 def authority(arguments: Arguments) -> None:
     """Make the authority."""
-    copies = [path for path in sorted(arguments.folder.parent.glob("*/ca.crt")) if path.parent != arguments.folder]
+    found = sorted(arguments.folder.parent.glob("*/ca.crt"))
+    copies = [path for path in found if path.parent != arguments.folder and not path.with_name("ca.key").exists()]
     _tell(certificates.make_authority(arguments.folder, arguments.days))
     if copies:
         print(

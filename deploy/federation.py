@@ -35,6 +35,7 @@ from fedcross.core.private_files import (
     check_readable,
     present_folder,
     private_folder,
+    tidy,
     write_private,
     write_public,
 )
@@ -105,6 +106,8 @@ def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: lis
     for device in devices:
         _refuse_lost(root / device, root / "public", device)
     folders = {name: private_folder(root / name) for name in (*OWN, *devices)}
+    for folder in root.glob("*/"):
+        tidy(folder)
     with alone(folders["authority"]):  # in containers this folder is shared, and the one above is each one's own
         _fill(folders, devices, names, made)
         _refresh(root, devices, made)

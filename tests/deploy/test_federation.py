@@ -102,7 +102,7 @@ def test_without_the_authoritys_key_a_good_certificate_is_kept_and_a_bad_one_is_
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", ".", ""])
 def test_a_device_is_no_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="use letters"):
+    with pytest.raises(ConfigError, match="use a to z"):
         federation.prepare(tmp_path / "a" / "b" / "c", ["porch", name])
     assert not any(tmp_path.iterdir())
 
