@@ -131,7 +131,8 @@ def again(private: Path) -> str:
         return "Bring it back: without it nothing can be signed."
     if private.stem.endswith("-node"):
         return "Bring it back, or give the device a new one with fedcross deploy rotate-key."
-    return "Bring it back, or make a new one with fedcross deploy."
+    made_by = "federation" if private.name == "server.key" else "client"
+    return f"Bring it back, or make a new pair: fedcross deploy {made_by}."
 
 
 def _elliptic(key: PrivateKeyTypes, path: Path) -> ec.EllipticCurvePrivateKey:

@@ -235,7 +235,9 @@ def alone(folder: Path) -> Iterator[None]:
         with contextlib.suppress(PermissionError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise StorageError(f"{folder}: no such folder ({error.strerror}). Make it with fedcross deploy.") from error
+        raise StorageError(
+            f"{folder}: no such folder ({error.strerror}). Make it: fedcross deploy authority."
+        ) from error
     try:
         if descriptor is not None:
             with contextlib.suppress(OSError):  # a file system without locks

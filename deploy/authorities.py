@@ -51,7 +51,7 @@ def refuse_other(authority: Path, copies: Sequence[Path]) -> None:
     """
     own, others = _root(authority), not_expired([copy for copy in copies if copy.exists()])
     roots = {copy: root for copy in others if (root := _root(copy)) is not None}
-    if own is None or not roots or own in roots.values():
+    if own is None or not roots or own.public_key() in [root.public_key() for root in roots.values()]:
         return
     key = authority.with_name("ca.key")
     first, *_ = sorted(roots, key=lambda one: not _fits(key, one))

@@ -71,7 +71,7 @@ def _first(folder: Path) -> str:
 
 def check_one_authority(folders: Sequence[Path]) -> Iterator[Finding]:
     """Check that each ``ca.crt`` in `folders` that can be read is the same authority's."""
-    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     from fedcross.core.certificates import read_authority
 
@@ -79,7 +79,8 @@ def check_one_authority(folders: Sequence[Path]) -> Iterator[Finding]:
     for path in (folder / "ca.crt" for folder in folders):
         with suppress(StorageError):
             if path.exists():
-                found.setdefault(read_authority(path).fingerprint(SHA256()), []).append(path)
+                key = read_authority(path).public_key()
+                found.setdefault(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), []).append(path)
     most, *others = sorted(found.values(), key=len, reverse=True) or [[]]
     for path in (path for paths in others for path in paths):
         yield fault(

@@ -231,6 +231,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         layers.add(confirm.__code__.co_filename.rpartition("/")[2])
         confirm = confirm.__wrapped__
     assert "over.py" in layers
+    assert control_handlers.register_node.__code__.co_filename.endswith("admitted.py")
     assert [one.cls.__name__ for one in extensions.get_middleware()] == ["Entry", "Door"]
     keywords = uvicorn.run.keywords  # type: ignore[attr-defined]
     assert (keywords["http"].__name__, keywords["loop"].__name__) == ("Punctual", "loop")
