@@ -216,7 +216,7 @@ CAUSES = (
     Cause(
         "wrong_authority",
         "A certificate is of another authority.",
-        "not signed by |unable to get local issuer certificate|self-signed certificate",
+        "not signed by |of another authority than |unable to get local issuer certificate|self-signed certificate",
         "core/certificates.py",
         2,
         DEPLOY,
@@ -241,7 +241,7 @@ CAUSES = (
     Cause(
         "key_bound",
         "A key or partition is registered otherwise.",
-        "it is registered for partition|it belongs to key",
+        "it is registered for partition|it belongs to key|was registered without a partition",
         "deploy/nodes.py",
         1,
         DEPLOY,

@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedcross.core import certificate_fields, issued, keys
+from fedcross.core import certificate_fields, cures, issued, keys, revoked
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.core.private_files import alone, check_private, private_folder
+from fedcross.core.private_files import alone, check_private, private_folder, tidy
 
 MAX_LEAF_DAYS = 90
 AUTHORITY_DAYS = 730
@@ -35,13 +35,6 @@ MAX_AUTHORITY_DAYS = 36500
 LOOPBACK = ("localhost", "127.0.0.1")
 #: Files of the authority and of the server have these names; no device can.
 TAKEN = ("ca", "server", "superexec")
-#: An authority that ends sooner is told of: each device needs the certificate of its successor.
-AUTHORITY_SOON = timedelta(days=MAX_LEAF_DAYS)
-#: What to do about a certificate that is none.
-AGAIN = "Bring it back or, if it is no ca.crt, make it again with fedcross deploy."
-NEW_AUTHORITY = (
-    "Copy the new ca.crt from the server. If there is none, make a new authority, and hand its ca.crt to all devices."
-)
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 
@@ -60,6 +53,7 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
     if not 1 <= days <= MAX_AUTHORITY_DAYS:
         raise ConfigError(f"days={days}: an authority lives 1 to {MAX_AUTHORITY_DAYS} days.")
     with alone(private_folder(folder)):
+        tidy(folder)
         return new_authority(folder, days)
 
 
@@ -73,11 +67,12 @@ def new_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
     """
     pair = KeyPair(folder / "ca.crt", folder / "ca.key")
     if pair.public.exists():
+        _refuse_expired(pair.public, one_certificate(pair.public))
         raise StorageError(f"{pair.public}: an authority exists here already. Use it, or choose another folder.")
     if pair.private.exists():
         raise StorageError(
             f"{pair.private}: an authority's key without its {pair.public.name}. Bring that back, or remove the key if "
-            "no device has the certificate."
+            "no device has the certificate, or it has expired."
         )
     key = ec.generate_private_key(ec.SECP256R1())
     name = certificate_fields.subject("fedcross certificate authority")
@@ -119,13 +114,15 @@ def make_client(authority: KeyPair, folder: Path, name: str, days: int = MAX_LEA
     """Make, or rotate, the client certificate ``NAME.crt`` with its key ``NAME.key`` (mutual TLS at the gateway).
 
     The authority lists it (:mod:`core.issued`), so that it can be revoked once another one has taken its file's place.
+    What ``ca.crl`` has is listed too, in case that list was lost.
 
     Raises
     ------
     ConfigError
         If the name cannot be a device's.
     StorageError
-        If the file is an authority's or a server's certificate or a SuperNode's key, or the list cannot be written.
+        If the file is an authority's or a server's certificate or a SuperNode's key, the list cannot be written, or it
+        is missing and ``ca.crl`` cannot be read.
     """
     if keys.check_name(name).lower() in TAKEN:
         raise ConfigError(f"name {name!r}: files of the authority or the server have it. Choose another one.")
@@ -144,7 +141,9 @@ def check_certificate(certificate: Path, authority: Path, now: datetime | None =
     """
     leaf, root = read_certificate(certificate), read_certificate(authority)
     if not signed(leaf, root):
-        raise StorageError(f"{certificate}: not signed by {authority}. Sign it again with fedcross deploy.")
+        cure = cures.unsigned(authority, root=is_authority(leaf), client=for_clients(leaf))
+        raise StorageError(f"{certificate}: not signed by {authority}. {cure}")
+    _refuse_expired(authority, root, now)  # what it signed cannot be made again
     return validity(certificate, now)
 
 
@@ -154,10 +153,21 @@ def validity(certificate: Path, now: datetime | None = None) -> timedelta:
     now = now or datetime.now(UTC)
     check_begun(certificate, now)
     left = leaf.not_valid_after_utc - now
+    if is_authority(leaf):
+        _refuse_expired(certificate, leaf, now)
     if left <= timedelta(0):
-        cure = NEW_AUTHORITY if _is_authority(leaf) else "Rotate it with fedcross deploy."
-        raise StorageError(f"{certificate}: expired on {leaf.not_valid_after_utc:%F}. {cure}")
+        raise StorageError(
+            f"{certificate}: expired on {leaf.not_valid_after_utc:%F}. {cures.expired(for_clients(leaf))}"
+        )
     return left
+
+
+def _refuse_expired(authority: Path, root: x509.Certificate, now: datetime | None = None) -> None:
+    """Raise StorageError if an authority's certificate has expired."""
+    end = root.not_valid_after_utc
+    if (late := (now or datetime.now(UTC)) - end) >= timedelta(0):
+        ago = f"{late.days} days ago by this clock"
+        raise StorageError(f"{authority}: expired on {end:%F} ({ago}). {cures.expired_root(authority)}")
 
 
 def check_begun(certificate: Path, now: datetime | None = None) -> None:
@@ -191,8 +201,9 @@ def check_key(path: Path, certificates: Sequence[Path] = ()) -> Path:
     certificate, public = path.with_suffix(".crt"), path.with_suffix(".pub")
     node = path.stem.endswith("-node") and not certificate.exists()
     key = keys.read_node_key(path) if node else keys.load(path)
-    if certificate.exists():
-        _check_pair(read_certificate(certificate), key, KeyPair(certificate, path))
+    if certificate.exists() and read_certificate(certificate).public_key() != key.public_key():
+        both = "One of the two is another authority's: fedcross deploy federation says which."
+        raise _not_of(KeyPair(certificate, path), both if path.name == "ca.key" else "")
     if public.exists() and keys.read_public_key(public) != key.public_key():
         raise StorageError(
             f"{path}: this is not the key of {public}. Bring the right one back, or remove that one and give the "
@@ -208,8 +219,8 @@ def _check_pair(certificate: x509.Certificate, key: PrivateKeyTypes, pair: KeyPa
         raise _not_of(pair)
 
 
-def _not_of(pair: KeyPair) -> StorageError:
-    return StorageError(f"{pair.private}: this is not the key of {pair.public}. {keys.again(pair.private)}")
+def _not_of(pair: KeyPair, cure: str = "") -> StorageError:
+    return StorageError(f"{pair.private}: this is not the key of {pair.public}. {cure or keys.again(pair.private)}")
 
 
 def check_authority(authority: KeyPair) -> None:
@@ -233,7 +244,7 @@ def check_authority(authority: KeyPair) -> None:
 def read_authority(path: Path) -> x509.Certificate:
     """Read an authority's PEM certificate; raise StorageError if it is another one's."""
     found = one_certificate(path)
-    if not _is_authority(found):
+    if not is_authority(found):
         raise StorageError(f"{path}: not the certificate of an authority. Give the federation's ca.crt.")
     return found
 
@@ -243,8 +254,9 @@ def authority_text(path: Path) -> bytes:
     return read_authority(path).public_bytes(codec.Encoding.PEM)
 
 
-def read_certificate(path: Path, cure: str = AGAIN) -> x509.Certificate:
-    """Read a PEM certificate; the error, if it is none, ends with `cure`."""
+def read_certificate(path: Path, cure: str = "") -> x509.Certificate:
+    """Read a PEM certificate; the error, if it is none, ends with `cure`, or what is usual for a file of this name."""
+    cure = cure or cures.lost(path)
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except PermissionError as error:
@@ -263,13 +275,8 @@ def one_certificate(path: Path) -> x509.Certificate:
     return found
 
 
-def end(path: Path) -> datetime:
-    """Return when a certificate ends, in UTC."""
-    return read_certificate(path).not_valid_after_utc
-
-
-def server_names(path: Path, cure: str = AGAIN) -> set[str]:
-    """Return the host names and addresses in a certificate; the error, if it is none, ends with `cure`."""
+def server_names(path: Path, cure: str = "") -> set[str]:
+    """Return the host names and addresses in a certificate; errors as :func:`read_certificate`."""
     names = _extension(read_certificate(path, cure), x509.SubjectAlternativeName)
     if names is None:
         return set()
@@ -311,7 +318,8 @@ def _leaf(
     )
     if client:
         own = [] if replaced is None or not signed(replaced, root) else [replaced]
-        issued.add(authority.public.parent, [*own, certificate])
+        record = authority.public.parent
+        issued.add(record, [*own, certificate], revoked.known(record, root), root.not_valid_after_utc)
     keys.save(pair, certificate.public_bytes(codec.Encoding.PEM), key)
     return pair
 
@@ -323,11 +331,7 @@ def _signing(authority: KeyPair, days: int, now: datetime) -> tuple[x509.Certifi
     root, key = read_authority(authority.public), signing_key(authority)
     _check_pair(root, key, authority)
     check_begun(authority.public)
-    if root.not_valid_after_utc <= now:
-        raise StorageError(
-            f"the authority expired on {root.not_valid_after_utc:%F}. Make a new one and hand its ca.crt to all "
-            "devices."
-        )
+    _refuse_expired(authority.public, root, now)
     return root, key
 
 
@@ -350,7 +354,7 @@ def _replaceable(path: Path, client: bool) -> x509.Certificate | None:
         found = read_certificate(path)
     except StorageError:  # none, or a damaged one
         return None
-    if _is_authority(found):
+    if is_authority(found):
         raise StorageError(f"{path}: the certificate of an authority. Choose another folder or name.")
     if client and ExtendedKeyUsageOID.SERVER_AUTH in _usages(found):
         raise StorageError(f"{path}: the certificate of a server. Choose another folder or name.")
@@ -376,19 +380,8 @@ def for_servers(certificate: x509.Certificate) -> bool:
     return ExtendedKeyUsageOID.SERVER_AUTH in _usages(certificate) and not for_clients(certificate)
 
 
-def renewal(path: Path) -> str:
-    """Return what to do about a certificate that ends soon."""
-    if _is_authority(read_certificate(path)):
-        return "make a new authority and hand its ca.crt to all devices"
-    return "rotate it now"
-
-
-def soon(path: Path, usual: timedelta) -> timedelta:
-    """Return with how much time left a certificate is told of: `usual`, but more for an authority's."""
-    return AUTHORITY_SOON if _is_authority(read_certificate(path)) else usual
-
-
-def _is_authority(certificate: x509.Certificate) -> bool:
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Return whether `certificate` is an authority's."""
     constraints = _extension(certificate, x509.BasicConstraints)
     return constraints is not None and constraints.ca
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -107,12 +107,25 @@ def _told(one: Issued) -> dict[str, str]:
     return {"serial": f"{one.serial:x}", "name": one.name, "until": one.until.isoformat(), **revoked}
 
 
-def add(folder: Path, certificates: Sequence[x509.Certificate]) -> None:
-    """Put `certificates` on the list, and take expired ones off; call it inside :func:`locked`."""
+def add(
+    folder: Path, certificates: Sequence[x509.Certificate], revoked: Mapping[int, datetime], latest: datetime
+) -> None:
+    """Put `certificates` on the list, and take expired ones off; call it inside :func:`locked`.
+
+    `revoked` is what the list of revoked ones has, which a record that was lost or is an older copy may lack;
+    `latest` as :func:`with_revoked` takes it.
+    """
     found = {one.serial: one for one in valid(folder)}
     for one in map(of, certificates):
         found.setdefault(one.serial, one)
-    write(folder, found.values())
+    before = {serial: one.revoked for serial, one in found.items() if one.revoked is not None}
+    write(folder, with_revoked(found, {**before, **revoked}, latest))
+
+
+def with_revoked(known: Mapping[int, Issued], revoked: Mapping[int, datetime], latest: datetime) -> list[Issued]:
+    """Return `known` with what is revoked; one of which only the number is known counts until `latest`."""
+    unknown = {serial: Issued(serial, "", latest) for serial in revoked if serial not in known}
+    return [replace(one, revoked=revoked.get(serial)) for serial, one in {**known, **unknown}.items()]
 
 
 def write(folder: Path, certificates: Iterable[Issued]) -> None:

@@ -35,9 +35,9 @@ class KeyPair:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it can name a device: letters, digits and inner hyphens, 63 at most (it becomes a file name)."""
+    """Return `name` if it can name a device: ASCII letters, digits, inner hyphens, 63 at most (files have it)."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f"name {name!r}: use letters, digits and inner hyphens, at most 63 characters.")
+        raise ConfigError(f"name {name!r}: use a to z, A to Z, 0 to 9 and inner hyphens, at most 63 characters.")
     return name
 
 
@@ -131,7 +131,8 @@ def again(private: Path) -> str:
         return "Bring it back: without it nothing can be signed."
     if private.stem.endswith("-node"):
         return "Bring it back, or give the device a new one with fedcross deploy rotate-key."
-    return "Bring it back, or make a new one with fedcross deploy."
+    made_by = "federation" if private.name == "server.key" else "client"
+    return f"Bring it back, or make a new pair: fedcross deploy {made_by}."
 
 
 def _elliptic(key: PrivateKeyTypes, path: Path) -> ec.EllipticCurvePrivateKey:

@@ -15,6 +15,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 SHARE = "FEDCROSS_SHARE"
 #: Ends the name of a file that is being written.
 PART = ".part"
+#: Seconds after which nobody writes such a file any more.
+STALE_S = 3600.0
 
 
 def private_folder(path: Path) -> Path:
@@ -90,7 +93,10 @@ def check_place(path: Path) -> Path:
 def check_folder(path: Path) -> Path:
     """Return `path` if it is a folder that only its owner can enter; else raise StorageError."""
     if not _seen(path, Path.is_dir):
-        raise StorageError(f"{path}: no such folder of keys. Make it with fedcross deploy.")
+        raise StorageError(
+            f"{path}: no such folder of keys. fedcross deploy federation makes a server's, fedcross deploy new-client "
+            "a device's."
+        )
     _check_mode(path, "700")
     return path
 
@@ -104,9 +110,16 @@ def check_private(path: Path) -> Path:
         If it is missing, is no regular file, is open to group or others, or this user may not read it.
     """
     if not _seen(path, Path.is_file):
-        raise StorageError(f"{path}: no such key file. Make it with fedcross deploy.")
+        raise StorageError(f"{path}: no such key file. {_maker(path)}")
     _check_mode(path, "600")
     return check_readable(path)
+
+
+def _maker(path: Path) -> str:
+    """Return what to do about a key or token that is missing."""
+    if path.stem.endswith("-node"):
+        return "Bring it back. If it is lost: fedcross deploy rotate-key makes a new one, in the device's bundle."
+    return "Bring it back. If it is lost: fedcross deploy federation makes a new one, or says how."
 
 
 def check_readable(path: Path) -> Path:
@@ -162,7 +175,8 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
     """Yield a new file that gets the name `path` at the end of the block; if the block fails, nothing is left of it.
 
     Until then it has a name of its own, with :data:`PART` at the end, so that several processes may write `path` at
-    once. A process that is killed leaves it. What root writes belongs to the owner of the folder (:func:`inherit`).
+    once. A process that is killed leaves it, until :func:`tidy`. What root writes belongs to the owner of the folder
+    (:func:`inherit`).
     """
     # mkstemp opens with 0600 whatever the umask is, so a secret is never readable on its way.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
@@ -177,6 +191,14 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def tidy(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote have left in a folder of keys, secrets among it."""
+    for part in folder.glob(f".*.????????{PART}"):
+        with contextlib.suppress(OSError):  # a folder that cannot be written
+            if part.is_file() and time.time() - part.lstat().st_mtime > STALE_S:
+                part.unlink()
 
 
 def give(path: Path, owner: os.stat_result) -> None:
@@ -213,7 +235,9 @@ def alone(folder: Path) -> Iterator[None]:
         with contextlib.suppress(PermissionError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise StorageError(f"{folder}: no such folder ({error.strerror}). Make it with fedcross deploy.") from error
+        raise StorageError(
+            f"{folder}: no such folder ({error.strerror}). Make it: fedcross deploy authority."
+        ) from error
     try:
         if descriptor is not None:
             with contextlib.suppress(OSError):  # a file system without locks

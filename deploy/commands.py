@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core import certificates, issued, ports
+from fedcross.core import certificates, issued, lasting, ports
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.core.private_files import alone
-from fedcross.deploy import start
+from fedcross.deploy import restarts, start
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
 
@@ -46,7 +46,7 @@ def rotate_key(arguments: Arguments) -> None:
     if arguments.secret:
         print(f"{new_secret(arguments.bundle.resolve())} (secret)\nThe key stays. Start the device again.")
         return
-    new, old = rotate(arguments.bundle.resolve())
+    new, old, other = rotate(arguments.bundle.resolve())
     if not (authority := new.with_name("ca.crt")).exists():
         print(f"{authority}: missing. Copy the federation's ca.crt there.")
     if not old.exists():
@@ -55,15 +55,29 @@ def rotate_key(arguments: Arguments) -> None:
             f"takes its number\n{new}: register it then, with the same --partition\nThen start the device again."
         )
         return
-    earlier = "" if old.name.endswith("-old.pub") else " (or the one beside it that is registered)"
-    print(
-        f"{old}: revoke it{earlier}\n{new}: register it then, with the same --partition\nThen start the device again."
-    )
+    earlier = "" if old.name.endswith("-old.pub") else " (or the one beside it that nodes lists for its partition)"
+    first = f"{old}: revoke it{earlier}"
+    if other is not None:
+        files = [f"{file} ({_fingerprint(file)})" for file in (old, other)]
+        first = (
+            f"{new.name} held another key than {new.stem}.key. Both are kept: {files[0]} is the private key's own, "
+            f"{files[1]} the file's. One may be another device's: revoke the one that fedcross deploy nodes lists for "
+            "this device's partition, and not the other"
+        )
+    print(f"{first}\n{new}: register it then, with the same --partition\nThen start the device again.")
+
+
+def _fingerprint(public: Path) -> str:
+    """Return the fingerprint of a key in a file, as ``nodes`` lists it."""
+    from fedcross.core.admission import fingerprint
+
+    [(_, key)] = public_keys([str(public)])
+    return fingerprint(key)
 
 
 def register(arguments: Arguments) -> None:
     """Admit devices."""
-    from fedcross.deploy.nodes import UNBOUND
+    from fedcross.deploy.nodes import UNBOUND, any_bound
     from fedcross.deploy.nodes import register as admit
 
     partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
@@ -73,6 +87,7 @@ def register(arguments: Arguments) -> None:
             f"{len(arguments.keys)} keys, in their order, or none at all."
         )
     keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
+    unbound: list[tuple[str, int, int]] = []
     with _connected(arguments) as client:
         for (name, key), partition in zip(keys, partitions):
             node, new = admit(client, key, partition)
@@ -81,27 +96,47 @@ def register(arguments: Arguments) -> None:
                 bound = f", partition {node.partition}"
             if partition is not None and node.partition is None:
                 bound = f", not bound to partition {partition}: it needs a new key for that (see rotate-key)"
+                unbound.append((name, node.node_id, partition))
             print(f"{name}: node {node.node_id}{bound}{'' if new else ', already registered'}")
+        others_bound = bool(unbound) and any_bound(client)
+    if others_bound:
+        raise FederationError(
+            "\n".join(
+                f"{name}: node {number} was registered without a partition, and this cannot be changed. Other keys "
+                "have one, so the server gives it none: revoke it, give the device a new key (fedcross deploy "
+                f"rotate-key) and register that with --partition {partition}."
+                for name, number, partition in unbound
+            )
+        )
 
 
 def revoke(arguments: Arguments) -> None:
-    """Shut devices out: those with a public key, a number or a fingerprint. A file of the same name comes first."""
+    """Shut devices out: those with a public key, a number or a fingerprint; a bad name keeps none of the others in.
+
+    A file of the same name comes before a number or fingerprint.
+    """
     from fedcross.deploy.nodes import SHOWN, called
     from fedcross.deploy.nodes import revoke as shut_out
 
-    names = list(dict.fromkeys(arguments.keys))
-    shown = [name for name in names if SHOWN.fullmatch(name) and not Path(name).exists()]
-    keys = dict(public_keys([name for name in names if name not in shown]))  # a bad file shows before the wait
-    faults = []
-    with _connected(arguments) as client:
-        for name in names:
-            try:
-                key = called(client, name).key if name in shown else keys[name]
-                print(f"{name}: node {shut_out(client, key)} is revoked")
-            except FederationError as error:  # keeps none of the others in
-                faults.append(f"{name}: {error}")
-    if faults:
-        raise FederationError("\n".join(faults))
+    keys: dict[str, bytes | None] = {}  # None: a number or a fingerprint
+    unread, refused = [], []
+    for name in dict.fromkeys(arguments.keys):
+        try:
+            shown = SHOWN.fullmatch(name) and not Path(name).exists()
+            keys |= {name: None} if shown else dict(public_keys([name]))
+        except (StorageError, ConfigError) as error:
+            unread.append(str(error))
+    if keys:
+        with _connected(arguments) as client:
+            for name, key in keys.items():
+                try:
+                    print(f"{name}: node {shut_out(client, key or called(client, name).key)} is revoked")
+                except FederationError as error:
+                    refused.append(f"{name}: {error}")
+    if unread:
+        raise StorageError("\n".join(unread + refused))
+    if refused:
+        raise FederationError("\n".join(refused))
 
 
 def nodes(arguments: Arguments) -> None:
@@ -139,7 +174,8 @@ def _connected(arguments: Arguments) -> Iterator[ControlHttpClient]:
 
 def authority(arguments: Arguments) -> None:
     """Make the authority."""
-    copies = [path for path in sorted(arguments.folder.parent.glob("*/ca.crt")) if path.parent != arguments.folder]
+    found = sorted(arguments.folder.parent.glob("*/ca.crt"))
+    copies = [path for path in found if path.parent != arguments.folder and not path.with_name("ca.key").exists()]
     _tell(certificates.make_authority(arguments.folder, arguments.days))
     if copies:
         print(
@@ -153,11 +189,15 @@ def server(arguments: Arguments) -> None:
     """Make the server's certificate."""
     from fedcross.deploy.federation import gateway_token
 
-    root = _root(arguments.authority)
+    root, before = _root(arguments.authority), (arguments.folder / "server.key").exists()
     with alone(arguments.authority):  # federation, which renews this pair too, waits
         _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
-        for made in gateway_token(arguments.folder):
+        tokens = gateway_token(arguments.folder)
+        for made in tokens:
             print(f"{made} (secret)")
+    if before:
+        files = [str(arguments.folder / "server.key"), *tokens]
+        print(restarts.line([restarts.SUPERLINK, restarts.GATEWAY], files), file=sys.stderr)
 
 
 def client(arguments: Arguments) -> None:
@@ -219,9 +259,9 @@ def _state(path: Path, authority: Path, files: Sequence[Path]) -> str:
     if path.suffix == ".crl":
         left, cure = check_list(path, authority), "sign it again with fedcross deploy revoke-certificate"
     else:
-        left, cure = certificates.check_certificate(path, authority), certificates.renewal(path)
+        left, cure = certificates.check_certificate(path, authority), lasting.renewal(path, authority)
         check_revoked(path, authority)
-        early = certificates.soon(path, early)
+        early = lasting.soon(path, early)
     return f"{left.days} days left{f', {cure}' if left < early else ''}"
 
 
@@ -236,8 +276,10 @@ def federation(arguments: Arguments) -> None:
     from fedcross.deploy.federation import prepare
 
     names = [name.strip() for name in arguments.names.split(",") if name.strip()]
-    for line in prepare(arguments.folder, arguments.device, names) or ["nothing to do"]:
-        print(line)
+    made = prepare(arguments.folder, arguments.device, names)
+    print("\n".join(made or ["nothing to do"]))
+    for line in restarts.after(arguments.folder, made):
+        print(line, file=sys.stderr)
 
 
 def kubernetes(arguments: Arguments) -> None:

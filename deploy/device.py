@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import LEAST_SECRET, SECRET, KeyPair, check_name, make_node_key, public_line, read_public_key
-from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, write_public
+from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, tidy, write_public
 from fedcross.deploy.federation import OWN, make_secret
 from fedcross.deploy.start import check_width
 from fedcross.engines.remote import host_and_port
@@ -142,17 +143,25 @@ def registration(device: Device) -> str:
     return f"docker compose run --rm -T admin register --partition {device.partition} - < {device.name}-node.pub"
 
 
-def rotate_key(bundle: Path) -> tuple[Path, Path]:
+class Rotation(NamedTuple):
+    """Paths of the new public key, of the old one, and of another one that the .pub file had beside the old key."""
+
+    new: Path
+    old: Path
+    other: Path | None
+
+
+def rotate_key(bundle: Path) -> Rotation:
     """Give a device a new key and return the paths of the new and of the old public key.
 
     `bundle` is what :func:`new_client` made, or a device's folder of :func:`deploy.federation.prepare`. The SuperLink
     refuses the device until the new key is registered. The old key must be revoked first, because a partition belongs
     to one key. The old public key is the private key's own, whatever the .pub file says; if that file holds another
-    one, it is kept first, because either may be the registered one. If the private key is lost, the .pub file has the
-    old one. The new files have the owner of the old key, whoever runs this. Public keys that were replaced earlier
-    stay: one of them may be the registered one. Of several processes one rotates at a time. A secret that is missing or
-    too short is made anew. A bundle that has lost both key files gets new ones, and the second
-    path is of no file.
+    one, it is kept first, because either may be the registered one, and the other one another device's. If the private
+    key is lost, the .pub file has the old one. The new files have the owner of the old key, whoever runs this. Public
+    keys that were replaced earlier stay: one of them may be the registered one. Of several processes one rotates at a
+    time. A secret that is missing or too short is made anew. A bundle that has lost both key files gets new ones, and
+    the second path is of no file.
 
     Raises
     ------
@@ -167,6 +176,7 @@ def rotate_key(bundle: Path) -> tuple[Path, Path]:
         )
     pair = KeyPair(private.with_suffix(".pub"), private)
     with alone(private_folder(keys)):
+        tidy(keys)
         return (_rotate if _has_key(keys, bundle.name) else _first)(pair, bundle)
 
 
@@ -213,7 +223,7 @@ def _has_key(folder: Path, name: str) -> bool:
     return any((folder / f"{name}-node{ending}").is_file() for ending in (".key", ".pub"))
 
 
-def _first(pair: KeyPair, bundle: Path) -> tuple[Path, Path]:
+def _first(pair: KeyPair, bundle: Path) -> Rotation:
     """Make the key of a bundle that has lost both files of its pair."""
     owner, keys = bundle.stat(), pair.private.parent
     make_node_key(keys, bundle.name)
@@ -221,7 +231,7 @@ def _first(pair: KeyPair, bundle: Path) -> tuple[Path, Path]:
         _secret(keys / SECRET, owner)
     for path in (keys, pair.private, pair.public):
         give(path, owner)
-    return pair.public, _old(keys, bundle.name, None)
+    return Rotation(pair.public, _old(keys, bundle.name, None), None)
 
 
 def _secret(path: Path, owner: os.stat_result) -> None:
@@ -233,14 +243,16 @@ def _is_secret(path: Path) -> bool:
     return path.is_file() and path.stat().st_size >= LEAST_SECRET
 
 
-def _rotate(pair: KeyPair, bundle: Path) -> tuple[Path, Path]:
+def _rotate(pair: KeyPair, bundle: Path) -> Rotation:
     name, keys, before = bundle.name, pair.private.parent, _content(pair.private)
     owner = (pair.private if before is not None else pair.public).stat()
     line = _own_line(pair, name)
     if not _is_secret(keys / SECRET):  # lost, or a bundle of version 0.2 or older
         _secret(keys / SECRET, owner)
+    kept_other = None
     if (other := _other(pair.public, line)) is not None:
-        write_public(_old(keys, name, other), other)
+        kept_other = _old(keys, name, other)
+        write_public(kept_other, other)
     old = _old(keys, name, line)
     kept = old.exists()
     write_public(old, line)
@@ -252,7 +264,7 @@ def _rotate(pair: KeyPair, bundle: Path) -> tuple[Path, Path]:
         raise
     for path in (pair.private, pair.public, old, keys / SECRET):
         give(path, owner)
-    return pair.public, old
+    return Rotation(pair.public, old, kept_other)
 
 
 def _content(path: Path) -> bytes | None:

@@ -11,8 +11,8 @@
     ROOT/DEVICE       ca.crt DEVICE-node.key superexec.key    a folder for each device, mounted only into its container
 
 Running it again changes no valid file. Of several processes one works at a time, and the next one finds what it made.
-A copy of the authority's certificate without the authority itself is refused: a
-new authority would lock out every device.
+A copy of the authority's certificate without the authority itself is refused, and an
+authority that is not the one of the copies: a new authority would lock out every device.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import secrets
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
-from fedcross.core import certificates
+from fedcross.core import certificates, lasting
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import SECRET, KeyPair, check_name, make_node_key, public_line
 from fedcross.core.private_files import (
@@ -35,10 +35,11 @@ from fedcross.core.private_files import (
     check_readable,
     present_folder,
     private_folder,
+    tidy,
     write_private,
     write_public,
 )
-from fedcross.deploy import tokens
+from fedcross.deploy import authorities, tokens
 from fedcross.engines.executor import operators
 
 #: A certificate that expires sooner is replaced when the federation starts.
@@ -72,9 +73,9 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     ------
     StorageError
         If a certificate expires soon and the authority's key is not in the folder to sign a new one, if the authority's
-        certificate is not in its folder but in another, if the names in the server's certificate or the private key of
-        a device are lost, a certificate is not valid yet by this clock, or a file is not what it should be. The message
-        names what was made before that.
+        certificate is not in its folder but in another, has expired or is not that of the copies, if the names in the
+        server's certificate or the private key of a device are lost, a certificate is not valid yet by this clock, or a
+        file is not what it should be. The message names what was made before that.
     ConfigError
         If a name is none, or a device's is that of one of the federation's own folders.
     """
@@ -99,9 +100,14 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
 def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: list[str]) -> None:
     """Do the work of :func:`prepare`; add each file to `made` as soon as it is there."""
     copies = sorted(root.glob("*/ca.crt")) + sorted(root.glob("*/keys/ca.crt"))
-    _refuse_successor(root / "authority" / "ca.crt", copies)
-    _refuse_foreign_pair(root / "authority" / "ca.crt", root / "server" / "server.crt")
+    authority = root / "authority" / "ca.crt"
+    authorities.refuse_successor(authority, copies, root / "server" / "server.crt")
+    authorities.refuse_other(authority, [root / name / "ca.crt" for name in (*OWN[1:], *devices)])
+    for device in devices:
+        _refuse_lost(root / device, root / "public", device)
     folders = {name: private_folder(root / name) for name in (*OWN, *devices)}
+    for folder in root.glob("*/"):
+        tidy(folder)
     with alone(folders["authority"]):  # in containers this folder is shared, and the one above is each one's own
         _fill(folders, devices, names, made)
         _refresh(root, devices, made)
@@ -113,7 +119,7 @@ def _fill(folders: Mapping[str, Path], devices: Sequence[str], names: Sequence[s
         made += _files(certificates.new_authority(folders["authority"]))
     certificates.check_authority(authority)
     text = certificates.authority_text(authority.public)
-    _warn_of_end(authority.public)
+    authorities.warn_of_end(authority.public)
     copies = (folders[name] / "ca.crt" for name in OWN if name not in ("authority", "server"))
     _server(authority, folders["server"], names, next((copy for copy in copies if copy.exists()), None), made)
     made += gateway_token(folders["server"])
@@ -138,35 +144,6 @@ def _public(path: Path, content: bytes, made: list[str]) -> None:
             return
     write_public(path, content)
     made.append(str(path))
-
-
-def _refuse_successor(authority: Path, copies: Sequence[Path]) -> None:
-    """Raise StorageError if the certificate `authority` is away, but one of `copies` is there."""
-    found = [copy for copy in copies if copy.exists()]
-    if found and not authority.exists():
-        raise StorageError(
-            f"{authority}: missing, though {found[0]} is a copy of it. Bring it back, or put that copy there (nothing "
-            f"can be signed then). A new one, fedcross deploy authority {authority.parent}, locks out all devices."
-        )
-
-
-def _refuse_foreign_pair(authority: Path, certificate: Path) -> None:
-    """Raise StorageError if the authority is away, but a server's certificate is there, which it must have signed."""
-    if certificate.exists() and not authority.exists():
-        raise StorageError(
-            f"{authority}: missing, though {certificate} is there, which an authority has signed. Put that one's "
-            f"ca.crt there, or move {certificate} away, for a new authority."
-        )
-
-
-def _warn_of_end(authority: Path) -> None:
-    left = certificates.end(authority) - datetime.now(UTC)
-    if left < certificates.AUTHORITY_SOON:
-        print(
-            f"{authority}: {left.days} days left, and no certificate lives longer. Make a new authority in time, and "
-            "hand its ca.crt to all devices",
-            file=sys.stderr,
-        )
 
 
 def _server(authority: KeyPair, folder: Path, names: Sequence[str], copy: Path | None, made: list[str]) -> None:
@@ -231,7 +208,7 @@ def _good(pair: KeyPair, authority: Path) -> bool:
         left = certificates.check_certificate(pair.public, authority)
     except StorageError:
         return False
-    return left > RENEW or certificates.end(pair.public) >= certificates.end(authority)
+    return left > RENEW or lasting.ends_with(pair.public, authority)
 
 
 def _secret(path: Path, made: list[str]) -> None:
@@ -262,22 +239,27 @@ def make_secret(path: Path) -> None:
     write_private(path, secrets.token_bytes(32))
 
 
-def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
+def _refuse_lost(folder: Path, public: Path, name: str) -> None:
+    """Raise StorageError if a device had a key of which only the public one, to be registered, is left."""
     pair = KeyPair(folder / f"{name}-node.pub", folder / f"{name}-node.key")
     copy = public / pair.public.name
-    if pair.private.exists():
-        certificates.check_key(pair.private)
-    elif copy.exists() and not pair.public.exists():
+    if copy.exists() and not pair.private.exists() and not pair.public.exists():
         raise StorageError(
             f"{copy}: this device had a key, and {pair.private} is away. Bring that back. If it is lost, revoke this "
             "key, move this file away and run this again."
         )
+
+
+def _device(folder: Path, public: Path, name: str, made: list[str]) -> None:
+    pair = KeyPair(folder / f"{name}-node.pub", folder / f"{name}-node.key")
+    if pair.private.exists():
+        certificates.check_key(pair.private)
     else:
         made += _files(make_node_key(folder, name))
     if not pair.public.exists():
         _public(pair.public, public_line(pair.private, name), made)
     _secret(folder / SECRET, made)
-    _public(copy, pair.public.read_bytes(), made)
+    _public(public / pair.public.name, pair.public.read_bytes(), made)
 
 
 def _refresh(root: Path, devices: Sequence[str], made: list[str]) -> None:

@@ -262,7 +262,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read ({error.strerror}). Make it with fedcross deploy.") from error
+        raise StorageError(
+            f"{path}: cannot be read ({error.strerror}). Make it: fedcross deploy federation."
+        ) from error
 
 
 def _secret(name: str, paths: Sequence[Path]) -> Object:

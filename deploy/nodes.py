@@ -51,6 +51,11 @@ class Node:
         return fingerprint(self.key)
 
 
+def any_bound(client: ControlHttpClient) -> bool:
+    """Return whether a key has a partition: the server gives none to keys without one then."""
+    return any(one.partition is not None for one in alive(listing(client)))
+
+
 def read_public_key(content: bytes, where: str) -> bytes:
     """Return an OpenSSH public key in the form that Flower stores.
 
@@ -106,8 +111,11 @@ def register(client: ControlHttpClient, key: bytes, partition: int | None = None
     import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
-    known = alive(listing(client))
-    for node in known:
+    found = listing(client)
+    known = alive(found)
+    for node in found:
+        if node.key == key and node not in known:
+            raise _was_revoked(key)
         if node.key == key:
             if partition is not None and node.partition not in (None, partition):
                 raise FederationError(
@@ -118,20 +126,26 @@ def register(client: ControlHttpClient, key: bytes, partition: int | None = None
     for node in known:
         if partition is not None and node.partition == partition:
             raise FederationError(
-                f"partition {partition}: it belongs to key {node.fingerprint} (node {node.node_id}). Revoke that key "
-                "first, or choose another partition."
+                f"partition {partition}: it belongs to key {node.fingerprint} (node {node.node_id}). Choose another "
+                "partition. Only if that key is out of use, revoke it, for good, and register this one then."
             )
     name = None if partition is None else node_name(partition)
     try:
         number = int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
     except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.CONFLICT:  # engines/executor/admitted.py
+            raise FederationError(str(error.response.json().get("detail"))) from error
         if _USED not in error.response.text:
             raise
-        raise FederationError(
-            f"key {fingerprint(key)}: it was revoked, and a revoked key is never accepted again. Give the device a new "
-            "one (fedcross deploy rotate-key) and register that."
-        ) from error
+        raise _was_revoked(key) from error
     return Node(number, "registered", key, partition), True
+
+
+def _was_revoked(key: bytes) -> FederationError:
+    return FederationError(
+        f"key {fingerprint(key)}: it was revoked, and a revoked key is never accepted again. Give the device a new "
+        "one (fedcross deploy rotate-key) and register that."
+    )
 
 
 def revoke(client: ControlHttpClient, key: bytes) -> int:

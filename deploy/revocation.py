@@ -6,7 +6,6 @@ SuperNodes have no certificates, they sign with their keys; ``fedcross deploy re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,14 +19,9 @@ from fedcross.core.errors import StorageError
 from fedcross.core.issued import Issued
 from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import write_public
+from fedcross.core.revoked import LIST, dates, read, refuse_loss, refuse_older
 
 CRL_DAYS = 90
-#: The list's file, beside the authority's certificate.
-LIST = "ca.crl"
-AGAIN = (
-    "Bring it back from a copy, or remove it: fedcross deploy revoke-certificate makes it again from what "
-    f"{issued.FILE} records as revoked (an earlier version recorded none: name each one again then)."
-)
 
 
 def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -> tuple[Path, int]:
@@ -63,15 +57,14 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
     with issued.locked(path.parent):
         known = {one.serial: one for one in issued.valid(path.parent)}
         revoked = {serial: one.revoked for serial, one in known.items() if one.revoked is not None}
-        if path.exists() or path.is_symlink():
-            revoked |= {entry.serial_number: entry.revocation_date_utc for entry in _read(path, root)}
+        revoked |= dates(path, root)
         before, now = len(revoked), datetime.now(UTC)
         if certificate is not None:
             leaf = issued.of(_revocable(certificate, root, authority.public))
             known.setdefault(leaf.serial, leaf)
             for serial in [] if leaf.serial in revoked else _of_device(leaf, known):
                 revoked.setdefault(serial, now)
-        issued.write(path.parent, _recorded(known, revoked, root.not_valid_after_utc))
+        issued.write(path.parent, issued.with_revoked(known, revoked, root.not_valid_after_utc))
         write_public(path, _list(revoked, root, key, now, days))
     return path, len(revoked) - before
 
@@ -104,40 +97,27 @@ def _of_device(leaf: Issued, known: Mapping[int, Issued]) -> list[int]:
     return [leaf.serial, *(one.serial for one in known.values() if leaf.name and one.name == leaf.name)]
 
 
-def _recorded(known: Mapping[int, Issued], revoked: Mapping[int, datetime], latest: datetime) -> list[Issued]:
-    """Return `known` with what is revoked; one of which only the number is known counts until `latest`."""
-    unknown = {serial: Issued(serial, "", latest) for serial in revoked if serial not in known}
-    return [replace(one, revoked=revoked.get(serial)) for serial, one in {**known, **unknown}.items()]
-
-
 def check_revoked(certificate: Path, authority: Path) -> None:
-    """Raise StorageError if the list beside the authority's certificate has `certificate`, or that list is lost."""
+    """Raise StorageError if the list beside the authority's certificate has `certificate`, is lost or an older one."""
     path = authority.with_name(LIST)
     if not path.exists():
-        _refuse_loss(path)
+        refuse_loss(path)
         return
     serial = certificates.read_certificate(certificate).serial_number
-    found = _read(path, certificates.read_certificate(authority)).get_revoked_certificate_by_serial_number(serial)
-    if found is not None:
+    found = dates(path, certificates.read_certificate(authority))
+    if serial in found:
         raise StorageError(
-            f"{certificate}: revoked on {found.revocation_date_utc:%F} ({path}). Make a new one with fedcross deploy."
+            f"{certificate}: revoked on {found[serial]:%F} ({path}). Make a new one with fedcross deploy client."
         )
-
-
-def _refuse_loss(path: Path) -> None:
-    """Raise StorageError if there is no list, but the authority's records say that one was made."""
-    number = sum(one.revoked is not None for one in issued.valid(path.parent))
-    if number:
-        raise StorageError(
-            f"{path}: missing, though {issued.FILE} records {number} revoked. Make it again: fedcross deploy "
-            f"revoke-certificate {path.parent}"
-        )
+    refuse_older(path, found)
 
 
 def check_list(path: Path, authority: Path) -> timedelta:
-    """Return how long a list stays valid; raise StorageError if `authority` did not sign it, or it has expired."""
+    """Return how long a list stays valid; raise StorageError if it is expired, older or not signed by `authority`."""
     root = certificates.read_certificate(authority)
-    end = _read(path, root).next_update_utc or root.not_valid_after_utc
+    found = read(path, root)
+    refuse_older(path, [entry.serial_number for entry in found])
+    end = found.next_update_utc or root.not_valid_after_utc
     left = end - datetime.now(UTC)
     if left <= timedelta(0):
         raise StorageError(
@@ -167,13 +147,3 @@ def _list(
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when).build()
         builder = builder.add_revoked_certificate(entry)
     return builder.sign(key, hashes.SHA256()).public_bytes(codec.Encoding.PEM)
-
-
-def _read(path: Path, root: x509.Certificate) -> x509.CertificateRevocationList:
-    try:
-        found = x509.load_pem_x509_crl(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{path}: no readable list of revoked certificates ({error}). {AGAIN}") from error
-    if not found.is_signature_valid(root.public_key()):  # type: ignore[arg-type]
-        raise StorageError(f"{path}: not signed by the authority beside it. Somebody changed it. {AGAIN}")
-    return found

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from fedcross.core import certificates
+from fedcross.core import certificates, lasting
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.keys import SECRET, KeyPair
 from fedcross.core.private_files import check_folder
@@ -219,4 +219,4 @@ def _dates(certificate: Path, authority: Path) -> None:
     else:
         left = certificates.check_certificate(certificate, authority)
     if left < SOON:
-        print(f"{certificate}: {left.days} days left, {certificates.renewal(certificate)}", file=sys.stderr)
+        print(f"{certificate}: {left.days} days left, {lasting.renewal(certificate, authority)}", file=sys.stderr)

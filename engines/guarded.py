@@ -13,7 +13,8 @@ about a run gets no settings that are the server's alone (``executor/told.py``).
 before Flower sees the call (``executor/door.py``), and what a device writes into the log is short
 (``executor/lines.py``). Whoever starts and stops runs must have the operator's token (``executor/operators.py``),
 devices come through the gateway, and a body is read only if the headers say that the caller is known
-(``executor/entry.py``); a connection on which no request comes is closed (``executor/punctual.py``).
+(``executor/entry.py``); a connection on which no request comes is closed (``executor/punctual.py``). Of two keys that
+are registered for one partition at once, one gets it (``executor/admitted.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -174,6 +175,7 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
     if program == "flower-superlink":
         import uvicorn
         from flwr.superlink import extensions
+        from flwr.superlink.servicer.control import control_handlers as control
         from flwr.superlink.servicer.fleet import fleet_handlers as fleet
         from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
@@ -192,6 +194,7 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         fleet.send_node_heartbeat = replies.steady(fleet.send_node_heartbeat, refused)
         runtime.push_messages = claims.asserted(runtime.push_messages, ledger, refused)
         runtime.pull_messages = claims.named(runtime.pull_messages)
+        control.register_node = part("admitted").one_key(control.register_node)
         working = ("pull_messages", "push_messages", "confirm_message_received", "get_run")
         few = ("activate_node", "deactivate_node", "send_node_heartbeat", *working)
         door, counted = part("door"), dict.fromkeys(few, shares.Share())

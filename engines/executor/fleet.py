@@ -46,10 +46,17 @@ WAITS = {
 UNKNOWN = ": this device's key is not registered (any more), or its clock is more than 5 s ahead or 300 s behind"
 #: What status 412 means for a device that joins.
 NOT_LET_IN = (
-    ": its key is not registered, or a device with this key is connected (the SuperLink thinks so for a minute of one "
-    "that was cut off)"
+    ": its key is not registered, or it was revoked, or a device with this key is connected (the SuperLink thinks so "
+    "for a minute of one that was cut off)"
 )
 MEANINGS = {401: UNKNOWN, 412: NOT_LET_IN}
+#: The SuperLink's words when a call does not bring the gateway's token (``entry.py``), and what they mean: no device
+#: gets in.
+NO_GATEWAY = "through its gateway only"
+TWO_TOKENS = (
+    ": its key is not the reason. The gateway and the SuperLink have two different gateway.token: at the server, "
+    "restart both together"
+)
 #: Words of an error that does not pass: the certificate is not the federation's, or has expired.
 FINAL = "certificate_verify_failed"
 
@@ -88,6 +95,18 @@ def reason(error: Exception) -> str:
         text = str(error.response.json().get("detail") or "")
     said = "".join(c if c.isprintable() else "?" for c in text[:LONGEST]).rstrip(".")
     return f"the SuperLink answers {error.response.status_code}" + (f" ({said})" if said else "")
+
+
+def meaning(error: Exception) -> str:
+    """Return what the status of a refused call means for the device; "" if nothing more is known."""
+    import httpx
+
+    if not isinstance(error, httpx.HTTPStatusError):
+        return ""
+    with suppress(httpx.StreamError):
+        if error.response.status_code == httpx.codes.UNAUTHORIZED and NO_GATEWAY in error.response.text:
+            return TWO_TOKENS
+    return MEANINGS.get(error.response.status_code, "")
 
 
 class Notices:
@@ -133,8 +152,7 @@ class Notices:
         import httpx
 
         if isinstance(error, httpx.HTTPStatusError):
-            more = MEANINGS.get(error.response.status_code, "")
-            log(WARNING, "fedcross: given up %s: %s%s", self._call.name, reason(error), more)
+            log(WARNING, "fedcross: given up %s: %s%s", self._call.name, reason(error), meaning(error))
 
 
 def enduring(make: Callable[[], Any], clock: Callable[[], float] = time.monotonic) -> Callable[[], Any]:

@@ -24,6 +24,8 @@ CONNECT_S = 5.0
 #: What a SuperNode calls first. Without its signature the SuperLink refuses the call, and tells the time in its reply.
 DOOR = "/v1/fleet/activate-node"
 MEDIA = "application/protobuf"
+#: Most bytes of a refusal that are read.
+LONGEST = 1000
 REFUSED = 401
 #: How it refuses a call that is signed, but asks for what Flower does not allow: with a registered key, and without.
 KNOWN, UNKNOWN = 400, 412
@@ -40,7 +42,8 @@ BEHIND_S, AHEAD_S = 300, 5
 
 def check_node_key(folder: Path) -> Iterator[Finding]:
     """Check a device's keys: the authority's certificate, and that key and secret are good and only the owner's."""
-    from fedcross.core.certificates import AUTHORITY_SOON, check_key, read_authority, validity
+    from fedcross.core.certificates import check_key, read_authority, validity
+    from fedcross.core.lasting import AUTHORITY_SOON
     from fedcross.core.private_files import check_folder
 
     try:
@@ -171,6 +174,7 @@ def check_registered(address: str, folder: Path) -> Iterator[Finding]:
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
     from fedcross.core.admission import fingerprint
+    from fedcross.engines.executor.fleet import NO_GATEWAY, TWO_TOKENS
 
     try:
         [path] = folder.glob("*-node.key")
@@ -190,7 +194,8 @@ def check_registered(address: str, folder: Path) -> Iterator[Finding]:
         with closing(HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)) as connection:
             body = ActivateNodeRequest(public_key=public, heartbeat_interval=0).SerializeToString()
             connection.request("POST", DOOR, body=body, headers=headers)
-            status = connection.getresponse().status
+            reply = connection.getresponse()
+            status, said = reply.status, reply.read(LONGEST).decode(errors="replace")
     except (OSError, HTTPException):
         return  # check_server says so
     name = f"{path}: key {fingerprint(public)}"
@@ -201,6 +206,8 @@ def check_registered(address: str, folder: Path) -> Iterator[Finding]:
             f"{name}: no registered node has it. It was revoked, and is then never accepted again (on the device: "
             "fedcross deploy rotate-key), or not registered yet (on the server: fedcross deploy register)."
         )
+    elif status == REFUSED and NO_GATEWAY in said:
+        yield fault(f"{address}: the SuperLink does not answer this device{TWO_TOKENS}.")
     else:
         yield note(f"{name}: the SuperLink does not say now whether it is registered ({status}).")
 

@@ -26,7 +26,7 @@ from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import closed_to_user
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
-from fedcross.server.commands.key_checks import check_keys
+from fedcross.server.commands.key_checks import check_keys, check_one_authority
 
 GIB = 2**30
 #: With less free space, the checkpoints of a large pool do not fit.
@@ -202,11 +202,12 @@ def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
     yield check_own_code()
     if arguments.device:
         yield check_node_key(arguments.device)
-        if arguments.superlink:
+        if arguments.superlink and _exists(arguments.device / "ca.crt"):  # else there is nothing to compare with
             yield check_server(arguments.superlink, arguments.device / "ca.crt")
             yield check_registered(arguments.superlink, arguments.device)
     for folder in arguments.keys:
         yield check_keys(folder, arguments.authority)
+    yield check_one_authority(arguments.keys)
     yield (check_listen(port) for port in arguments.listen)
     yield (check_connect(address) for address in arguments.connect)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,11 +34,13 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
         if parts := [str(path) for path in files if path.is_dir() and any(path.glob("*.crt"))]:
             yield fault(f"{folder}: the keys are in its folders. Name those: fedcross doctor --keys {' '.join(parts)}")
             return
-        yield fault(f"{folder}: no .crt and no .key in this folder. {_first(folder)}")
+        if not _lacks_root(folder, files):  # then it is told
+            yield fault(f"{folder}: no .crt and no .key in this folder. {_first(folder)}")
     yield from _missing(folder, files)
     root = authority or folder / "ca.crt"
     if certificates and not root.exists():
-        yield fault(f"{root}: no such file. Name the authority's certificate with --authority.")
+        if not _lacks_root(folder, files):
+            yield fault(f"{root}: no such file. Name the authority's certificate with --authority.")
         certificates = []
     lists = [path for path in files if path.suffix == ".crl" or path.name.endswith("token") or path.name == FILE]
     told: set[str] = set()
@@ -55,28 +58,64 @@ def _first(folder: Path) -> str:
     copies = [path for path in sorted(folder.parent.glob("*/ca.crt")) if path.parent != folder]
     if not copies:
         return "Make keys with fedcross deploy federation."
-    if folder.name == "authority":
+    from fedcross.deploy.authorities import not_expired
+
+    if folder.name == "authority" and not_expired(copies):
         return (
             f"Bring it back, or put the copy {copies[0]} into it (nothing can be signed then). A new authority locks "
             "out all devices."
         )
-    return f"Bring it back. If it is lost, see what fedcross deploy federation {folder.parent} says."
+    device = f" --device {folder.name}" if (folder.parent / "public" / f"{folder.name}-node.pub").exists() else ""
+    return f"Bring it back. If it is lost, see what fedcross deploy federation {folder.parent}{device} says."
+
+
+def check_one_authority(folders: Sequence[Path]) -> Iterator[Finding]:
+    """Check that each ``ca.crt`` in `folders` that can be read is the same authority's."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    from fedcross.core.certificates import read_authority
+
+    found: dict[bytes, list[Path]] = {}
+    for path in (folder / "ca.crt" for folder in folders):
+        with suppress(StorageError):
+            if path.exists():
+                key = read_authority(path).public_key()
+                found.setdefault(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), []).append(path)
+    most, *others = sorted(found.values(), key=len, reverse=True) or [[]]
+    for path in (path for paths in others for path in paths):
+        yield fault(
+            f"{path}: of another authority than {most[0]}. fedcross deploy federation {path.parent.parent} puts it "
+            "right, or says how."
+        )
+
+
+def _lacks_root(folder: Path, files: Sequence[Path]) -> bool:
+    """Return whether this is a folder of a federation whose programs need a ``ca.crt`` that is not in it."""
+    from fedcross.deploy.federation import OWN
+
+    return bool(files) and folder.resolve().name in OWN[1:] and folder / "ca.crt" not in files
 
 
 def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
     """Tell of what lacks beside a part of it: a pair's other half, the gateway's token, the authority's record."""
     from fedcross.core import issued
     from fedcross.core.keys import SECRET, lost_key
+    from fedcross.core.revoked import LIST
     from fedcross.deploy.federation import OPERATOR, PAGE, TOKEN
-    from fedcross.deploy.revocation import LIST
     from fedcross.deploy.tokens import GATEWAY
 
     names = {path.name for path in files}
+    if _lacks_root(folder, files):
+        yield fault(
+            f"{folder / 'ca.crt'}: missing, and its programs need it. fedcross deploy federation {folder.parent} "
+            "copies it there."
+        )
+    yield from _missing_pair(folder, names)
     new_pair = "Bring it back, or make a new pair: fedcross deploy federation"
     for there, lacks, cure in (
         ("server.crt", "server.key", f"missing. {new_pair} keeps the names in {folder / 'server.crt'}."),
         ("server.key", "server.crt", f"missing. {new_pair} with --names, as the names in it are lost."),
-        ("ca.key", "ca.crt", "missing. Bring it back: any copy of the federation's ca.crt is as good."),
+        ("ca.key", "ca.crt", f"missing. {_root_cure(folder)}"),
         (
             "server.key",
             GATEWAY,
@@ -97,6 +136,39 @@ def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
             f"{folder / issued.FILE}: missing, so revoke-certificate revokes no certificate of a device but those "
             "whose files it gets. Bring it back if there was one."
         )
+
+
+def _root_cure(folder: Path) -> str:
+    """Return what to do about an authority's certificate that is lost, when its key is there."""
+    if not any(folder.parent.glob("*/ca.crt")):
+        return (
+            "Bring it back: any copy of the federation's ca.crt is as good. If there never was one, as the first call "
+            "was cut off, remove ca.key and call that again."
+        )
+    return "Bring it back: any copy of the federation's ca.crt is as good."
+
+
+def _missing_pair(folder: Path, names: Collection[str]) -> Iterator[Finding]:
+    """Tell of the server's pair, or a device's, if both halves are lost and the rest of its folder is there."""
+    from fedcross.core.keys import SECRET
+    from fedcross.deploy.federation import OWN
+    from fedcross.deploy.tokens import GATEWAY
+
+    name = folder.resolve().name
+    if name == "server" and {"ca.crt", GATEWAY} & {*names} and not {"server.crt", "server.key"} & {*names}:
+        yield fault(
+            f"{folder / 'server.crt'}, server.key: both are missing. Bring them back, or make a new pair: fedcross "
+            f"deploy federation {folder.parent} with --names, as the names in it are lost."
+        )
+    if name in OWN or SECRET not in names or any("-node" in one for one in names):
+        return
+    if name == "keys":
+        cure = f"fedcross deploy rotate-key {folder.parent} makes a new pair."
+    elif (folder.parent / "public").is_dir():
+        cure = f"see what fedcross deploy federation {folder.parent} --device {name} says."
+    else:
+        return
+    yield fault(f"{folder}: no *-node.key and no *-node.pub. Bring them back. If they are lost, {cure}")
 
 
 def _is_alone(public: Path, names: Collection[str]) -> bool:
@@ -130,7 +202,9 @@ def _look(path: Path) -> None:
 
 def _of_file(path: Path, authority: Path) -> Finding:
     """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
-    from fedcross.core.certificates import check_certificate, one_certificate, renewal, soon
+    from fedcross.core.certificates import check_certificate, one_certificate
+    from fedcross.core.lasting import ends_with, renewal, soon
+    from fedcross.deploy.federation import RENEW
     from fedcross.deploy.revocation import check_list, check_revoked
 
     early = SOON
@@ -139,9 +213,16 @@ def _of_file(path: Path, authority: Path) -> Finding:
     elif path.suffix == ".crt":
         if path.name == "ca.crt":
             one_certificate(path)
-        left, cure = check_certificate(path, authority), f"{renewal(path).capitalize()}: fedcross deploy."
+        left, cure = check_certificate(path, authority), f"{renewal(path, authority).capitalize()}."
         check_revoked(path, authority)
         early = soon(path, SOON)
+        if path.name == "server.crt" and not ends_with(path, authority):
+            early = RENEW
+            root = path.parent.parent
+            cure = (
+                f"Renew it: fedcross deploy federation {root} does, with ca.key in {root / 'authority'}. Then restart "
+                "the SuperLink and the gateway."
+            )
     else:
         _look(path)
         return ok(f"{path}: {'readable' if path.suffix == '.json' else 'private'}")

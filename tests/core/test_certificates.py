@@ -255,7 +255,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         checked = [f"{server}/server.crt", f"{server}/server.key", f"{devices}/pi-1.crt", f"{devices}/pi-1-node.key"]
         assert main(["check", f"{ca}/ca.crt", *checked]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].endswith("2 days left, rotate it now")
+        assert lines[0].endswith("2 days left, rotate it now: fedcross deploy federation")
         assert lines[2].endswith("89 days left")
         Path(f"{server}/server.key").chmod(0o644)
         assert main(["check", f"{ca}/ca.crt", *checked]) == 2

@@ -120,7 +120,7 @@ def test_the_check_that_its_page_names_is_one_that_doctor_takes(bundle: Path) ->
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        (Device("a b", "h:1", 0, 1), "use letters"),
+        (Device("a b", "h:1", 0, 1), "use a to z"),
         (Device("a", "https://h", 0, 1), "HOST:PORT"),
         (Device("a", "h", 0, 1), "HOST:PORT"),
         (Device("a", "h:1", 1, 1), "numbered 0 to 0"),
@@ -147,7 +147,7 @@ def test_a_bundle_is_never_overwritten(bundle: Path, authority: Path) -> None:
 def test_rotation_gives_a_new_key_and_keeps_the_old_public_one(bundle: Path) -> None:
     keys = bundle / "keys"
     before, secret = (keys / "porch-node.pub").read_bytes(), (keys / "porch-node.key").read_bytes()
-    new, old = rotate_key(bundle)
+    new, old, _ = rotate_key(bundle)
     assert old.read_bytes() == before
     assert new.read_bytes() != before
     assert (keys / "porch-node.key").read_bytes() != secret
@@ -280,13 +280,13 @@ def test_the_command_binds_each_key_to_its_partition(
     assert "partition 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["register", "revoke"])
+@pytest.mark.parametrize(("command", "good"), [("register", ["porch-node.pub"]), ("revoke", [])])
 def test_a_bad_file_shows_before_the_server_is_asked(
-    command: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, good: list[str], bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(nodes, "connect", lambda *_: pytest.fail("asked"))
     where = ["--superlink", "h:1", "--authority", "ca.crt"]
-    assert deploy([command, *where, str(bundle / "keys" / "porch-node.pub"), str(bundle / "none.pub")]) == 2
+    assert deploy([command, *where, *(str(bundle / "keys" / name) for name in good), str(bundle / "none.pub")]) == 2
     assert "none.pub: this key cannot be read" in capsys.readouterr().err
 
 
@@ -314,7 +314,7 @@ def test_a_key_that_may_be_registered_survives_every_rotation(bundle: Path, caps
     names = ("porch-node-old.pub", "porch-node-old-2.pub", "porch-node-old-3.pub", "porch-node.pub")
     assert [(keys / name).read_bytes() for name in names] == made
     assert deploy(["rotate-key", str(bundle)]) == 0
-    assert "old-4.pub: revoke it (or the one beside it that is registered)" in capsys.readouterr().out
+    assert "old-4.pub: revoke it (or the one beside it that nodes lists for its partition)" in capsys.readouterr().out
 
 
 def test_a_rotation_that_is_tried_again_keeps_one_old_key(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +398,7 @@ def test_the_old_public_key_is_the_private_keys_own(bundle: Path, authority: Pat
     public.unlink()
     if content is not None:
         public.write_bytes(barn.read_bytes() if isinstance(content, str) else content)
-    new, old = rotate_key(bundle)
+    new, old, _ = rotate_key(bundle)
     assert old.read_bytes() == before
     assert new.read_bytes() != before
     certificates.check_key(bundle / "keys" / "porch-node.key")
@@ -410,7 +410,8 @@ def test_of_a_key_and_a_pub_that_differ_both_are_kept(bundle: Path, authority: P
     registered = (keys / "porch-node.pub").read_bytes()
     barn = new_client(Device("barn", "h:1", 0, 1), authority, bundle.parent) / "keys" / "barn-node.key"
     (keys / "porch-node.key").write_bytes(barn.read_bytes())
-    assert rotate_key(bundle)[1].name == "porch-node-old-2.pub"
+    rotation = rotate_key(bundle)
+    assert (rotation.old.name, rotation.other) == ("porch-node-old-2.pub", keys / "porch-node-old.pub")
     assert (keys / "porch-node-old.pub").read_bytes() == registered
 
 
@@ -431,7 +432,7 @@ def test_a_lost_key_is_replaced_and_its_public_key_kept(bundle: Path) -> None:
     (keys / "porch-node.key").unlink()
     with pytest.raises(StorageError, match=rf"fedcross deploy rotate-key {bundle} makes a new one and keeps this file"):
         make_node_key(keys, "porch")
-    new, old = rotate_key(bundle)
+    new, old, _ = rotate_key(bundle)
     assert old.read_bytes() == before
     assert new.read_bytes() == public_line(keys / "porch-node.key", "porch") != before
     (keys / "porch-node.key").unlink()
@@ -469,8 +470,8 @@ def test_rotations_at_once_wait_for_each_other(bundle: Path, monkeypatch: pytest
     monkeypatch.setattr(device, "make_node_key", slowly)
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(rotate_key, [bundle] * 4))
-    assert len({old for _, old in done}) == 4
-    assert len({old.read_bytes() for _, old in done}) == 4
+    assert len({one.old for one in done}) == 4
+    assert len({one.old.read_bytes() for one in done}) == 4
     certificates.check_key(bundle / "keys" / "porch-node.key")
 
 

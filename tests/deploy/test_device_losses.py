@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from fedcross.core import certificates
+from fedcross.core.admission import fingerprint
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import check_secret
-from fedcross.deploy import federation
+from fedcross.deploy import federation, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
 from tests.support.command import subcommand
 from tests.support.disk import largest_file
@@ -120,7 +123,7 @@ def test_a_bad_key_says_what_to_do(bundle: Path, tmp_path: Path) -> None:
             (authority / "ca.crt").write_bytes(content)
         else:
             assert not (authority / "ca.crt").exists()
-        with pytest.raises(StorageError, match=r"Bring it back or, if it is no ca\.crt, make it again"):
+        with pytest.raises(StorageError, match=r"Bring it back: any copy of the federation's ca\.crt is as"):
             certificates.read_certificate(authority / "ca.crt")
 
 
@@ -155,3 +158,45 @@ def test_a_secret_alone_is_not_made_where_the_key_is_lost_too(bundle: Path, caps
     assert "rotate-key without --secret makes both anew" in capsys.readouterr().err
     assert deploy(["rotate-key", str(bundle)]) == 0
     check_secret(bundle / "keys" / "superexec.key")
+
+
+@pytest.mark.parametrize("command", ["federation", "authority", "rotate-key"])
+def test_what_a_killed_process_left_is_removed_and_what_another_one_writes_is_not(
+    bundle: Path, tmp_path: Path, command: str
+) -> None:
+    """It may be a private key, which nobody would look for."""
+    folder, call = {
+        "federation": (tmp_path / "f" / "server", ["federation", str(tmp_path / "f")]),
+        "authority": (tmp_path / "new", ["authority", str(tmp_path / "new")]),
+        "rotate-key": (bundle / "keys", ["rotate-key", str(bundle)]),
+    }[command]
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    old, new, other = (folder / name for name in (".ca.key.k2_9abcd.part", ".ca.key.zzzzzzzz.part", ".own.part"))
+    for path in (old, new, other):
+        path.write_bytes(b"secret")
+        path.chmod(0o600)
+    for path in (old, other):
+        os.utime(path, (time.time() - 3700,) * 2)
+    assert deploy(call) == 0
+    assert (old.exists(), new.exists(), other.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize("foreign", ["porch-node.pub", "porch-node.key"])
+def test_another_devices_key_in_the_folder_is_not_one_to_revoke_unseen(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], foreign: str
+) -> None:
+    keys = bundle / "keys"
+    barn = new_client(Device("barn", "h:1", 0, 1), tmp_path / "ca" / "ca.crt", bundle.parent) / "keys"
+    own = {name: (folder / f"{name}-node.pub").read_bytes() for name, folder in (("porch", keys), ("barn", barn))}
+    (keys / foreign).write_bytes((barn / foreign.replace("porch", "barn")).read_bytes())
+    assert deploy(["rotate-key", str(bundle)]) == 0
+    said = capsys.readouterr().out
+    assert "porch-node.pub held another key than porch-node.key. Both are kept: " in said
+    assert "revoke it" not in said
+    assert "lists for this device's partition, and not the other" in said
+    whose = {name: fingerprint(nodes.read_public_key(line, "x")) for name, line in own.items()}
+    old, file = ("barn", "porch") if foreign.endswith(".key") else ("porch", "barn")
+    assert f"porch-node-old-2.pub ({whose[old]}) is the private key's own, " in said
+    assert f"porch-node-old.pub ({whose[file]}) the file's" in said
+    assert deploy(["rotate-key", str(bundle)]) == 0
+    assert "porch-node-old-3.pub: revoke it (or the one beside" in capsys.readouterr().out

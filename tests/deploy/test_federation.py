@@ -102,7 +102,7 @@ def test_without_the_authoritys_key_a_good_certificate_is_kept_and_a_bad_one_is_
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", ".", ""])
 def test_a_device_is_no_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="use letters"):
+    with pytest.raises(ConfigError, match="use a to z"):
         federation.prepare(tmp_path / "a" / "b" / "c", ["porch", name])
     assert not any(tmp_path.iterdir())
 
@@ -137,6 +137,7 @@ def test_a_missing_authority_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=r"porch/ca\.crt is a copy of it"):
             federation.prepare(tmp_path, devices)
     certificates.make_authority(tmp_path / "authority")  # on purpose
+    (tmp_path / "porch" / "ca.crt").unlink()
     copies = [str(tmp_path / name / "ca.crt") for name in (*federation.OWN[1:], "porch")]
     assert federation.prepare(tmp_path, ["porch"]) == [*server_pair(tmp_path), *copies]
     assert "fl.example.org" in certificates.server_names(tmp_path / "server" / "server.crt")

@@ -360,7 +360,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path) -> None:
     new_client(Device("twin", "gateway:8443", 0, 6), place / "keys" / "public" / "ca.crt", tmp_path)
     for wrong, said in (
         ([str(tmp_path / "used"), *keys], "has files"),
-        ([str(tmp_path / "a"), "--keys", str(tmp_path)], "Make it with fedcross deploy"),
+        ([str(tmp_path / "a"), "--keys", str(tmp_path)], "Make it: fedcross deploy federation"),
         ([str(tmp_path / "b"), *keys, "--device", str(tmp_path)], "no bundle"),
         ([str(tmp_path / "c"), *keys, "--device", str(tmp_path / "Porch")], "small letters"),
         ([str(tmp_path / "d"), *keys, "--device", str(tmp_path / "away")], "not this federation's"),

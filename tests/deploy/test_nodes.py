@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import HTTPException
 
 from fedcross.core.admission import fingerprint
 from fedcross.core.errors import FederationError
 from fedcross.core.keys import make_node_key
 from fedcross.deploy import nodes
+from fedcross.engines.executor import admitted
 from tests.deploy.test_device import FakeSuperLink
 from tests.support.command import subcommand
 
@@ -92,3 +98,94 @@ def test_one_that_cannot_be_revoked_keeps_no_other_in(
     assert len(said.err.splitlines()) == 2
     assert "7: no registered node has this number" in said.err.splitlines()[0]
     assert said.err.splitlines()[1].startswith("8: no registered node has this number")
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_key_in(
+    link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.register(link, b"a")
+    (tmp_path / "junk.pub").write_text("junk")
+    files = [str(tmp_path / name) for name in ("junk.pub", "none.pub")]
+    assert deploy(["revoke", *WHERE, "1", "999", *files]) == 2
+    said = capsys.readouterr()
+    assert said.out == "1: node 1 is revoked\n"
+    assert len(said.err.splitlines()) == 3
+    assert "none.pub: this key cannot be read" in said.err
+    assert "junk.pub: this is no OpenSSH public key" in said.err
+    assert "999: no registered node has this number" in said.err
+
+
+def test_a_revoked_key_whose_partition_another_one_has_is_told_so(link: Any) -> None:
+    """Who revoked the other one, as for a partition that is taken, would shut an honest device out for good."""
+    nodes.register(link, b"old", 0)
+    nodes.revoke(link, b"old")
+    nodes.register(link, b"new", 0)
+    for partition in (0, 1, None):
+        with pytest.raises(FederationError, match="it was revoked, and a revoked key is never accepted again"):
+            nodes.register(link, b"old", partition)
+    with pytest.raises(FederationError, match=r"belongs to key .* Choose another partition\. Only if that key is out"):
+        nodes.register(link, b"third", 0)
+
+
+def test_a_key_that_cannot_be_bound_any_more_is_refused_where_others_are_bound(
+    link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where none is bound, as an earlier version registered them, each device has the partition that it names."""
+    files = [str(make_node_key(tmp_path, name).public) for name in ("shed", "barn")]
+    assert deploy(["register", *WHERE, files[0]]) == 0
+    assert deploy(["register", *WHERE, "--partition", "1", files[0]]) == 0
+    assert "not bound to partition 1: it needs a new key for that" in capsys.readouterr().out
+    assert deploy(["register", *WHERE, "--partition", "1", "--partition", "2", *files]) == 1
+    said = capsys.readouterr()
+    assert f"{files[1]}: node 2, partition 2" in said.out
+    assert f"{files[0]}: node 1 was registered without a partition, and this cannot be changed" in said.err
+    assert "register that with --partition 1" in said.err
+
+
+def test_of_keys_that_are_registered_for_a_partition_at_once_one_gets_it(
+    link: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each operator has looked before one of them registered: the SuperLink itself refuses the others."""
+    looks = threading.Barrier(3)
+    state = SimpleNamespace(get_node_info=lambda: link.known)
+    guarded = admitted.one_key(lambda request, account, state: FakeSuperLink.RegisterNode(link, request))
+
+    def listed(_: object) -> Any:
+        found = SimpleNamespace(nodes_info=list(link.known))
+        looks.wait()
+        return found
+
+    def registered(request: Any) -> Any:
+        try:
+            return guarded(request, None, state)
+        except HTTPException as error:
+            asked = httpx.Request("POST", "https://superlink/v1/control/register-node")
+            return httpx.Response(error.status_code, json={"detail": error.detail}, request=asked).raise_for_status()
+
+    monkeypatch.setattr(link, "ListNodes", listed)
+    monkeypatch.setattr(link, "RegisterNode", registered)
+
+    def told(key: bytes) -> str:
+        try:
+            nodes.register(link, key, 2)
+        except FederationError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        said = sorted(pool.map(told, (b"a", b"b", b"c")))
+    assert said[0] == ""
+    key = fingerprint(link.known[0].public_key)
+    assert said[1:] == [f"partition 2: it belongs to key {key} (node 1). Choose another partition."] * 2
+    assert len(link.known) == 1
+
+
+def test_a_partition_of_a_revoked_key_and_a_node_without_one_are_free_at_the_superlink(link: Any) -> None:
+    state = SimpleNamespace(get_node_info=lambda: link.known)
+    guarded = admitted.one_key(lambda request, account, state: FakeSuperLink.RegisterNode(link, request))
+    for key, name in ((b"a", "partition-2"), (b"b", ""), (b"c", ""), (b"d", "own"), (b"e", "own")):
+        guarded(SimpleNamespace(public_key=key, name=name), None, state)
+    link.UnregisterNode(SimpleNamespace(node_id=1))
+    guarded(SimpleNamespace(public_key=b"f", name="partition-2"), None, state)
+    with pytest.raises(HTTPException, match="409: partition 2: it belongs to key"):
+        guarded(SimpleNamespace(public_key=b"g", name="partition-2"), None, state)

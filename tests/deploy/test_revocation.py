@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from cryptography import x509
 from fedcross.core import certificates, issued
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair
-from fedcross.deploy.revocation import revoke
+from fedcross.deploy.revocation import check_revoked, revoke
 from tests.support.command import subcommand
 
 
@@ -141,14 +142,14 @@ def test_revocations_at_the_same_time_are_all_kept(
 
     pairs = [certificates.make_client(authority, tmp_path / "d", name) for name in ("a", "b", "c")]
     revoke(authority, None)
-    read = revocation._read
+    read = revocation.dates
 
-    def slowly(path: Path, root: x509.Certificate) -> x509.CertificateRevocationList:
+    def slowly(path: Path, root: x509.Certificate) -> dict[int, datetime]:
         found = read(path, root)
         time.sleep(0.2)
         return found
 
-    monkeypatch.setattr(revocation, "_read", slowly)
+    monkeypatch.setattr(revocation, "dates", slowly)
     threads = [threading.Thread(target=revoke, args=(authority, pair.public)) for pair in pairs]
     for thread in threads:
         thread.start()
@@ -208,7 +209,7 @@ def test_check_misses_a_lost_list(authority: KeyPair, tmp_path: Path, capsys: py
 def test_a_link_that_leads_nowhere_is_no_new_list(authority: KeyPair, tmp_path: Path) -> None:
     crl = authority.public.with_name("ca.crl")
     crl.symlink_to(tmp_path / "none")
-    with pytest.raises(StorageError, match=r"no readable list of revoked certificates .*or remove it"):
+    with pytest.raises(StorageError, match=r"no readable list of revoked certificates .*or remove it and name"):
         revoke(authority, None)
     assert crl.is_symlink()
 
@@ -217,10 +218,59 @@ def test_a_damaged_list_is_told_and_made_again_once_it_is_removed(authority: Key
     porch = certificates.make_client(authority, tmp_path / "d", "porch")
     crl, _ = revoke(authority, porch.public)
     crl.write_bytes(b"junk")
-    with pytest.raises(StorageError, match=r"or remove it: .* makes it again .*an earlier version recorded none"):
+    again = f"fedcross deploy revoke-certificate {crl.parent}"
+    with pytest.raises(StorageError, match=rf"Remove it, then {again} makes it again from what issued\.json .* \(1;"):
         revoke(authority, None)
     crl.unlink()
     assert listed(revoke(authority, None)[0]) == {serial(porch)}
+
+
+def test_an_older_list_is_told_and_signed_again(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who brings a copy back would let in again what was revoked since."""
+    porch, attic = (certificates.make_client(authority, tmp_path / "d", name) for name in ("porch", "attic"))
+    crl, _ = revoke(authority, attic.public)
+    copy = crl.read_bytes()
+    revoke(authority, porch.public)
+    crl.write_bytes(copy)
+    for file in (porch.public, crl, authority.public):
+        assert subcommand("deploy")(["check", str(authority.public), str(file)]) == 2
+        said = capsys.readouterr().err
+        assert f"{crl}: lacks 1 of the 2 that issued.json records as revoked, as an older copy does. Sign it" in said
+    assert subcommand("deploy")(["check", str(authority.public), str(attic.public)]) == 2
+    assert f"{attic.public}: revoked on " in capsys.readouterr().err
+    assert subcommand("deploy")(["revoke-certificate", str(crl.parent)]) == 0  # as the message says
+    assert listed(crl) == {serial(porch), serial(attic)}
+    assert subcommand("deploy")(["check", str(authority.public), str(crl)]) == 0
+
+
+def test_a_damaged_list_without_a_record_of_it_is_to_be_named_again(authority: KeyPair, tmp_path: Path) -> None:
+    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    crl, _ = revoke(authority, porch.public)
+    crl.write_bytes(b"junk")
+    authority.public.with_name(issued.FILE).unlink()
+    with pytest.raises(StorageError, match=rf"remove it and name each one: .*certificate {crl.parent} FILE\.crt$"):
+        revoke(authority, None)
+
+
+def test_a_new_certificate_does_not_forget_what_is_revoked(authority: KeyPair, tmp_path: Path) -> None:
+    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    crl, _ = revoke(authority, porch.public)
+    record = authority.public.with_name(issued.FILE)
+    record.unlink()
+    certificates.make_client(authority, tmp_path / "d", "attic")
+    assert {one.serial for one in issued.valid(crl.parent) if one.revoked is not None} == {serial(porch)}
+    crl.unlink()
+    with pytest.raises(StorageError, match=r"ca\.crl: missing, though issued\.json records 1 revoked"):
+        check_revoked(porch.public, authority.public)
+    assert listed(revoke(authority, None)[0]) == {serial(porch)}
+    crl.write_bytes(b"junk")
+    certificates.make_client(authority, tmp_path / "d", "barn")  # the record has what was on the list
+    record.unlink()
+    with pytest.raises(StorageError, match="no readable list of revoked certificates"):
+        certificates.make_client(authority, tmp_path / "d", "shed")
+    assert not (tmp_path / "d" / "shed.crt").exists()
 
 
 def test_a_file_that_is_revoked_again_does_not_shut_out_the_device_that_has_a_new_one(

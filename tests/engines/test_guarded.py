@@ -27,6 +27,7 @@ from flwr.supercore import sql_mixin
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink import extensions
+from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
@@ -199,6 +200,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         fleet_handlers: "push_messages push_object pull_object get_fab get_run confirm_message_received activate_node "
         "deactivate_node pull_messages send_node_heartbeat",
         runtime_handlers: "push_messages pull_messages",
+        control_handlers: "register_node",
         extensions: "get_middleware",
     }
     originals = [(module, one, getattr(module, one)) for module, some in names.items() for one in some.split()]
@@ -229,6 +231,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         layers.add(confirm.__code__.co_filename.rpartition("/")[2])
         confirm = confirm.__wrapped__
     assert "over.py" in layers
+    assert control_handlers.register_node.__code__.co_filename.endswith("admitted.py")
     assert [one.cls.__name__ for one in extensions.get_middleware()] == ["Entry", "Door"]
     keywords = uvicorn.run.keywords  # type: ignore[attr-defined]
     assert (keywords["http"].__name__, keywords["loop"].__name__) == ("Punctual", "loop")

@@ -19,7 +19,7 @@ from flwr.proto import fleet_pb2, heartbeat_pb2
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode import fleet_http_connection as connection
 
-from fedcross.engines.executor import fleet
+from fedcross.engines.executor import entry, fleet
 from tests.support.clock import Clock
 
 ANSWERS = {
@@ -147,17 +147,22 @@ def test_a_device_says_why_it_was_refused(superlink: Fleet, clock: Clock, caplog
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [(401, "this device's key is not"), (412, "its key is not registered, or")]
+    ("status", "body", "told"),
+    [
+        (401, "<html>", "this device's key is not registered (any more)"),
+        (401, entry.NOT_THE_GATEWAY, "its key is not the reason. The gateway and the SuperLink have two different"),
+        (412, "<html>", "its key is not registered, or it was revoked, or a device"),
+    ],
 )
 def test_a_key_that_is_not_accepted_is_told_before_the_device_ends(
-    caplog: pytest.LogCaptureFixture, status: int, told: str
+    caplog: pytest.LogCaptureFixture, status: int, body: str, told: str
 ) -> None:
     def ends(error: Exception) -> bool:
         assert f"given up to announce a reply: the SuperLink answers {status}: {told}" in caplog.text
         return True
 
     invoker: Any = SimpleNamespace(should_giveup=ends, invoke=lambda target: invoker.should_giveup(target()))
-    request, answer = httpx.Request("POST", "http://h"), httpx.Response(status, text="<html>")
+    request, answer = httpx.Request("POST", "http://h"), httpx.Response(status, text=body)
 
     def PushMessages() -> Exception:
         return httpx.HTTPStatusError("", request=request, response=answer)

@@ -19,6 +19,7 @@ from fedcross.core.private_files import write_public
 from fedcross.deploy import commands, federation
 from fedcross.deploy.device import Device, new_client
 from fedcross.deploy.federation import SECRET, make_secret
+from fedcross.engines.executor import entry
 from fedcross.server.commands import device_checks, doctor
 from tests.support.command import subcommand
 
@@ -49,7 +50,7 @@ def keys(authority, tmp_path):
 class Gateway(http.server.BaseHTTPRequestHandler):
     """Refuses a call without signature; the class says with which status, and by how much its clock differs."""
 
-    status, ahead, retry = 401, 0.0, None
+    status, ahead, retry, body = 401, 0.0, None, ""
 
     def do_POST(self):
         known = (self.path, self.headers["Content-Type"]) == ("/v1/fleet/activate-node", "application/protobuf")
@@ -57,8 +58,9 @@ class Gateway(http.server.BaseHTTPRequestHandler):
         self.send_header("Date", formatdate(device_checks.time() + self.ahead, usegmt=True))
         if self.retry:
             self.send_header("Retry-After", self.retry)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
+        self.wfile.write(self.body.encode())
 
     def log_message(self, *_):
         pass
@@ -148,6 +150,20 @@ def test_a_registration_that_cannot_be_asked_for_is_no_fault(keys, gateway, tmp_
     assert (other.kind, "(401)" in other.text) == ("note", True)
     assert not list(device_checks.check_registered("127.0.0.1:1", keys))
     assert not list(device_checks.check_registered(gateway, tmp_path))
+
+
+def test_a_gateway_whose_token_is_not_the_superlinks_is_no_fault_of_the_device(keys, gateway, monkeypatch):
+    monkeypatch.setattr(Gateway, "body", entry.NOT_THE_GATEWAY)
+    (found,) = faults(device_checks.check_registered(gateway, keys))
+    assert found.startswith(f"{gateway}: the SuperLink does not answer this device: its key is not the reason.")
+    assert found.endswith("two different gateway.token: at the server, restart both together.")
+
+
+def test_a_lost_ca_crt_is_one_fault(keys, gateway):
+    (keys / "ca.crt").unlink()
+    asked = doctor._parser().parse_args(["--device", str(keys), "--superlink", gateway, "--output", str(keys)])
+    told = [one for one in faults(doctor.examine(asked)) if "ca.crt" in one]
+    assert len(told) == 1
 
 
 def test_a_gateway_that_has_no_room_and_one_that_hangs(keys, gateway, monkeypatch):
@@ -263,6 +279,7 @@ def test_a_device_says_when_it_needs_the_next_authority(keys, tmp_path, days, ki
 
 
 def test_an_expired_authority_on_a_device_is_not_rotated(tmp_path):
-    pair = make_authority(tmp_path / "ca", 1)
-    with pytest.raises(StorageError, match=r"expired on .* Copy the new ca\.crt from the server\."):
-        validity(pair.public, datetime.now(UTC) + timedelta(days=2))
+    copy = tmp_path / "ca.crt"
+    copy.write_bytes(make_authority(tmp_path / "ca", 1).public.read_bytes())
+    with pytest.raises(StorageError, match=r"expired on .* \(1 days ago by this clock\)\. Copy the new ca\.crt from"):
+        validity(copy, datetime.now(UTC) + timedelta(days=2))

@@ -1,6 +1,7 @@
 """What ``fedcross doctor --keys`` says of a folder of keys and certificates."""
 
 import json
+import shutil
 from datetime import timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from fedcross.core.certificates import make_authority, make_client, make_server
 from fedcross.core.errors import StorageError
 from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.deploy import federation
+from fedcross.deploy.device import Device, new_client
 from fedcross.deploy.federation import gateway_token
 from fedcross.deploy.revocation import revoke
 from fedcross.server.commands import doctor, key_checks
@@ -29,11 +31,12 @@ def keys(tmp_path):
     make_server(authority, tmp_path / "server", ["superlink.example.org"])
     make_node_key(tmp_path / "server", "device-1")
     gateway_token(tmp_path / "server")
+    shutil.copy(authority.public, tmp_path / "server")
     return tmp_path / "server", authority.public
 
 
 def test_good_keys(keys):
-    assert kinds(key_checks.check_keys(*keys)) == ["ok"] * 5  # the folder, two keys, one certificate, one token
+    assert kinds(key_checks.check_keys(*keys)) == ["ok"] * 6  # the folder, two keys, two certificates, one token
 
 
 def test_an_open_key_and_a_foreign_authority(keys, tmp_path):
@@ -41,9 +44,10 @@ def test_an_open_key_and_a_foreign_authority(keys, tmp_path):
     (folder / "server.key").chmod(0o644)
     other = make_authority(tmp_path / "other").public
     found = [f.text for f in key_checks.check_keys(folder, other) if f.kind == "FAULT"]
-    assert len(found) == 2
+    assert len(found) == 3
     assert "chmod 600" in found[0]
-    assert "not signed by" in found[1]
+    assert f"ca.crt: not signed by {other}. It is another authority's. Put the federation's ca.crt there" in found[1]
+    assert f"server.crt: not signed by {other}. It or {other} is another authority's: fedcross deploy" in found[2]
     assert len([f for f in key_checks.check_keys(folder, authority) if f.kind == "FAULT"]) == 1
 
 
@@ -58,7 +62,7 @@ def test_a_key_of_another_certificate(keys):
 def test_a_certificate_that_ends_soon(keys, monkeypatch):
     monkeypatch.setattr(key_checks, "SOON", timedelta(days=91))
     (found,) = [f for f in key_checks.check_keys(*keys) if f.kind == "FAULT"]
-    assert "Rotate it now" in found.text
+    assert f"Renew it: fedcross deploy federation {keys[0].parent} does, with ca.key in" in found.text
 
 
 def test_no_keys(tmp_path):
@@ -208,3 +212,63 @@ def test_an_empty_open_folder_is_closed_and_nothing_lost(tmp_path):
     (tmp_path / "ca").chmod(0o755)
     with pytest.raises(StorageError, match="Close it before there are keys in it: chmod 700"):
         make_authority(tmp_path / "ca")
+
+
+@pytest.mark.parametrize("name", ["server", "operator"])
+def test_a_folder_whose_programs_need_ca_crt_lacks_it_whatever_authority_is_named(tmp_path, name):
+    federation.prepare(tmp_path, [])
+    (tmp_path / name / "ca.crt").unlink()
+    for authority in (None, tmp_path / "authority" / "ca.crt"):
+        (found,) = faults(tmp_path / name, authority)
+        assert found.startswith(f"{tmp_path / name / 'ca.crt'}: missing")
+        assert found.endswith(f"fedcross deploy federation {tmp_path} copies it there.")
+    assert federation.prepare(tmp_path, []) == [str(tmp_path / name / "ca.crt")]
+    assert faults(tmp_path / name) == []
+
+
+def test_both_halves_of_a_pair_are_missed(tmp_path):
+    federation.prepare(tmp_path, ["porch"])
+    for name in ("server/server.crt", "server/server.key", "porch/porch-node.key", "porch/porch-node.pub"):
+        (tmp_path / name).unlink()
+    (found,) = faults(tmp_path / "server")
+    assert found.startswith(f"{tmp_path / 'server' / 'server.crt'}, server.key: both are missing.")
+    assert f"fedcross deploy federation {tmp_path} with --names" in found
+    says = f"see what fedcross deploy federation {tmp_path} --device porch says."
+    (found,) = faults(tmp_path / "porch")
+    assert found == f"{tmp_path / 'porch'}: no *-node.key and no *-node.pub. Bring them back. If they are lost, {says}"
+    shutil.rmtree(tmp_path / "porch")
+    (found,) = faults(tmp_path / "porch")
+    assert found.endswith(says)
+    with pytest.raises(StorageError, match="this device had a key"):
+        federation.prepare(tmp_path, ["porch"])
+    assert not (tmp_path / "porch").exists()  # a refusal leaves no folder
+    assert faults(tmp_path / "superexec") == faults(tmp_path / "public") == []
+
+
+def test_a_bundle_without_a_pair_is_led_to_a_new_one(tmp_path):
+    authority = make_authority(tmp_path / "ca").public
+    bundle = new_client(Device("porch", "h:1", 0, 1), authority, tmp_path)
+    for path in (bundle / "keys").glob("porch-node.*"):
+        path.unlink()
+    (found,) = faults(bundle / "keys")
+    assert found.endswith(f"If they are lost, fedcross deploy rotate-key {bundle} makes a new pair.")
+
+
+def test_an_authoritys_key_that_never_had_a_certificate(tmp_path):
+    """The first call was cut off between the two files."""
+    make_authority(tmp_path / "authority").public.unlink()
+    (found,) = faults(tmp_path / "authority")
+    assert "as the first call was cut off, remove ca.key and call that again" in found
+    (tmp_path / "authority" / "ca.key").unlink()
+    assert federation.prepare(tmp_path, [])
+
+
+def test_an_older_list_of_revoked_certificates_is_a_fault(tmp_path):
+    authority = make_authority(tmp_path / "ca")
+    attic, porch = (make_client(authority, tmp_path / "d", name).public for name in ("attic", "porch"))
+    crl, _ = revoke(authority, attic)
+    copy = crl.read_bytes()
+    revoke(authority, porch)
+    crl.write_bytes(copy)
+    (found,) = faults(tmp_path / "ca")
+    assert found.startswith(f"{crl}: lacks 1 of the 2 that issued.json records as revoked")

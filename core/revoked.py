@@ -1,0 +1,97 @@
+"""The authority's list of revoked client certificates, ``ca.crl`` beside its own certificate, as it is read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from fedcross.core import issued
+from fedcross.core.errors import StorageError
+
+#: The list's file.
+LIST = "ca.crl"
+
+
+def read(path: Path, root: x509.Certificate) -> x509.CertificateRevocationList:
+    """Return the list in `path`; raise StorageError if there is none, or the authority `root` did not sign it."""
+    try:
+        found = x509.load_pem_x509_crl(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path}: no readable list of revoked certificates ({error}). {_cure(path)}") from error
+    if not found.is_signature_valid(root.public_key()):  # type: ignore[arg-type]
+        raise StorageError(f"{path}: not signed by the authority beside it. Somebody changed it. {_cure(path)}")
+    return found
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is a list, or a link in its place that leads nowhere."""
+    return path.exists() or path.is_symlink()
+
+
+def dates(path: Path, root: x509.Certificate) -> dict[int, datetime]:
+    """Return the serial numbers on the list and when each was revoked; none if there is no list."""
+    if not is_there(path):
+        return {}
+    return {entry.serial_number: entry.revocation_date_utc for entry in read(path, root)}
+
+
+def known(folder: Path, root: x509.Certificate) -> dict[int, datetime]:
+    """Return what :func:`dates` returns of the list in an authority's folder, for the record beside it.
+
+    A list that cannot be read is passed over if there is a record, which has what was on the list.
+
+    Raises
+    ------
+    StorageError
+        If the list cannot be read and there is no record: what is revoked would be forgotten.
+    """
+    try:
+        return dates(folder / LIST, root)
+    except StorageError:
+        if not (folder / issued.FILE).exists():
+            raise
+        return {}
+
+
+def refuse_older(path: Path, found: Collection[int]) -> None:
+    """Raise StorageError if the list in `path`, with the serial numbers `found`, lacks some that the record has."""
+    recorded = _recorded(path.parent)
+    if lacks := recorded - {*found}:
+        raise StorageError(
+            f"{path}: lacks {len(lacks)} of the {len(recorded)} that {issued.FILE} records as revoked, as an older "
+            f"copy does. Sign it again: fedcross deploy revoke-certificate {path.parent}"
+        )
+
+
+def refuse_loss(path: Path) -> None:
+    """Raise StorageError if there is no list, but the authority's records say that one was made."""
+    if number := len(_recorded(path.parent)):
+        raise StorageError(
+            f"{path}: missing, though {issued.FILE} records {number} revoked. Make it again: fedcross deploy "
+            f"revoke-certificate {path.parent}"
+        )
+
+
+def _recorded(folder: Path) -> set[int]:
+    """Return the serial numbers that the record in `folder` has as revoked; none if this user cannot read it."""
+    with contextlib.suppress(StorageError):
+        return {one.serial for one in issued.valid(folder) if one.revoked is not None}
+    return set()
+
+
+def _cure(path: Path) -> str:
+    """Return what to do about a list that is none: an older copy would let in again what was revoked since."""
+    again = f"fedcross deploy revoke-certificate {path.parent}"
+    if number := len(_recorded(path.parent)):
+        return (
+            f"Remove it, then {again} makes it again from what {issued.FILE} records as revoked ({number}; name any "
+            "other one again)."
+        )
+    return (
+        f"{issued.FILE} records none as revoked. Bring the newest copy back and name what was revoked since, or remove "
+        f"it and name each one: {again} FILE.crt"
+    )

@@ -1,0 +1,100 @@
+"""Whether the authority in a federation's folder is its own: the one that the copies beside it, and devices, trust."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from fedcross.core import certificates, keys, lasting
+from fedcross.core.errors import StorageError
+
+
+def refuse_successor(authority: Path, copies: Sequence[Path], server: Path) -> None:
+    """Raise StorageError if the certificate `authority` is away, but one of `copies` or what it signed is there.
+
+    Copies that have all expired are told of and may get a successor: no device trusts them any more. `server` is the
+    server's certificate, which an authority must have signed.
+    """
+    if authority.exists():
+        return
+    found = [copy for copy in copies if copy.exists()]
+    if not found and server.exists():
+        raise StorageError(
+            f"{authority}: missing, though {server} is there, which an authority has signed. Put that one's ca.crt "
+            f"there, or move {server} away, for a new authority."
+        )
+    lasting = not_expired(found)
+    if found and not lasting:
+        said = "expired, so nothing trusts it any more. Hand the new ca.crt to all devices"
+        print(f"{found[0]}: {said}", file=sys.stderr)
+    if not lasting:
+        return
+    key = authority.with_name("ca.key")
+    copy = next((one for one in lasting if _fits(key, one)), lasting[0])
+    place = "" if authority.parent.is_dir() else f"mkdir -p -m 700 {authority.parent} && "
+    without = "" if key.exists() else " (nothing can be signed without its ca.key)"
+    raise StorageError(
+        f"{authority}: missing, though {copy} is a copy of it. Bring it back, or put that copy there{without}: "
+        f"{place}cp {copy} {authority}\nA new one, fedcross deploy authority {authority.parent}, locks out all devices."
+    )
+
+
+def refuse_other(authority: Path, copies: Sequence[Path]) -> None:
+    """Raise StorageError if no copy is of the authority in the folder, and one is of another that has not expired.
+
+    Where one copy is the authority's own, those that differ are bad ones, and are made again.
+    """
+    own, others = _root(authority), not_expired([copy for copy in copies if copy.exists()])
+    roots = {copy: root for copy in others if (root := _root(copy)) is not None}
+    if own is None or not roots or own.public_key() in [root.public_key() for root in roots.values()]:
+        return
+    key = authority.with_name("ca.key")
+    first, *_ = sorted(roots, key=lambda one: not _fits(key, one))
+    cure = f"Bring the federation's own {authority.parent} back."
+    if not _fits(key, authority):
+        cure = f"Put that one there: cp {first} {authority}"
+    said = f"{authority}: of another authority than its copy {first}, which the devices trust. {cure}"
+    if not _fits(key, first):
+        said += (
+            "\nTo change the authority on purpose, remove the copies of the earlier one, call this again and hand the "
+            f"new ca.crt to all devices: rm {' '.join(map(str, roots))}"
+        )
+    raise StorageError(said)
+
+
+def warn_of_end(authority: Path) -> None:
+    """Say it if the authority ends within 90 days; raise StorageError if it has expired."""
+    left = certificates.validity(authority)
+    if left < lasting.AUTHORITY_SOON:
+        print(
+            f"{authority}: {left.days} days left, and no certificate lives longer. In time, move the files in "
+            f"{authority.parent} away, make a new authority (fedcross deploy authority {authority.parent}), call this "
+            "again, and hand its ca.crt to all devices",
+            file=sys.stderr,
+        )
+
+
+def _root(path: Path) -> x509.Certificate | None:
+    """Return an authority's certificate; None if there is none that can be read."""
+    with contextlib.suppress(StorageError):
+        return certificates.read_authority(path)
+    return None
+
+
+def not_expired(copies: Sequence[Path]) -> list[Path]:
+    """Return those of an authority's certificates that have not expired, damaged ones among them."""
+    roots = {copy: _root(copy) for copy in copies}
+    return [copy for copy, root in roots.items() if root is None or root.not_valid_after_utc > datetime.now(UTC)]
+
+
+def _fits(key: Path, certificate: Path) -> bool:
+    """Return whether `key` is there and is that of the authority's certificate."""
+    root = _root(certificate)
+    with contextlib.suppress(StorageError):
+        return root is not None and key.exists() and keys.load(key).public_key() == root.public_key()
+    return False
