@@ -86,8 +86,8 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     note = (
         "Test accuracy of the global model; mean ± sample standard deviation over seeds. Final is the last evaluation. "
         f"Smoothed is the largest moving mean over {windows[-1]} evaluations{few}; "
-        "the column after it is the population standard deviation of the evaluations in that window. Last ten is the mean of the "
-        "last ten evaluations: it takes no maximum, so it does not favour the method that varies most."
+        "the column after it is the population standard deviation of the evaluations in that window. Last ten is the "
+        "mean of the last ten evaluations: it takes no maximum, so it does not favour the method that varies most."
     )
     apart = sorted({run.cadence for group in groups for run in group.runs} - {0})
     if len(apart) > 1:
