@@ -20,9 +20,6 @@ PAGE_LIBRARIES = ("starlette", "uvicorn", "prometheus_client")
 #: Engines whose clients run on this machine.
 SIMULATING = frozenset({"local", "batched", "ray"})
 
-#: Methods whose updates have no common size: the defence leaves them alone.
-UNDEFENDED = frozenset({"solo", "centralized"})
-
 
 def cross_faults(config: RunConfig) -> list[str]:
     """Return the faults that involve more than one setting."""
@@ -130,12 +127,15 @@ def _privacy_faults(config: RunConfig) -> list[str]:
 
 def remarks(config: RunConfig) -> list[str]:
     """Return warnings about settings that are allowed but unusual."""
+    from fedcross.strategies.round.registry import method_class
+
     remark = getattr(config.method, "remarks", None)
     found = list(remark()) if callable(remark) else []
     place = getattr(config.engine, "remarks", None)
     found += place(device_name(config.device)) if callable(place) else []
     found += _width_remarks(config)
-    if config.defence.enabled and config.clients_per_round < JUDGED and config.modules["method"] not in UNDEFENDED:
+    defends = config.defence.enabled and method_class(config.modules["method"]).defended
+    if defends and config.clients_per_round < JUDGED:
         alone = "a reply has none to be compared with, so nothing bounds it"
         of = alone if config.clients_per_round == 1 else "of two replies neither stands out, so one can stop the run"
         found.append(f"defence.enabled=true, clients_per_round={config.clients_per_round}: {of}. Choose 3 or more.")

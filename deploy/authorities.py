@@ -28,14 +28,14 @@ def refuse_successor(authority: Path, copies: Sequence[Path], server: Path) -> N
             f"{authority}: missing, though {server} is there, which an authority has signed. Put that one's ca.crt "
             f"there, or move {server} away, for a new authority."
         )
-    lasting = not_expired(found)
-    if found and not lasting:
+    alive = not_expired(found)
+    if found and not alive:
         said = "expired, so nothing trusts it any more. Hand the new ca.crt to all devices"
         print(f"{found[0]}: {said}", file=sys.stderr)
-    if not lasting:
+    if not alive:
         return
     key = authority.with_name("ca.key")
-    copy = next((one for one in lasting if _fits(key, one)), lasting[0])
+    copy = next((one for one in alive if _fits(key, one)), alive[0])
     place = "" if authority.parent.is_dir() else f"mkdir -p -m 700 {authority.parent} && "
     without = "" if key.exists() else " (nothing can be signed without its ca.key)"
     raise StorageError(
