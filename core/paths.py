@@ -8,6 +8,8 @@ import fedcross
 
 #: The subpackages of ``fedcross``.
 ROOMS = ("analysis", "client", "conf", "core", "deploy", "engines", "server", "strategies", "tasks")
+#: Those that a Flower app carries to other machines: what only the commands use stays at home.
+APP_ROOMS = tuple(name for name in ROOMS if name not in ("analysis", "deploy"))
 
 
 def import_root() -> Path:

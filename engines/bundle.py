@@ -1,7 +1,8 @@
 """Makes the Flower app folder of fedcross, from a checkout or an installed wheel.
 
 ``flwr run`` bundles a folder with a ``pyproject.toml``. An installed wheel has none, and a checkout may hold files that
-must not be sent to other machines. So the engines give Flower a new folder that holds only the packages of fedcross.
+must not be sent to other machines. So the engines give Flower a new folder that holds only the packages that the apps
+of fedcross use.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedcross.core.errors import FederationError, StorageError
-from fedcross.core.paths import ROOMS, import_root, room
+from fedcross.core.paths import APP_ROOMS, import_root, room
 
 _SUFFIXES = frozenset({".py", ".yaml"})
 _PROJECT = """[project]
@@ -58,7 +59,7 @@ def make(target: Path, root: Path | None = None) -> Path:
 
 
 def _copied(target: Path, root: Path) -> Path:
-    for name in ROOMS:
+    for name in APP_ROOMS:
         folder = room(name, root)
         if not (folder / "__init__.py").is_file():
             raise FederationError(f"{folder}: this part of fedcross is missing. Install fedcross again.")

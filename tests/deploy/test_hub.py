@@ -26,7 +26,7 @@ def test_the_folder_may_be_published_and_gives_the_bundle_of_the_checkout(tmp_pa
     files = publish._collect_file_paths(app)
     assert app / "LICENSE" in files
     publish._validate_files(files)
-    assert len(build_fab_from_disk(app)) < FAB_MAX_SIZE / 3
+    assert len(build_fab_from_disk(app)) < FAB_MAX_SIZE / 4
     with pytest.raises(StorageError, match="exists already"):
         hub.make(app)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import errno
 import io
 import os
@@ -16,7 +17,7 @@ from flwr.common.constant import FAB_MAX_SIZE
 
 from fedcross.core.causes import cause_of
 from fedcross.core.errors import FederationError, StorageError
-from fedcross.core.paths import ROOMS, import_root
+from fedcross.core.paths import APP_ROOMS, ROOMS, import_root, room
 from fedcross.engines import bundle
 
 # Flower names pathspec's patterns by their old name.
@@ -55,8 +56,8 @@ def house(tmp_path: Path) -> Path:
     return root
 
 
-#: The files of the house above, below its root; where they lie in a bundle is another matter.
-ROOM_FILES = {f"{package}/__init__.py" for package in ROOMS} | {
+#: The files of the house above that travel, below its root; where they lie in a bundle is another matter.
+ROOM_FILES = {f"{package}/__init__.py" for package in APP_ROOMS} | {
     "server/app.py",
     "client/app.py",
     "conf/config.yaml",
@@ -94,7 +95,22 @@ def test_a_missing_package_is_named(house: Path, tmp_path: Path) -> None:
 
 
 def test_our_own_bundle_is_far_from_flowers_limit(tmp_path: Path) -> None:
-    assert len(build_fab_from_disk(bundle.make(tmp_path / "app"))) < FAB_MAX_SIZE / 3
+    assert len(build_fab_from_disk(bundle.make(tmp_path / "app"))) < FAB_MAX_SIZE / 4
+
+
+def test_what_stays_at_home_is_used_by_commands_alone() -> None:
+    """No module of an app may import, even inside a function, a package that did not travel."""
+    home = {f"fedcross.{name}" for name in ROOMS if name not in APP_ROOMS}
+    commands = room("server") / "commands"
+    for path in (path for name in APP_ROOMS for path in room(name).rglob("*.py") if commands not in path.parents):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "fedcross":
+                used = {f"fedcross.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                used = {node.module or ""}
+            else:
+                used = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            assert not {".".join(name.split(".")[:2]) for name in used} & home, f"{path}:{getattr(node, 'lineno', 0)}"
 
 
 #: Loads an app as Flower's ClientApp process does, then says whose code it is, and where a trainer would find its own.
