@@ -284,7 +284,8 @@ def federation(arguments: Arguments) -> None:
 
 def kubernetes(arguments: Arguments) -> None:
     """Write the federation as Kubernetes manifests."""
-    from fedcross.deploy.kubernetes import Plan, read_bundle, read_settings, write
+    from fedcross.deploy.kubernetes.manifests import write
+    from fedcross.deploy.kubernetes.plan import Plan, read_bundle, read_settings
 
     plan = Plan(
         arguments.keys,

@@ -2,19 +2,19 @@
 
 SuperLink: a device announces a reply as a tree of object names. Flower's object store in memory keeps one list of
 children per name and builds the tree from these lists again when the ServerApp asks. An announcement in which many
-places share children grows on the way: 4 KiB with 16 levels become 9 MB, and each further level doubles that. A tree
-of many thousand names keeps the database locked for seconds. So ``executor/announced.py`` looks at the tree before
-anything is stored, ``executor/replies.py`` at the message itself, and ``executor/ledger.py`` at how much a device
-stores; ``executor/claims.py`` sees to it that what one device says of an object binds no other and not the server. What
-is refused is not left open: ``executor/instead.py`` tells the server. What is over is deleted by ``executor/sweep.py``,
-in small transactions, and large objects are stored one after the other (``executor/turns.py``). A device that asks
-about a run gets no settings that are the server's alone (``executor/told.py``). How often one asks is limited
-(``executor/share.py``), who waits is answered by turns (``executor/fair.py``), who calls without end is sent away
-before Flower sees the call (``executor/door.py``), and what a device writes into the log is short
-(``executor/lines.py``). Whoever starts and stops runs must have the operator's token (``executor/operators.py``),
-devices come through the gateway, and a body is read only if the headers say that the caller is known
-(``executor/entry.py``); a connection on which no request comes is closed (``executor/punctual.py``). Of two keys that
-are registered for one partition at once, one gets it (``executor/admitted.py``).
+places share children grows on the way: 4 KiB with 16 levels become 9 MB, and each further level doubles that. A tree of
+many thousand names keeps the database locked for seconds. So ``executor/announced.py`` looks at the tree before
+anything is stored, ``executor/replies.py`` at the message itself, and ``executor/stored.py`` at each object, with
+``executor/ledger.py``, which counts how much a device stores; ``executor/claims.py`` sees to it that what one device
+says of an object binds no other and not the server. What is refused is not left open: ``executor/instead.py`` tells the
+server. What is over is deleted by ``executor/sweep.py``, in small transactions, and large objects are stored one after
+the other (``executor/turns.py``). A device that asks about a run gets no settings that are the server's alone
+(``executor/told.py``). How often one asks is limited (``executor/share.py``), who waits is answered by turns
+(``executor/fair.py``), who calls without end is sent away before Flower sees the call (``executor/door.py``), and what
+a device writes into the log is short (``executor/lines.py``). Whoever starts and stops runs must have the operator's
+token (``executor/operators.py``), devices come through the gateway, and a body is read only if the headers say that the
+caller is known (``executor/entry.py``); a connection on which no request comes is closed (``executor/punctual.py``). Of
+two keys that are registered for one partition at once, one gets it (``executor/admitted.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -183,7 +183,7 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         claims, sweep, told, turns, shares = map(part, ("claims", "sweep", "told", "turns", "share"))
         ledger, refused, in_turn = ledgers.Ledger(most, mib << 20), replies.Refusals(), turns.Turns()
         fleet.push_messages = announced.limited(fleet.push_messages, most, ledger, refused)
-        within = ledgers.stored_within(fleet.push_object, ledger, refused)
+        within = part("stored").within(fleet.push_object, ledger, refused)
         fleet.push_object = replies.plain(within, refused, "object_id", "session_id")
         fleet.pull_object = replies.plain(fleet.pull_object, refused, "object_id")
         fleet.get_fab = replies.plain(fleet.get_fab, refused, "hash_str")

@@ -47,7 +47,7 @@ def fault(tree: Any, most: int) -> tuple[int, str] | None:
             if not NAME.fullmatch(name):
                 return 400, "an object whose name is no SHA-256"
             if found.setdefault(name, children) != children:
-                return 400, claims.DIFFERENT
+                return 400, ledgers.DIFFERENT
             below += node.children
         level = below
         if not level:

@@ -22,20 +22,16 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterable
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.common.logger import log
 from flwr.supercore.inflatable.inflatable_object import get_object_children_ids_from_object_content
 
 from . import instead
+from .ledger import Ledger
 from .replies import Refusals, Refused, tell
-from .rows import rows_of
+from .rows import Rows, rows_of
 
-if TYPE_CHECKING:
-    from .ledger import Ledger
-    from .rows import Rows
-
-DIFFERENT = "one object is announced with different children"
 LIE = "an object is announced with other children than its content has"
 
 

@@ -1,11 +1,11 @@
-"""How much the devices announce and store at the SuperLink, and how much of it is allowed; :mod:`announced` asks.
+"""How much the devices announce and store at the SuperLink, and how much of it is allowed.
 
-What is known here is in memory: a SuperLink that starts again knows nothing of the replies before.
+:mod:`announced` and :mod:`stored` ask. What is known here is in memory: a SuperLink that starts again knows nothing of
+the replies before.
 """
 
 from __future__ import annotations
 
-import functools
 import shutil
 import threading
 import time
@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import claims, instead, over
-from .replies import Later, Refusals, Refused, tell
-from .rows import rows_of
+from .replies import Later, Refused
 
 #: Replies of one device that are announced and not complete. A device answers one request at a time; one that lost its
 #: connection leaves an unfinished reply behind, which Flower gives up after `GIVEN_UP_S`.
@@ -32,6 +30,8 @@ HOLD_S = 5.0
 DISPUTES = 4096
 #: Bytes that must stay free on the database's disk.
 SPARE = 1 << 28
+
+DIFFERENT = "one object is announced with different children"
 
 
 @dataclass
@@ -188,7 +188,7 @@ class Ledger:
                 if reply.claims[name] == children:
                     continue
                 if other == node and now - reply.touched < GIVEN_UP_S:
-                    raise Refused(400, claims.DIFFERENT)
+                    raise Refused(400, DIFFERENT)
                 if other != node and now - reply.since < HOLD_S:
                     raise Later("another device has just announced an object of this reply with other children")
 
@@ -258,36 +258,3 @@ def free_bytes(state: Any) -> int | None:
             pages, size = (session.scalar(text(f"PRAGMA {name}")) for name in ("freelist_count", "page_size"))
             free += pages * size
     return free
-
-
-def stored_within(push_object: Callable[..., Any], ledger: Ledger, refused: Refusals) -> Callable[..., Any]:
-    """Return Flower's handler of a reply's objects, which refuses what is more than the `ledger` allows.
-
-    It also refuses an object that was announced with other children (:mod:`claims`). The reply cannot be completed any
-    more: the server gets an error in its place.
-    """
-
-    @functools.wraps(push_object)
-    def handler(request: Any, state: Any) -> Any:
-        node, name, size = request.node.node_id, request.object_id, len(request.object_content)
-        try:
-            try:
-                ledger.may_store(node, name, size, state)
-                claims.arrived(state, request, ledger, refused)
-            except Refused as refusal:
-                refused(node, "an object", refusal.why)
-                if reply := ledger.waits_for(node, name) or rows_of(state).root(request.session_id):
-                    tell(instead.replace, state, reply, node, refusal.why)
-                    ledger.give_up(node, reply)
-                raise
-        except Later as later:
-            refused(node, "an object for now", later.why)
-            raise
-        answer = push_object(request=request, state=state)
-        if answer.stored:
-            ledger.stored(node, name, size)
-        else:
-            over.check(state, request.run_id, node)
-        return answer
-
-    return handler

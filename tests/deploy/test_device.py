@@ -22,8 +22,9 @@ from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.core.keys import KeyPair, make_node_key, public_line
 from fedcross.core.private_files import give
-from fedcross.deploy import commands, device, kubernetes, nodes
+from fedcross.deploy import commands, device, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
+from fedcross.deploy.kubernetes.plan import read_bundle
 from fedcross.server.commands import doctor
 from tests.support.command import subcommand
 from tests.support.disk import largest_file
@@ -88,7 +89,7 @@ def test_a_small_device_says_how_wide_a_model_it_can_train(authority: Path, tmp_
     service = yaml.safe_load((phone / "docker-compose.yml").read_text())["services"]["phone"]
     assert service["command"][-2:] == ["--width=0.4", "/keys/device"]
     assert "--partitions=2 --width=0.4 /etc/fedcross/phone/keys" in (phone / "fedcross-phone.service").read_text()
-    assert (kubernetes.read_bundle(phone).width, kubernetes.read_bundle(bundle).width) == ("0.4", None)
+    assert (read_bundle(phone).width, read_bundle(bundle).width) == ("0.4", None)
 
 
 def test_the_page_in_it_names_the_command_for_the_server(bundle: Path) -> None:

@@ -32,8 +32,9 @@ from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
 from fedcross.engines.executor.announced import limited
 from fedcross.engines.executor.claims import asserted, named
-from fedcross.engines.executor.ledger import Ledger, stored_within
+from fedcross.engines.executor.ledger import Ledger
 from fedcross.engines.executor.replies import Refusals
+from fedcross.engines.executor.stored import within
 from fedcross.engines.grid import identify
 from fedcross.engines.judged import JudgedGrid
 
@@ -84,7 +85,7 @@ class Run:
         ledger = self.ledger = Ledger(most, quota, clock or time.monotonic, lambda state: None)
         refused = self.refused = Refusals()
         self._announce = limited(fleet.push_messages, most, ledger, refused)
-        self._put = stored_within(fleet.push_object, ledger, refused)
+        self._put = within(fleet.push_object, ledger, refused)
         self._ask = asserted(runtime.push_messages, ledger, refused)
         self._pull = named(runtime.pull_messages)
         self._task = SimpleNamespace(run_id=self.id, task_id=self.task)

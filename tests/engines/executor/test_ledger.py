@@ -15,55 +15,24 @@ from fedcross.engines.executor.announced import limited
 from fedcross.engines.executor.ledger import (
     GIVEN_UP_S,
     REFILL_S,
-    SPARE,
     UNFINISHED,
     free_bytes,
-    stored_within,
 )
-from fedcross.engines.executor.replies import AGAIN_S, Later, Refusals
-from tests.support.fleet_door import NODE, Link, pushed, put
+from fedcross.engines.executor.replies import Later, Refusals
+from tests.support.fleet_door import NODE, Link, pushed
+from tests.support.metered_door import MOST, QUOTA, MeteredDoor
 from tests.support.trees import name, tree, wide
-
-MOST, QUOTA = 100, 1000
-
-
-class Door:
-    """The guarded handlers with a clock of their own."""
-
-    def __init__(self, free: int | None = None, most: int = MOST) -> None:
-        self.now, self.link, self.free = 0.0, Link(), free
-        self.ledger = ledgers.Ledger(most, QUOTA, lambda: self.now, lambda state: self.free)
-        refused = Refusals()
-        self._push = limited(self.link.push, most, self.ledger, refused)
-        self._put = stored_within(self.link.push_object, self.ledger, refused)
-
-    def announce(self, made: Any, node: int = NODE) -> int:
-        """Return the status."""
-        return self._status(lambda: self._push(request=pushed(made, node=node), state=self.link))
-
-    def put(self, text: str, size: int, node: int = NODE) -> int:
-        """Return the status."""
-        return self._status(lambda: self._put(request=put(name(text), b"x" * size, node), state=self.link))
-
-    @staticmethod
-    def _status(call: Any) -> int:
-        try:
-            call()
-        except HTTPException as error:
-            later = error.headers == {"Retry-After": str(AGAIN_S)}
-            return error.status_code if later == (error.status_code == 503) else -1
-        return 200
 
 
 def test_a_reply_that_the_server_refused_on_its_way_is_not_unfinished() -> None:
-    door = Door()
+    door = MeteredDoor()
     for number in range(3 * UNFINISHED):
         assert door.announce(tree(f"m{number}", tree(f"a{number}"))) == 200
         door.link.object_store.delete(name(f"m{number}"))  # the server has seen the tree, and wants none of it
 
 
 def test_a_device_has_few_unfinished_replies(caplog: pytest.LogCaptureFixture) -> None:
-    door = Door()
+    door = MeteredDoor()
     trees = [tree(f"m{i}", tree(f"a{i}")) for i in range(UNFINISHED + 2)]
     assert [door.announce(one) for one in trees] == [200] * UNFINISHED + [503] * 2
     assert door.link.pushes == UNFINISHED
@@ -90,7 +59,7 @@ def test_announcements_at_the_same_time_count_too() -> None:
 
 
 def test_a_device_announces_large_replies_seldom() -> None:
-    door = Door()
+    door = MeteredDoor()
     large = [wide(MOST - 1, salt=str(i)) for i in range(4)]
     assert [door.announce(one) for one in large] == [200, 200, 503, 503]
     assert door.announce(large[2], node=2) == 200
@@ -102,7 +71,7 @@ def test_a_device_announces_large_replies_seldom() -> None:
 
 
 def test_an_error_of_flowers_frees_the_place() -> None:
-    door = Door(most=10_000)
+    door = MeteredDoor(most=10_000)
 
     def broken(request: Any, state: Any) -> None:
         raise RuntimeError("database is locked")
@@ -112,23 +81,6 @@ def test_an_error_of_flowers_frees_the_place() -> None:
         with pytest.raises(RuntimeError):
             push(request=pushed(tree(f"m{number}")), state=door.link)
     assert door.announce(tree("m")) == 200
-
-
-def test_what_a_device_stores_is_bounded_until_it_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
-    door = Door()
-    assert door.announce(tree("m", tree("a"))) == 200
-    assert door.announce(tree("n", tree("b"), tree("c"))) == 200
-    assert [door.put(one, QUOTA // 2) for one in "abc"] == [200, 200, 413]
-    assert f"refused an object of node {NODE}: more than" in caplog.text
-    assert door.link.object_store.get(name("c")) is None  # n cannot be completed: the server gets an error instead
-    [error] = door.link.errors
-    assert "FEDCROSS_REPLY_MIB" in str(error.error.reason)
-    assert door.announce(tree("o", tree("e")), node=2) == 200
-    assert door.put("e", QUOTA, node=2) == 200  # another device's
-    assert door.announce(tree("p", tree("d"), tree("f"))) == 200
-    assert door.put("d", QUOTA // 2) == 200
-    door.link.object_store.delete(name("m"))  # the server has it
-    assert door.put("f", QUOTA // 2) == 200
 
 
 def test_each_run_has_its_own_bytes() -> None:
@@ -144,24 +96,8 @@ def test_each_run_has_its_own_bytes() -> None:
         ledger.may_store(NODE, name("o"), 1, link)
 
 
-def test_a_reply_that_is_announced_again_keeps_its_weight() -> None:
-    door = Door()
-    made = tree("m", tree("a"), tree("b"))
-    assert door.announce(made) == 200
-    assert door.put("a", QUOTA) == 200
-    assert door.announce(made) == 200
-    assert door.put("b", 1) == 413
-
-
-def test_the_disk_is_not_filled() -> None:
-    door = Door(free=SPARE + 10)
-    assert door.announce(tree("m", tree("a"))) == 200
-    assert door.put("a", 11) == 503
-    assert door.put("a", 10) == 200
-
-
 def test_replies_that_are_gone_are_forgotten() -> None:
-    door = Door(most=10_000)
+    door = MeteredDoor(most=10_000)
     for number in range(200):
         door.now += 10
         assert door.announce(tree(f"m{number}")) == 200
@@ -171,7 +107,7 @@ def test_replies_that_are_gone_are_forgotten() -> None:
 
 
 def test_announcements_are_stored_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    door, entered, go = Door(), threading.Event(), threading.Event()
+    door, entered, go = MeteredDoor(), threading.Event(), threading.Event()
     monkeypatch.setattr(ledgers, "QUEUE_S", 0.01)
 
     def slow(request: Any, state: Link) -> Any:

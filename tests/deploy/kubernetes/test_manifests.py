@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.deploy import federation, kubernetes
+from fedcross.deploy import federation
 from fedcross.deploy.device import Device, new_client
+from fedcross.deploy.kubernetes.manifests import write
+from fedcross.deploy.kubernetes.plan import DEFAULTS, Plan, quantity, read_settings
 from fedcross.server import live, serving
 from tests.conftest import ROOT
 from tests.support.command import subcommand
@@ -54,7 +56,7 @@ def make(place: Path, folder: Path, *more: str) -> list[Object]:
 @pytest.fixture(scope="module")
 def objects(place: Path) -> list[Object]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in kubernetes.DEFAULTS:
+        for name in DEFAULTS:
             patch.delenv(name, raising=False)
         return make(place, place / "manifests")
 
@@ -107,13 +109,13 @@ def test_limits_are_those_of_the_compose_file(objects: list[Object], part: str) 
     if part == "admission":  # a call of a few seconds
         assert limits["memory"] == "1Gi"
     else:
-        assert limits["memory"] == kubernetes.quantity(default)
+        assert limits["memory"] == quantity(default)
     assert limits["cpu"] == re.sub(r"\$\{\w+:-(.*)\}", r"\1", str(told["cpus"]))
 
 
 def test_the_defaults_are_those_of_the_compose_file() -> None:
     told = dict(reversed(re.findall(r"\$\{(FEDCROSS_\w+):-([^}]*)\}", TEXT)))  # the GPU profile, below, has more
-    assert {name: told[name] for name in kubernetes.DEFAULTS} == kubernetes.DEFAULTS
+    assert {name: told[name] for name in DEFAULTS} == DEFAULTS
 
 
 @pytest.mark.parametrize("part", ["superlink", "superexec", *(f"device-{name}" for name in NAMES)])
@@ -321,33 +323,11 @@ def test_settings_come_from_the_file_and_the_shell(
     assert {one["metadata"].get("namespace", "fl") for one in found} == {"fl"}
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        ('"task=digits rounds=3"', "task=digits rounds=3"),
-        ("'task=digits rounds=3'  # short", "task=digits rounds=3"),
-        (r'"x=\"a b\""', 'x="a b"'),
-        ("rounds=3 x='a b'", "rounds=3 x='a b'"),
-        ("rounds=3 # short", "rounds=3"),
-        ("x=a#b", "x=a#b"),
-        ("'x=a #b'", "x=a #b"),
-    ],
-)
-def test_a_value_is_what_compose_reads(line: str, value: str, tmp_path: Path) -> None:
-    (tmp_path / "env").write_text(f"FEDCROSS_RUN={line}\nOTHER='of two\nlines'\n")
-    assert kubernetes.read_settings(tmp_path / "env", {})["FEDCROSS_RUN"] == value
-
-
-def test_settings_that_cannot_be_read_are_errors_in_words(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    (tmp_path / "open").write_text("FEDCROSS_RUN='rounds=3\n")
+def test_words_of_the_run_that_cannot_be_read_are_an_error_in_words(place: Path, tmp_path: Path) -> None:
     (tmp_path / "words").write_text("FEDCROSS_RUN=it's\n")
-    for name, said in (("bytes", "not UTF-8"), ("open", "closing quote on the same line")):
-        with pytest.raises(ConfigError, match=said):
-            kubernetes.read_settings(tmp_path / name, {})
-    plan = kubernetes.Plan(place / "keys", (), kubernetes.read_settings(tmp_path / "words", {}))
+    made = Plan(place / "keys", (), read_settings(tmp_path / "words", {}))
     with pytest.raises(ConfigError, match="FEDCROSS_RUN=it's: no closing quotation"):
-        kubernetes.write(plan, tmp_path / "m")
+        write(made, tmp_path / "m")
 
 
 def test_what_cannot_be_is_refused(place: Path, tmp_path: Path) -> None:
@@ -371,16 +351,3 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path) -> None:
             from fedcross.server.commands.deploy import main
 
             main(["kubernetes", *wrong])
-
-
-@pytest.mark.parametrize(
-    ("docker", "cluster"), [("3g", "3Gi"), ("512m", "512Mi"), ("1048576", "1048576"), ("2GB", "2Gi")]
-)
-def test_memory_is_not_taken_for_thousandths(docker: str, cluster: str) -> None:
-    assert kubernetes.quantity(docker) == cluster
-
-
-def test_an_unknown_size_is_refused() -> None:
-    for wrong in ("3Gi", "", "-1", "1.5g"):
-        with pytest.raises(ConfigError, match="for example 3g"):
-            kubernetes.quantity(wrong)
