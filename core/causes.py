@@ -150,7 +150,7 @@ CAUSES = (
         "nothing_trained",
         "Not one reply of a client was accepted.",
         "not one accepted reply",
-        "server/session.py",
+        "server/accounting.py",
         1,
         SERVER,
     ),

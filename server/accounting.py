@@ -19,12 +19,36 @@ from typing import Any
 import numpy as np
 from flwr.common.logger import log
 
-from fedcross.core.errors import StorageError, remedy
+from fedcross.core.errors import FederationError, StorageError, remedy
 from fedcross.core.private_files import open_own
 from fedcross.core.private_files import sync_folder as sync_folder
 from fedcross.core.private_files import write_atomically as write_atomically
 from fedcross.core.strict_json import dumps
+from fedcross.strategies.round.federation import RoundReport
 from fedcross.tasks.scoring import WINDOW, Score, smoothed
+
+
+def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
+    """Return the ``metrics.jsonl`` object of one round."""
+    return {
+        "round": report.round,
+        "test_accuracy": score.accuracy if score else None,
+        "test_loss": score.loss if score and math.isfinite(score.loss) else None,
+        "train_loss": report.train_loss,
+        "clients": report.clients,
+        "dropped": report.dropped,
+        "rejected": dict(report.rejected),
+        "clipped": report.clipped,
+        "lightened": report.lightened,
+        "spares": report.spares,
+        "exchanges": report.exchanges,
+        "bytes_down": report.bytes_down,
+        "bytes_up": report.bytes_up,
+        "seconds": seconds,
+        "seconds_training": report.seconds_training,
+        "seconds_aggregation": report.seconds_aggregation,
+        **report.metrics,
+    }
 
 
 def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Score | None = None) -> dict[str, Any]:
@@ -50,6 +74,22 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
         "versions": {name: version(name) for name in ("flwr", "torch", "numpy")},
         "commit": commit(),
     }
+
+
+def refuse_idle(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a FederationError if no reply was ever accepted: such a run has trained nothing, and must not pass."""
+    lost = any(line.get("dropped") for line in lines)
+    # Requests say nothing: a slot may be lost without one, as its client is not connected, and another have several.
+    taken = any(line.get("bytes_up") or line.get("train_loss") is not None for line in lines)
+    if lost and not taken:
+        reasons: Counter[str] = Counter()
+        for line in lines:
+            reasons.update(line.get("rejected") or {})
+        why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(5)) or "no answer"
+        raise FederationError(
+            f"{len(lines)} rounds and not one accepted reply ({why}): nothing was trained. The warnings above "
+            "say what the clients answered. Mend it and start again in another folder."
+        )
 
 
 def commit() -> str | None:

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from safetensors.numpy import save
 
 from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
-from fedcross.core.errors import FederationError, StorageError, remedy
+from fedcross.core.errors import StorageError, remedy
 from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import watched
-from fedcross.core.randomness import key
 from fedcross.core.strict_json import dumps
-from fedcross.engines.job import engine_of
 from fedcross.engines.judged import judged
-from fedcross.server import accounting
+from fedcross.server import accounting, arrangements
 from fedcross.server.audit import Audit, Head
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
 from fedcross.server.identity import check_base, check_continues, describe, digest_of_settings, flatten
 from fedcross.server.loggers import open_logger
+from fedcross.server.model_file import write_model
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.request_log import RequestLog
@@ -39,15 +36,10 @@ from fedcross.server.serving import board_of, page_of
 from fedcross.server.slices import plan_for, prepare_slices
 from fedcross.server.snapshots import Snapshots
 from fedcross.server.visit_ledger import VisitLedger
-from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.clock import clock_of
-from fedcross.strategies.round.exchange import LocalClients
-from fedcross.strategies.round.federation import Federation, RoundReport
 from fedcross.strategies.round.registry import method_class
-from fedcross.tasks.base import Task
-from fedcross.tasks.data import FederatedData
-from fedcross.tasks.models.weights import arrays_of, every_name, tied, trainable
+from fedcross.tasks.models.weights import arrays_of, tied, trainable
 from fedcross.tasks.scoring import Score
 
 #: Reasons for which replies are rejected where clients train with a learning rate that is too large.
@@ -91,12 +83,14 @@ class Session:
             check_continues(identity, config)
             check_base(identity, self.base)
             self.run, head = identity["run"], Head.of(identity.get("audit"))
-        self.method: Method = kind(config.method, federation_of(config, self.run, networked(config, grid)))
+        self.method: Method = kind(
+            config.method, arrangements.federation_of(config, self.run, arrangements.networked(config, grid))
+        )
         self.method.clock = clock_of(
             config.clock,
             config.devices,
             config.seed,
-            examples_of(data, config.train.examples),
+            arrangements.examples_of(data, config.train.examples),
             config.train.epochs,
             kind.asynchronous,
         )
@@ -108,14 +102,16 @@ class Session:
         self.method.begin(arrays_of(model), trainable(model))
         self.method.tied, self.method.base = tied(self.evaluator.model), self.base
         if state is None and self.method.independent_models:
-            self.method.start_from(independent(config, data.task, self.method.independent_models))
+            self.method.start_from(arrangements.independent(config, data.task, self.method.independent_models))
         if state is not None:
             self.method.resume(state)
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
-        self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs_replies(config, grid) else None
+        self.reply_log = (
+            WriteAheadLog(self.folder, self.run, self.done) if arrangements.logs_replies(config, grid) else None
+        )
         self.method.log = self.reply_log
         self.audit: Audit | None = None
-        if head is not None or audited(config, grid):  # a chain that was begun goes on
+        if head is not None or arrangements.audited(config, grid):  # a chain that was begun goes on
             self.audit = Audit(self.folder, self.run, digest_of_settings(config), head, self.done)
             self.method.on_ended = self._note
         self.request_log: RequestLog | None = None
@@ -177,7 +173,7 @@ class Session:
                 self.visits.close()
             if self.reply_log is not None:
                 self.reply_log.close()
-        _refuse_idle(ledger)
+        accounting.refuse_idle(ledger.lines)
         result = self._finish(ledger) if last == config.rounds else {}
         self._tell_end(result, last)
         return result
@@ -218,7 +214,7 @@ class Session:
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
             score, widths = self._evaluated()
             self._last_score = score
-        entry = line(report, score, time.perf_counter() - started) | widths
+        entry = accounting.line(report, score, time.perf_counter() - started) | widths
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.method, self.grid, number)
         return entry
@@ -306,105 +302,3 @@ class Session:
         if self.method.plan is not None and self.method.plan.scaled:
             identity["scaled"] = list(self.method.plan.scaled)
         return identity | ({"base": self.base} if self.base else {})
-
-
-def _refuse_idle(ledger: accounting.Ledger) -> None:
-    """Raise a FederationError if no reply was ever accepted: such a run has trained nothing, and must not pass."""
-    lost = any(line.get("dropped") for line in ledger.lines)
-    # Requests say nothing: a slot may be lost without one, as its client is not connected, and another have several.
-    taken = any(line.get("bytes_up") or line.get("train_loss") is not None for line in ledger.lines)
-    if lost and not taken:
-        reasons: Counter[str] = Counter()
-        for line in ledger.lines:
-            reasons.update(line.get("rejected") or {})
-        why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(5)) or "no answer"
-        raise FederationError(
-            f"{len(ledger.lines)} rounds and not one accepted reply ({why}): nothing was trained. The warnings above "
-            "say what the clients answered. Mend it and start again in another folder."
-        )
-
-
-def examples_of(data: FederatedData, most: int | None = None) -> list[int]:
-    """Return how many examples each client trains on in an epoch; one entry of 1 where each device has its own data.
-
-    `most` is ``train.examples``: a client that has more draws as many in each visit.
-    """
-    return [1] if data.partition.own else [min(len(part), most or len(part)) for part in data.partition.train]
-
-
-def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
-    """Return the ``metrics.jsonl`` object of one round."""
-    return {
-        "round": report.round,
-        "test_accuracy": score.accuracy if score else None,
-        "test_loss": score.loss if score and math.isfinite(score.loss) else None,
-        "train_loss": report.train_loss,
-        "clients": report.clients,
-        "dropped": report.dropped,
-        "rejected": dict(report.rejected),
-        "clipped": report.clipped,
-        "lightened": report.lightened,
-        "spares": report.spares,
-        "exchanges": report.exchanges,
-        "bytes_down": report.bytes_down,
-        "bytes_up": report.bytes_up,
-        "seconds": seconds,
-        "seconds_training": report.seconds_training,
-        "seconds_aggregation": report.seconds_aggregation,
-        **report.metrics,
-    }
-
-
-def independent(config: RunConfig, task: Task, count: int) -> Iterator[Arrays]:
-    """Yield `count` random initial models, model i from the stream keyed by (seed, i); none is the usual one."""
-    for i in range(count):
-        network, _ = config.network(task, key(config.seed, "independent start", i))
-        yield arrays_of(network)
-
-
-def logs_replies(config: RunConfig, grid: Grid) -> bool:
-    """Return whether accepted replies are logged.
-
-    ``auto`` logs replies that come from other machines. It logs none if the clients run on this machine: there a crash
-    costs at most one round of computing, and writing the log would slow down short rounds.
-    """
-    if config.checkpoint.log != "auto":
-        return config.checkpoint.log
-    return networked(config, grid)
-
-
-def audited(config: RunConfig, grid: Grid) -> bool:
-    """Return whether a new run writes the audit trail; ``auto`` where others than this machine may have trained."""
-    return networked(config, grid) if config.log.audit == "auto" else config.log.audit
-
-
-def networked(config: RunConfig, grid: Grid) -> bool:
-    """Return whether the server reaches its clients over a network; False if they run on this machine."""
-    return not (isinstance(grid, LocalClients) or engine_of(config.module("engine")).CAPABILITIES.simulates)
-
-
-def federation_of(config: RunConfig, run: str, network: bool = False) -> Federation:
-    """Return the federation settings of `config`; `network` says whether clients are on other machines."""
-    return Federation(
-        **dict(config.federation),
-        seed=config.seed,
-        rounds=config.rounds,
-        clients_per_round=config.clients_per_round,
-        run=run,
-        nonce=True,
-        networked=network,
-        defence=config.defence,
-        compression=config.compression,
-    )
-
-
-def write_model(path: Path, arrays: Arrays, again: Mapping[str, str] | None = None) -> None:
-    """Write the global model as a safetensors file.
-
-    `again` maps further names of tied weights to the name of the array; torch needs every name of the ``state_dict``.
-    """
-    import numpy as np
-
-    accounting.write_atomically(
-        path, save({n: np.ascontiguousarray(a) for n, a in every_name(arrays, again or {}).items()})
-    )

@@ -71,7 +71,7 @@ def export(
     """
     from fedcross.server.commands.export_notes import notes
     from fedcross.server.commands.formats import SUFFIX, write
-    from fedcross.server.session import write_model
+    from fedcross.server.model_file import write_model
 
     number, state, identity = _checkpoint(run, number)
     method = _rebuilt(state, identity)

@@ -14,7 +14,7 @@ from fedcross.core.certificates import check_certificate, make_authority, make_s
 from fedcross.core.errors import FedcrossError
 from fedcross.core.private_files import check_private
 from fedcross.engines import flower, memory, remote
-from fedcross.server import audit, identity, run_folder, session
+from fedcross.server import accounting, audit, identity, run_folder
 from fedcross.server.commands import device_checks, doctor
 from fedcross.server.commands.main import main
 from fedcross.strategies.round.client_faults import end_if_common
@@ -96,7 +96,7 @@ def connected(count):
 
 def idle(reason):
     lines = [{"clients": 3, "dropped": 3, "rejected": {reason: 3} if reason else {}}]
-    return lambda _: session._refuse_idle(SimpleNamespace(lines=lines))
+    return lambda _: accounting.refuse_idle(lines)
 
 
 @pytest.mark.parametrize(("taken", "idle"), [({}, True), ({"bytes_up": 8}, False), ({"train_loss": 0.0}, False)])
@@ -104,10 +104,10 @@ def test_slots_that_were_asked_for_twice_do_not_hide_that_nothing_was_trained(ta
     lines = [{"clients": 6, "dropped": 3, "rejected": {"too_large": 6}}, {"clients": 6, "dropped": 3, **taken}]
     if idle:
         with pytest.raises(FedcrossError) as caught:
-            session._refuse_idle(SimpleNamespace(lines=lines))
+            accounting.refuse_idle(lines)
         assert cause_of(str(caught.value)) is NAMES["wrong_shapes"]
     else:
-        session._refuse_idle(SimpleNamespace(lines=lines))
+        accounting.refuse_idle(lines)
 
 
 def readable(folder):

@@ -10,7 +10,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.settings import find
 from fedcross.engines.grid import LocalGrid
 from fedcross.engines.job import Capabilities, engine_of
-from fedcross.server.session import networked
+from fedcross.server.arrangements import networked
 from fedcross.strategies.round.exchange import LocalClients, is_blocking
 from tests.support.toy import app
 

@@ -2,9 +2,8 @@ import json
 
 import pytest
 
-from fedcross.core.errors import StorageError
-from fedcross.server.accounting import Ledger, result, write_atomically
-from fedcross.server.session import line
+from fedcross.core.errors import FederationError, StorageError
+from fedcross.server.accounting import Ledger, line, refuse_idle, result, write_atomically
 from fedcross.strategies.round.federation import RoundReport
 from fedcross.tasks.scoring import Score
 
@@ -101,3 +100,17 @@ def test_a_file_is_never_written_through_a_link(tmp_path):
     with pytest.raises(OSError, match="symbolic links"):
         write_atomically(tmp_path / "a", b"new")
     assert (tmp_path / "victim").read_bytes() == b"kept"
+
+
+def idle(**line):
+    """Return the lines of a run of one round."""
+    return [{"bytes_up": 0, "train_loss": None, "rejected": {}, **line}]
+
+
+def test_a_run_is_idle_if_slots_were_lost_and_no_reply_was_accepted():
+    """Of ten slots two have clients that are connected, after a restart: both are trained, so it is not."""
+    refuse_idle(idle(clients=2, dropped=8, bytes_up=39504, train_loss=2.1))
+    refuse_idle(idle(clients=0, dropped=0))  # nobody was to be asked
+    for asked in (0, 3, 6):
+        with pytest.raises(FederationError, match="not one accepted reply"):
+            refuse_idle(idle(clients=asked, dropped=3))

@@ -7,8 +7,8 @@ from fedcross.client.app import app as client_app
 from fedcross.conf.schema import load
 from fedcross.core.errors import StorageError
 from fedcross.engines.grid import LocalGrid
+from fedcross.server.arrangements import audited, logs_replies
 from fedcross.server.reply_log import WriteAheadLog, records
-from fedcross.server.session import audited, logs_replies
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.protocol import Round, Upload

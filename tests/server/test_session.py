@@ -1,7 +1,6 @@
 import copy
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.server.evaluation import across_clients
 from fedcross.server.identity import check_continues, check_same, describe, flatten
-from fedcross.server.session import _refuse_idle, federation_of
-from fedcross.strategies.round.federation import Meeting
 from tests.support.federation import run, same, session
 
 
@@ -128,20 +125,6 @@ def test_a_run_of_an_older_fedfan_is_continued_with_its_own_rule_only():
     ]
 
 
-def idle(**line):
-    """Return the ledger of a run of one round."""
-    return SimpleNamespace(lines=[{"bytes_up": 0, "train_loss": None, "rejected": {}, **line}])
-
-
-def test_a_run_is_idle_if_slots_were_lost_and_no_reply_was_accepted():
-    """Of ten slots two have clients that are connected, after a restart: both are trained, so it is not."""
-    _refuse_idle(idle(clients=2, dropped=8, bytes_up=39504, train_loss=2.1))
-    _refuse_idle(idle(clients=0, dropped=0))  # nobody was to be asked
-    for asked in (0, 3, 6):
-        with pytest.raises(FederationError, match="not one accepted reply"):
-            _refuse_idle(idle(clients=asked, dropped=3))
-
-
 def test_a_run_that_diverges_says_so_once(tmp_path, caplog):
     """All clients of each round reply with a loss beyond every limit; at an ordinary rate nothing is said."""
     run(tmp_path / "well", "method=fedavg")
@@ -237,31 +220,6 @@ def test_packed_messages_change_no_bit(tmp_path, settings):
     trained = [content for content in records if "arrays" in content]
     assert trained
     assert all(list(record) == ["packed"] for content in trained for record in content.array_records.values())
-
-
-def test_messages_are_packed_where_clients_are_on_a_network():
-    config = load(())
-    assert not federation_of(config, "run").packs
-    assert federation_of(config, "run", network=True).packs
-    assert not federation_of(load(("federation.packed=false",)), "run", network=True).packs
-    assert federation_of(load(("federation.packed=true",)), "run").packs
-
-
-def test_every_setting_of_the_group_reaches_the_method():
-    changed = {
-        "min_clients": 2,
-        "wait_s": 7.0,
-        "deadline_s": 8.0,
-        "min_replies": 2,
-        "enough_replies": 3,
-        "reassign": 1,
-        "hedge": 1,
-        "resend_s": 9.0,
-        "packed": True,
-    }
-    assert changed.keys() == Meeting.model_fields.keys()
-    config = load([f"federation.{name}={value}" for name, value in changed.items()])
-    assert federation_of(config, "run").model_dump(include=set(changed)) == changed
 
 
 def test_a_session_talks_to_its_clients_by_way_of_the_judge(tmp_path, monkeypatch):
