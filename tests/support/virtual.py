@@ -100,3 +100,9 @@ def goes(method: Any, client: int) -> None:
         return found
 
     method.nodes.wait_for = then_gone
+
+
+def deaf_once() -> Script:
+    """Return a script that ignores its first request."""
+    seen: list[int] = []
+    return lambda message: answers(1)(message) if seen else seen.append(1) or []

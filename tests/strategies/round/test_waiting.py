@@ -9,7 +9,7 @@ import pytest
 
 from fedcross.strategies.round import waiting
 from fedcross.strategies.round.waiting import FAR_S, MOST, Notice
-from tests.strategies.round.test_exchange import drawn, federation
+from tests.support.slots import drawn, federation
 from tests.support.virtual import Clock, silent
 
 

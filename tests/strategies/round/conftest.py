@@ -1,0 +1,10 @@
+"""What tests of a round share."""
+
+import pytest
+
+from tests.support.virtual import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
