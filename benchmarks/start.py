@@ -24,8 +24,8 @@ from statistics import median
 
 from benchmarks.common import cpu, machine, machine_cpu, write_section
 from fedcross.conf.compose import join
-from fedcross.core.certificates import make_authority, make_server
 from fedcross.core.private_files import write_private
+from fedcross.core.trust.signing import make_authority, make_server
 from fedcross.engines import bundle, flower, guarded, runs
 from fedcross.engines.processes import Family
 

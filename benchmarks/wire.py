@@ -30,7 +30,7 @@ from unittest import mock
 
 from benchmarks.common import Workload, images, machine, write_section
 from fedcross.conf.compose import join
-from fedcross.core.keys import KeyPair
+from fedcross.core.trust.keys import KeyPair
 from fedcross.engines import bundle, superlink
 
 CLIENTS = 3

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedcross.core import certificates, keys, lasting
 from fedcross.core.errors import StorageError
+from fedcross.core.trust import certificates, keys, lasting
 
 
 def refuse_successor(authority: Path, copies: Sequence[Path], server: Path) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core import certificates, issued, lasting, ports
+from fedcross.core import ports
 from fedcross.core.errors import ConfigError, FederationError, StorageError
-from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.core.private_files import alone
+from fedcross.core.trust import certificates, issued, lasting, signing
+from fedcross.core.trust.keys import KeyPair, make_node_key
 from fedcross.deploy import restarts, start
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
@@ -69,7 +70,7 @@ def rotate_key(arguments: Arguments) -> None:
 
 def _fingerprint(public: Path) -> str:
     """Return the fingerprint of a key in a file, as ``nodes`` lists it."""
-    from fedcross.core.admission import fingerprint
+    from fedcross.core.trust.admission import fingerprint
 
     [(_, key)] = public_keys([str(public)])
     return fingerprint(key)
@@ -176,7 +177,7 @@ def authority(arguments: Arguments) -> None:
     """Make the authority."""
     found = sorted(arguments.folder.parent.glob("*/ca.crt"))
     copies = [path for path in found if path.parent != arguments.folder and not path.with_name("ca.key").exists()]
-    _tell(certificates.make_authority(arguments.folder, arguments.days))
+    _tell(signing.make_authority(arguments.folder, arguments.days))
     if copies:
         print(
             f"{copies[0]} is of another authority: devices that trust that one are locked out until they get the new "
@@ -191,7 +192,7 @@ def server(arguments: Arguments) -> None:
 
     root, before = _root(arguments.authority), (arguments.folder / "server.key").exists()
     with alone(arguments.authority):  # federation, which renews this pair too, waits
-        _tell(certificates.make_server(root, arguments.folder, arguments.names, arguments.days))
+        _tell(signing.make_server(root, arguments.folder, arguments.names, arguments.days))
         tokens = gateway_token(arguments.folder)
         for made in tokens:
             print(f"{made} (secret)")
@@ -203,7 +204,7 @@ def server(arguments: Arguments) -> None:
 def client(arguments: Arguments) -> None:
     """Make a client certificate."""
     root = _root(arguments.authority)
-    _tell(certificates.make_client(root, arguments.folder, arguments.name, arguments.days))
+    _tell(signing.make_client(root, arguments.folder, arguments.name, arguments.days))
 
 
 def revoke_certificate(arguments: Arguments) -> None:

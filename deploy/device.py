@@ -22,10 +22,18 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import LEAST_SECRET, SECRET, KeyPair, check_name, make_node_key, public_line, read_public_key
 from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, tidy, write_public
+from fedcross.core.trust import certificates, signing
+from fedcross.core.trust.keys import (
+    LEAST_SECRET,
+    SECRET,
+    KeyPair,
+    check_name,
+    make_node_key,
+    public_line,
+    read_public_key,
+)
 from fedcross.deploy.federation import OWN, make_secret
 from fedcross.deploy.start import check_width
 from fedcross.engines.remote import host_and_port
@@ -111,7 +119,7 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
 def _check_address(address: str) -> None:
     """Refuse what a server's certificate cannot name: the address stands in files that a shell and systemd read."""
     host, port = host_and_port(address)
-    certificates.check_host(host.strip("[]"))
+    signing.check_host(host.strip("[]"))
     if port == 0:
         raise ConfigError(f"--superlink {address}: there is no port 0.")
 

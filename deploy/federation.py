@@ -25,9 +25,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from fedcross.core import certificates, lasting
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import SECRET, KeyPair, check_name, make_node_key, public_line
 from fedcross.core.private_files import (
     alone,
     check_place,
@@ -39,6 +37,8 @@ from fedcross.core.private_files import (
     write_private,
     write_public,
 )
+from fedcross.core.trust import certificates, lasting, signing
+from fedcross.core.trust.keys import SECRET, KeyPair, check_name, make_node_key, public_line
 from fedcross.deploy import authorities, tokens
 from fedcross.engines.executor import operators
 
@@ -80,7 +80,7 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
         If a name is none, or a device's is that of one of the federation's own folders.
     """
     for name in names:
-        certificates.check_host(name)
+        signing.check_host(name)
     for device in devices:
         check_name(device)
     if taken := sorted({*OWN} & {*devices}):
@@ -116,7 +116,7 @@ def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: lis
 def _fill(folders: Mapping[str, Path], devices: Sequence[str], names: Sequence[str], made: list[str]) -> None:
     authority = KeyPair(folders["authority"] / "ca.crt", folders["authority"] / "ca.key")
     if not authority.public.exists():
-        made += _files(certificates.new_authority(folders["authority"]))
+        made += _files(signing.new_authority(folders["authority"]))
     certificates.check_authority(authority)
     text = certificates.authority_text(authority.public)
     authorities.warn_of_end(authority.public)
@@ -159,7 +159,7 @@ def _server(authority: KeyPair, folder: Path, names: Sequence[str], copy: Path |
     if set(wanted) <= earlier and _good(pair, authority.public):
         return
     try:
-        made += _files(certificates.make_server(authority, folder, wanted))
+        made += _files(signing.make_server(authority, folder, wanted))
     except StorageError as error:
         raise StorageError(f"{pair.public}: {_why(pair, wanted, earlier, authority.public)}. {error}") from error
 

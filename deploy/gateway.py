@@ -11,10 +11,10 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 
-from fedcross.core import certificates
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import private_folder, write_private
+from fedcross.core.trust import certificates
+from fedcross.core.trust.keys import KeyPair
 from fedcross.deploy import tokens
 from fedcross.deploy.federation import GATEWAY
 from fedcross.engines.remote import host_and_port

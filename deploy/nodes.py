@@ -17,8 +17,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from fedcross.core.admission import bound_partition, fingerprint, node_name
 from fedcross.core.errors import ConfigError, FederationError
+from fedcross.core.trust.admission import bound_partition, fingerprint, node_name
 from fedcross.engines import flower
 from fedcross.engines.remote import host_and_port, refusals, wait_for
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from fedcross.core.keys import SECRET
+from fedcross.core.trust.keys import SECRET
 from fedcross.deploy import tokens
 
 SUPERLINK, GATEWAY, SUPEREXEC = "the SuperLink", "the gateway", "the SuperExec"

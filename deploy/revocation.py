@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedcross.core import certificate_fields, certificates, issued
 from fedcross.core.errors import StorageError
-from fedcross.core.issued import Issued
-from fedcross.core.keys import KeyPair
 from fedcross.core.private_files import write_public
-from fedcross.core.revoked import LIST, dates, read, refuse_loss, refuse_older
+from fedcross.core.trust import certificates, fields, issued, signing
+from fedcross.core.trust.issued import Issued
+from fedcross.core.trust.keys import KeyPair
+from fedcross.core.trust.revoked import LIST, dates, read, refuse_loss, refuse_older
 
 CRL_DAYS = 90
 
@@ -28,14 +28,14 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
     """Put `certificate` on the list ``ca.crl`` beside the authority's certificate, and sign the list anew.
 
     With a client's certificate, all unexpired ones of the same device that the authority recorded go on the list
-    (:mod:`core.issued`), because a rotated one stays valid; not with one that is on the list already, as its device may
-    have got another one since. What is revoked is recorded there too, so a lost list is made again. Processes that
-    revoke at once wait for each other.
+    (:mod:`core.trust.issued`), because a rotated one stays valid; not with one that is on the list already, as its
+    device may have got another one since. What is revoked is recorded there too, so a lost list is made again.
+    Processes that revoke at once wait for each other.
 
     Parameters
     ----------
     authority : KeyPair
-        From :func:`core.certificates.make_authority`.
+        From :func:`core.signing.make_authority`.
     certificate : Path or None
         The certificate to revoke; None to renew only the dates of the list.
     days : int
@@ -52,7 +52,7 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
         If this authority did not sign the certificate or the list, the certificate is a server's, or the list cannot be
         written.
     """
-    root, key = certificates.read_authority(authority.public), certificates.signing_key(authority)
+    root, key = certificates.read_authority(authority.public), signing.signing_key(authority)
     path = authority.public.with_name(LIST)
     with issued.locked(path.parent):
         known = {one.serial: one for one in issued.valid(path.parent)}
@@ -138,7 +138,7 @@ def _list(
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(root.subject)
-        .last_update(now - certificate_fields.CLOCK_SKEW)
+        .last_update(now - fields.CLOCK_SKEW)
         .next_update(now + timedelta(days=days))
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import check_name
 from fedcross.core.private_files import replacing
+from fedcross.core.trust.keys import check_name
 from fedcross.tasks import digits
 from fedcross.tasks.partition import dirichlet
 

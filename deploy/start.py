@@ -18,10 +18,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from fedcross.core import certificates, lasting
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import SECRET, KeyPair
 from fedcross.core.private_files import check_folder
+from fedcross.core.trust import certificates, lasting
+from fedcross.core.trust.keys import SECRET, KeyPair
 from fedcross.deploy import tokens
 from fedcross.deploy.federation import GATEWAY
 from fedcross.engines import guarded

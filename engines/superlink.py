@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core.certificates import make_authority, make_server
 from fedcross.core.events import relay as relay_line
-from fedcross.core.keys import KeyPair, make_node_key
 from fedcross.core.private_files import write_private
 from fedcross.core.settings import Settings
+from fedcross.core.trust.keys import KeyPair, make_node_key
+from fedcross.core.trust.signing import make_authority, make_server
 from fedcross.engines import bundle, flower, guarded
 from fedcross.engines.executor import operators, program
 from fedcross.engines.job import Capabilities

@@ -21,8 +21,8 @@ from pathlib import Path
 import yaml
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import SECRET
 from fedcross.core.private_files import private_folder, write_private, write_public
+from fedcross.core.trust.keys import SECRET
 from fedcross.deploy.federation import GATEWAY as GATEWAY_TOKEN
 from fedcross.deploy.federation import OPERATOR, PAGE, TOKEN
 

@@ -2,7 +2,7 @@
 
 ``fedcross deploy register`` looks first and registers then. Two operators, on two machines, would both find the
 partition free. So the SuperLink looks once more, one registration after the other. The name of a node is
-``core.admission.node_name``.
+``core.trust.admission.node_name``.
 """
 
 from __future__ import annotations

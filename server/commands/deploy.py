@@ -23,8 +23,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedcross.core.certificates import AUTHORITY_DAYS, MAX_LEAF_DAYS
 from fedcross.core.errors import FederationError
+from fedcross.core.trust.signing import AUTHORITY_DAYS, MAX_LEAF_DAYS
 from fedcross.deploy import commands, runs
 from fedcross.deploy.commands import Arguments
 from fedcross.engines import guarded

@@ -15,8 +15,8 @@ from time import time
 from typing import Any
 
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import SECRET, bundle_of, lost_key
 from fedcross.core.plugins import PLUGIN_VARIABLE, named_folders
+from fedcross.core.trust.keys import SECRET, bundle_of, lost_key
 from fedcross.server.commands.findings import Finding, fault, note, ok
 from fedcross.server.commands.key_checks import SOON
 
@@ -42,9 +42,9 @@ BEHIND_S, AHEAD_S = 300, 5
 
 def check_node_key(folder: Path) -> Iterator[Finding]:
     """Check a device's keys: the authority's certificate, and that key and secret are good and only the owner's."""
-    from fedcross.core.certificates import check_key, read_authority, validity
-    from fedcross.core.lasting import AUTHORITY_SOON
     from fedcross.core.private_files import check_folder
+    from fedcross.core.trust.certificates import check_key, read_authority, validity
+    from fedcross.core.trust.lasting import AUTHORITY_SOON
 
     try:
         names = sorted(folder.iterdir())
@@ -173,7 +173,7 @@ def check_registered(address: str, folder: Path) -> Iterator[Finding]:
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-    from fedcross.core.admission import fingerprint
+    from fedcross.core.trust.admission import fingerprint
     from fedcross.engines.executor.fleet import NO_GATEWAY, TWO_TOKENS
 
     try:

@@ -25,7 +25,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     if not folder.is_dir():
         yield fault(f"{folder}: no such folder. {_first(folder)}")
         return
-    from fedcross.core.issued import FILE
+    from fedcross.core.trust.issued import FILE
 
     files = sorted(folder.iterdir())
     certificates = [path for path in files if path.suffix == ".crt"]
@@ -73,7 +73,7 @@ def check_one_authority(folders: Sequence[Path]) -> Iterator[Finding]:
     """Check that each ``ca.crt`` in `folders` that can be read is the same authority's."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    from fedcross.core.certificates import read_authority
+    from fedcross.core.trust.certificates import read_authority
 
     found: dict[bytes, list[Path]] = {}
     for path in (folder / "ca.crt" for folder in folders):
@@ -98,9 +98,9 @@ def _lacks_root(folder: Path, files: Sequence[Path]) -> bool:
 
 def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
     """Tell of what lacks beside a part of it: a pair's other half, the gateway's token, the authority's record."""
-    from fedcross.core import issued
-    from fedcross.core.keys import SECRET, lost_key
-    from fedcross.core.revoked import LIST
+    from fedcross.core.trust import issued
+    from fedcross.core.trust.keys import SECRET, lost_key
+    from fedcross.core.trust.revoked import LIST
     from fedcross.deploy.federation import OPERATOR, PAGE, TOKEN
     from fedcross.deploy.tokens import GATEWAY
 
@@ -150,7 +150,7 @@ def _root_cure(folder: Path) -> str:
 
 def _missing_pair(folder: Path, names: Collection[str]) -> Iterator[Finding]:
     """Tell of the server's pair, or a device's, if both halves are lost and the rest of its folder is there."""
-    from fedcross.core.keys import SECRET
+    from fedcross.core.trust.keys import SECRET
     from fedcross.deploy.federation import OWN
     from fedcross.deploy.tokens import GATEWAY
 
@@ -182,9 +182,9 @@ def _is_alone(public: Path, names: Collection[str]) -> bool:
 
 def _look(path: Path) -> None:
     """Raise StorageError unless a folder of keys, a key, a token or a record is what it should be, and private."""
-    from fedcross.core import issued
-    from fedcross.core.certificates import check_key
     from fedcross.core.private_files import check_folder
+    from fedcross.core.trust import issued
+    from fedcross.core.trust.certificates import check_key
     from fedcross.deploy import tokens
     from fedcross.deploy.federation import PAGE
 
@@ -202,8 +202,8 @@ def _look(path: Path) -> None:
 
 def _of_file(path: Path, authority: Path) -> Finding:
     """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
-    from fedcross.core.certificates import check_certificate, one_certificate
-    from fedcross.core.lasting import ends_with, renewal, soon
+    from fedcross.core.trust.certificates import check_certificate, one_certificate
+    from fedcross.core.trust.lasting import ends_with, renewal, soon
     from fedcross.deploy.federation import RENEW
     from fedcross.deploy.revocation import check_list, check_revoked
 

@@ -24,8 +24,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
 
-from fedcross.core.admission import bound_partition, fingerprint
 from fedcross.core.errors import FederationError
+from fedcross.core.trust.admission import bound_partition, fingerprint
 from fedcross.strategies.round.exchange import LocalClients, receive
 
 #: Seconds that one refresh waits for answers.

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from fedcross.core.causes import CAUSES, cause_of
-from fedcross.core.certificates import check_certificate, make_authority, make_server
 from fedcross.core.errors import FedcrossError
 from fedcross.core.private_files import check_private
+from fedcross.core.trust.certificates import check_certificate
+from fedcross.core.trust.signing import make_authority, make_server
 from fedcross.engines import flower, memory, remote
 from fedcross.server import accounting, audit, identity, run_folder
 from fedcross.server.commands import device_checks, doctor

@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import pytest
 
-from fedcross.core import certificate_fields, certificates
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.trust import certificates, fields, signing
+from fedcross.core.trust.keys import KeyPair
 from fedcross.deploy import authorities, federation
 from fedcross.server.commands import key_checks
 from tests.support.command import subcommand
@@ -34,7 +34,7 @@ def days_ago(days: int) -> Iterator[None]:
             return cls.fromtimestamp((datetime.now(tz) - timedelta(days=days)).timestamp(), tz)
 
     with ExitStack() as stack:
-        for module in (certificate_fields, certificates, authorities):
+        for module in (fields, certificates, signing, authorities):
             stack.enter_context(patch.object(module, "datetime", Then))
         yield
 
@@ -55,7 +55,7 @@ def other(tmp_path: Path) -> Path:
 def expired(tmp_path: Path) -> Path:
     """A federation whose authority ended eleven days ago."""
     with days_ago(741):
-        certificates.make_authority(tmp_path / "keys" / "authority")
+        signing.make_authority(tmp_path / "keys" / "authority")
     with days_ago(30):
         federation.prepare(tmp_path / "keys", ["porch"], ["fl.example.org"])
     return tmp_path / "keys"
@@ -199,7 +199,7 @@ def test_an_expired_authority_is_told_and_gets_a_successor_once_it_is_moved_away
 def test_a_certificate_that_ends_with_its_authority_is_not_to_be_rotated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    certificates.make_authority(tmp_path / "authority", 1)
+    signing.make_authority(tmp_path / "authority", 1)
     federation.prepare(tmp_path, [])
     assert f"fedcross deploy authority {tmp_path / 'authority'}" in capsys.readouterr().err
     faults = doctor(tmp_path / "server")
@@ -212,7 +212,7 @@ def test_a_certificate_that_ends_with_its_authority_is_not_to_be_rotated(
 @pytest.mark.parametrize("key", [True, False])
 def test_doctor_says_that_a_certificate_is_to_be_renewed_as_soon_as_federation_would(root: Path, key: bool) -> None:
     authority = KeyPair(root / "authority" / "ca.crt", root / "authority" / "ca.key")
-    certificates.make_server(authority, root / "server", federation.INNER_NAMES, days=25)
+    signing.make_server(authority, root / "server", federation.INNER_NAMES, days=25)
     if not key:
         authority.private.unlink()
     [told] = [one for one in key_checks.check_keys(root / "server", None) if one.kind != "ok"]

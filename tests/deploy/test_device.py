@@ -17,11 +17,11 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedcross.core import certificates
-from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError, FederationError, StorageError
-from fedcross.core.keys import KeyPair, make_node_key, public_line
 from fedcross.core.private_files import give
+from fedcross.core.trust import certificates, signing
+from fedcross.core.trust.admission import fingerprint
+from fedcross.core.trust.keys import KeyPair, make_node_key, public_line
 from fedcross.deploy import commands, device, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
 from fedcross.deploy.kubernetes.plan import read_bundle
@@ -36,7 +36,7 @@ PORCH = Device("porch", "fl.example.org:8443", 3, 4)
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
-    return certificates.make_authority(tmp_path / "ca").public
+    return signing.make_authority(tmp_path / "ca").public
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_addresses_of_machines(address: str, authority: Path, tmp_path: Path) ->
 
 def test_a_bundle_gets_the_authoritys_certificate_and_nothing_else(authority: Path, tmp_path: Path) -> None:
     own = KeyPair(authority, authority.with_name("ca.key"))
-    server = certificates.make_server(own, tmp_path / "server", [])
+    server = signing.make_server(own, tmp_path / "server", [])
     with pytest.raises(StorageError, match=r"server\.crt: not the certificate of an authority"):
         new_client(PORCH, server.public, tmp_path / "d")
     assert not (tmp_path / "d").exists()
@@ -376,7 +376,7 @@ def test_a_bundle_gets_the_authoritys_certificate_and_nothing_else(authority: Pa
 
 def test_of_two_authorities_in_one_file_none_is_taken(authority: Path, tmp_path: Path) -> None:
     """The second one would be missing in the bundle, and be no one's that anything here signs."""
-    other = certificates.make_authority(tmp_path / "other").public
+    other = signing.make_authority(tmp_path / "other").public
     both = tmp_path / "both.crt"
     both.write_bytes(authority.read_bytes() + other.read_bytes())
     with pytest.raises(StorageError, match=r"both\.crt: 2 certificates in one file"):

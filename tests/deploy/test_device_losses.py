@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedcross.core import certificates
-from fedcross.core.admission import fingerprint
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import check_secret
+from fedcross.core.trust import certificates, signing
+from fedcross.core.trust.admission import fingerprint
+from fedcross.core.trust.keys import check_secret
 from fedcross.deploy import federation, nodes
 from fedcross.deploy.device import Device, new_client, rotate_key
 from tests.support.command import subcommand
@@ -24,7 +24,7 @@ deploy = subcommand("deploy")
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    authority = certificates.make_authority(tmp_path / "ca").public
+    authority = signing.make_authority(tmp_path / "ca").public
     return new_client(Device("porch", "fl.example.org:8443", 3, 4), authority, tmp_path / "devices")
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedcross.core import certificates, keys
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.trust import certificates, keys, signing
+from fedcross.core.trust.keys import KeyPair
 from fedcross.deploy import federation
 from fedcross.deploy.device import rotate_key
 from fedcross.engines.executor import operators
@@ -76,7 +76,7 @@ def test_server_certificate_is_renewed_when_it_runs_out_or_lacks_a_name(tmp_path
         return certificates.read_certificate(path).serial_number
 
     first = serial()
-    certificates.make_server(authority, tmp_path / "server", federation.INNER_NAMES, days=29)
+    signing.make_server(authority, tmp_path / "server", federation.INNER_NAMES, days=29)
     assert federation.prepare(tmp_path, []) == server_pair(tmp_path)
     second = serial()
     assert federation.prepare(tmp_path, [], ["fl.example.org"]) == server_pair(tmp_path)
@@ -136,7 +136,7 @@ def test_a_missing_authority_is_not_replaced(tmp_path: Path) -> None:
     for devices in (["porch"], []):
         with pytest.raises(StorageError, match=r"porch/ca\.crt is a copy of it"):
             federation.prepare(tmp_path, devices)
-    certificates.make_authority(tmp_path / "authority")  # on purpose
+    signing.make_authority(tmp_path / "authority")  # on purpose
     (tmp_path / "porch" / "ca.crt").unlink()
     copies = [str(tmp_path / name / "ca.crt") for name in (*federation.OWN[1:], "porch")]
     assert federation.prepare(tmp_path, ["porch"]) == [*server_pair(tmp_path), *copies]
@@ -148,7 +148,7 @@ def test_a_new_server_certificate_keeps_the_names_of_the_old_one(tmp_path: Path)
     authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
     pair = KeyPair(tmp_path / "server" / "server.crt", tmp_path / "server" / "server.key")
     own = {"superlink", "gateway", "fl.example.org", "localhost", "127.0.0.1"}
-    certificates.make_server(authority, pair.public.parent, [*federation.INNER_NAMES, "fl.example.org", "::1"], days=10)
+    signing.make_server(authority, pair.public.parent, [*federation.INNER_NAMES, "fl.example.org", "::1"], days=10)
     assert federation.prepare(tmp_path, []) == server_pair(tmp_path)
     assert certificates.server_names(pair.public) == {*own, "::1"}
     assert federation.prepare(tmp_path, [], ["b.org"]) == server_pair(tmp_path)
@@ -195,7 +195,7 @@ def test_a_server_key_that_this_user_may_not_read_is_kept(
 def test_an_authority_that_ends_soon_is_told_of_and_signs_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    certificates.make_authority(tmp_path / "authority", days=20)
+    signing.make_authority(tmp_path / "authority", days=20)
     assert federation.prepare(tmp_path, [])
     assert federation.prepare(tmp_path, []) == []
     said = capsys.readouterr().err.splitlines()
@@ -222,7 +222,7 @@ def test_a_folder_in_which_others_may_rename_files_is_refused(tmp_path: Path) ->
 
 
 def test_the_copies_have_the_certificate_alone(tmp_path: Path) -> None:
-    pair = certificates.make_authority(tmp_path / "authority")
+    pair = signing.make_authority(tmp_path / "authority")
     alone = pair.public.read_bytes()
     pair.public.write_bytes(alone + pair.private.read_bytes())
     federation.prepare(tmp_path, [])

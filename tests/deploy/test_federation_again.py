@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcross.core import certificate_fields, certificates, keys
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.trust import certificates, fields, keys, signing
+from fedcross.core.trust.keys import KeyPair
 from fedcross.deploy import federation
 from fedcross.deploy.device import rotate_key
 from tests.support.command import subcommand
@@ -42,7 +42,7 @@ def test_the_names_of_a_lost_server_must_be_given(tmp_path: Path, lost: str) -> 
 
 def test_a_first_call_beside_an_authority_or_a_bundle_needs_no_names(tmp_path: Path) -> None:
     """In containers the folders are there and empty; a bundle may have been made here before."""
-    authority = certificates.make_authority(tmp_path / "authority")
+    authority = signing.make_authority(tmp_path / "authority")
     for name in federation.OWN[1:]:
         (tmp_path / name).mkdir(mode=0o700)
     bundle = tmp_path / "porch" / "keys"
@@ -53,9 +53,9 @@ def test_a_first_call_beside_an_authority_or_a_bundle_needs_no_names(tmp_path: P
 
 def test_an_authority_elsewhere_whose_files_are_put_here_needs_no_names(tmp_path: Path) -> None:
     """As docs/deploy.md says for who keeps ca.key on another machine."""
-    authority = certificates.make_authority(tmp_path / "elsewhere")
+    authority = signing.make_authority(tmp_path / "elsewhere")
     root = tmp_path / "keys"
-    certificates.make_server(authority, root / "server", [*federation.INNER_NAMES, "fl.example.org"])
+    signing.make_server(authority, root / "server", [*federation.INNER_NAMES, "fl.example.org"])
     for name in ("authority", "server"):
         (root / name).mkdir(mode=0o700, exist_ok=True)
         (root / name / "ca.crt").write_bytes(authority.public.read_bytes())
@@ -109,7 +109,7 @@ def test_a_bad_key_of_the_authority_is_told_and_can_be_put_away(tmp_path: Path, 
     elif damage == "junk":
         key.write_bytes(b"junk")
     else:
-        key.write_bytes(certificates.make_authority(tmp_path.with_name("other")).private.read_bytes())
+        key.write_bytes(signing.make_authority(tmp_path.with_name("other")).private.read_bytes())
     before = contents(tmp_path)
     cure = "chmod 600" if damage == "open" else rf"Bring it back: without .* If it is lost, move {key} away"
     with pytest.raises(StorageError, match=rf"ca\.key: .*{says}.*{cure}"):
@@ -125,18 +125,18 @@ def test_a_clock_that_is_behind_renews_nothing(tmp_path: Path, monkeypatch: pyte
     authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
     later = datetime.now(UTC) + timedelta(days=3)
     if early == "ca.crt":
-        monkeypatch.setattr(certificate_fields, "CLOCK_SKEW", -timedelta(days=3))
-        certificates.make_authority(authority.public.parent)
+        monkeypatch.setattr(fields, "CLOCK_SKEW", -timedelta(days=3))
+        signing.make_authority(authority.public.parent)
     else:
         federation.prepare(tmp_path, [])
-        certificates.make_server(authority, tmp_path / "server", federation.INNER_NAMES, now=later)
+        signing.make_server(authority, tmp_path / "server", federation.INNER_NAMES, now=later)
     before = contents(tmp_path)
     with pytest.raises(StorageError, match=rf"{early}: valid from {later:%F} .*is this clock right"):
         federation.prepare(tmp_path, [])
     assert contents(tmp_path) == before
     if early == "ca.crt":
         with pytest.raises(StorageError, match="is this clock right"):
-            certificates.make_server(authority, tmp_path / "server", [])
+            signing.make_server(authority, tmp_path / "server", [])
 
 
 def test_a_device_whose_key_alone_is_lost_is_told_so(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_without_the_authoritys_key_it_says_what_the_key_is_for(
         (server / "server.crt").unlink()
         (server / "server.key").unlink()
     else:
-        certificates.make_server(authority, server, [*federation.INNER_NAMES], days)
+        signing.make_server(authority, server, [*federation.INNER_NAMES], days)
     authority.private.unlink()
     with pytest.raises(
         StorageError, match=rf"server\.crt: {why}.*ca\.key: no such key file\. Bring the authority's key"

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from fastapi import HTTPException
 
-from fedcross.core.admission import fingerprint
 from fedcross.core.errors import FederationError
-from fedcross.core.keys import make_node_key
+from fedcross.core.trust.admission import fingerprint
+from fedcross.core.trust.keys import make_node_key
 from fedcross.deploy import nodes
 from fedcross.engines.executor import admitted
 from tests.deploy.test_device import FakeSuperLink

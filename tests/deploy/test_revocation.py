@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from fedcross.core import certificates, issued
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import KeyPair
+from fedcross.core.trust import certificates, issued, signing
+from fedcross.core.trust.keys import KeyPair
 from fedcross.deploy.revocation import check_revoked, revoke
 from tests.support.command import subcommand
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> KeyPair:
-    return certificates.make_authority(tmp_path / "ca")
+    return signing.make_authority(tmp_path / "ca")
 
 
 def accepted(server: KeyPair, client: KeyPair, trusted: Path, crl: Path) -> bool:
@@ -53,9 +53,9 @@ def accepted(server: KeyPair, client: KeyPair, trusted: Path, crl: Path) -> bool
 
 
 def test_a_revoked_certificate_is_refused_and_others_are_not(authority: KeyPair, tmp_path: Path) -> None:
-    server = certificates.make_server(authority, tmp_path / "server", [])
-    good = certificates.make_client(authority, tmp_path / "d", "good")
-    bad = certificates.make_client(authority, tmp_path / "d", "bad")
+    server = signing.make_server(authority, tmp_path / "server", [])
+    good = signing.make_client(authority, tmp_path / "d", "good")
+    bad = signing.make_client(authority, tmp_path / "d", "bad")
     crl, new = revoke(authority, None)
     assert new == 0
     assert accepted(server, good, authority.public, crl)
@@ -66,24 +66,24 @@ def test_a_revoked_certificate_is_refused_and_others_are_not(authority: KeyPair,
 
 
 def test_the_list_grows_and_is_never_taken_from_somebody_else(authority: KeyPair, tmp_path: Path) -> None:
-    first = certificates.make_client(authority, tmp_path / "d", "a")
-    second = certificates.make_client(authority, tmp_path / "d", "b")
+    first = signing.make_client(authority, tmp_path / "d", "a")
+    second = signing.make_client(authority, tmp_path / "d", "b")
     assert revoke(authority, first.public)[1] == 1
     path, new = revoke(authority, second.public)
     assert new == 1
     assert revoke(authority, second.public) == (path, 0)
     serials = {certificates.read_certificate(pair.public).serial_number for pair in (first, second)}
     assert {entry.serial_number for entry in x509.load_pem_x509_crl(path.read_bytes())} == serials
-    other = certificates.make_authority(tmp_path / "other")
-    stranger = certificates.make_client(other, tmp_path / "o", "a")
+    other = signing.make_authority(tmp_path / "other")
+    stranger = signing.make_client(other, tmp_path / "o", "a")
     path.write_bytes(revoke(other, stranger.public)[0].read_bytes())
     with pytest.raises(StorageError, match="not signed by the authority"):
         revoke(authority, None)
 
 
 def test_a_foreign_certificate_cannot_be_revoked(authority: KeyPair, tmp_path: Path) -> None:
-    other = certificates.make_authority(tmp_path / "other")
-    server = certificates.make_server(other, tmp_path / "server", [])
+    other = signing.make_authority(tmp_path / "other")
+    server = signing.make_server(other, tmp_path / "server", [])
     leaf = certificates.read_certificate(server.public)
     assert leaf.issuer == certificates.read_certificate(authority.public).subject  # the same name, another key
     with pytest.raises(StorageError, match="not signed by"):
@@ -102,8 +102,8 @@ def test_what_a_device_got_before_is_revoked_too(
     authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A thief may have the certificate that another one of the same name has replaced."""
-    serials = [serial(certificates.make_client(authority, tmp_path / "d", "porch")) for _ in range(3)]
-    other = certificates.make_client(authority, tmp_path / "d", "barn")
+    serials = [serial(signing.make_client(authority, tmp_path / "d", "porch")) for _ in range(3)]
+    other = signing.make_client(authority, tmp_path / "d", "barn")
     crl = authority.public.with_name("ca.crl")
     file = tmp_path / "d" / "porch.crt"
     assert subcommand("deploy")(["revoke-certificate", str(crl.parent), str(file)]) == 0
@@ -113,20 +113,20 @@ def test_what_a_device_got_before_is_revoked_too(
 
 
 def test_an_authority_of_an_earlier_version_revokes_what_it_knows(authority: KeyPair, tmp_path: Path) -> None:
-    old = certificates.make_client(authority, tmp_path / "d", "porch")
+    old = signing.make_client(authority, tmp_path / "d", "porch")
     list_of_it, first = authority.public.with_name(issued.FILE), serial(old)
     list_of_it.unlink()
     assert revoke(authority, old.public)[1] == 1
-    new = certificates.make_client(authority, tmp_path / "d", "porch")  # the list gets what this one replaces
+    new = signing.make_client(authority, tmp_path / "d", "porch")  # the list gets what this one replaces
     assert {one.serial for one in issued.valid(list_of_it.parent)} == {first, serial(new)}
 
 
 def test_the_list_of_serials_forgets_expired_ones_and_is_never_guessed(authority: KeyPair, tmp_path: Path) -> None:
-    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
     path = authority.public.with_name(issued.FILE)
     told = [*json.loads(path.read_text()), {"serial": "ff", "name": "porch", "until": "2020-01-01T00:00:00+00:00"}]
     path.write_text(json.dumps(told))
-    certificates.make_client(authority, tmp_path / "d", "barn")
+    signing.make_client(authority, tmp_path / "d", "barn")
     assert [one["name"] for one in json.loads(path.read_text())] == ["porch", "barn"]
     for damaged in ("[{", "{}x", '[{"serial": 1}]', "[1]"):
         path.write_text(damaged)
@@ -140,7 +140,7 @@ def test_revocations_at_the_same_time_are_all_kept(
     """Each waits after it has read the list, so that without a lock the last one to write would win."""
     from fedcross.deploy import revocation
 
-    pairs = [certificates.make_client(authority, tmp_path / "d", name) for name in ("a", "b", "c")]
+    pairs = [signing.make_client(authority, tmp_path / "d", name) for name in ("a", "b", "c")]
     revoke(authority, None)
     read = revocation.dates
 
@@ -164,12 +164,12 @@ def test_an_authority_in_a_folder_that_cannot_be_written(authority: KeyPair, tmp
         revoke(authority, None)
     assert not (tmp_path / "none").exists()
     with pytest.raises(StorageError, match="cannot be read"):
-        certificates.make_client(KeyPair(tmp_path / "none" / "ca.crt", authority.private), tmp_path / "d", "a")
+        signing.make_client(KeyPair(tmp_path / "none" / "ca.crt", authority.private), tmp_path / "d", "a")
     assert not (tmp_path / "none").exists()
 
 
 def test_a_list_that_was_lost_is_made_again(authority: KeyPair, tmp_path: Path) -> None:
-    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
     crl, _ = revoke(authority, porch.public)
     [before] = x509.load_pem_x509_crl(crl.read_bytes())
     crl.unlink()
@@ -178,13 +178,13 @@ def test_a_list_that_was_lost_is_made_again(authority: KeyPair, tmp_path: Path) 
     first = serial(porch)
     assert after.serial_number == before.serial_number == first
     assert after.revocation_date_utc == before.revocation_date_utc
-    certificates.make_client(authority, tmp_path / "d", "porch")  # takes nothing off
+    signing.make_client(authority, tmp_path / "d", "porch")  # takes nothing off
     crl.unlink()
     assert listed(revoke(authority, None)[0]) == {first}
 
 
 def test_what_an_earlier_version_revoked_is_recorded(authority: KeyPair, tmp_path: Path) -> None:
-    porch, barn = (certificates.make_client(authority, tmp_path / "d", name) for name in ("porch", "barn"))
+    porch, barn = (signing.make_client(authority, tmp_path / "d", name) for name in ("porch", "barn"))
     path = authority.public.with_name(issued.FILE)
     old = json.loads(path.read_text())
     crl, _ = revoke(authority, porch.public)
@@ -196,7 +196,7 @@ def test_what_an_earlier_version_revoked_is_recorded(authority: KeyPair, tmp_pat
 
 
 def test_check_misses_a_lost_list(authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
     check = ["check", str(authority.public), str(authority.public)]
     assert subcommand("deploy")(check) == 0  # nothing is revoked, and there is no list
     revoke(authority, porch.public)[0].unlink()
@@ -215,7 +215,7 @@ def test_a_link_that_leads_nowhere_is_no_new_list(authority: KeyPair, tmp_path: 
 
 
 def test_a_damaged_list_is_told_and_made_again_once_it_is_removed(authority: KeyPair, tmp_path: Path) -> None:
-    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
     crl, _ = revoke(authority, porch.public)
     crl.write_bytes(b"junk")
     again = f"fedcross deploy revoke-certificate {crl.parent}"
@@ -229,7 +229,7 @@ def test_an_older_list_is_told_and_signed_again(
     authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who brings a copy back would let in again what was revoked since."""
-    porch, attic = (certificates.make_client(authority, tmp_path / "d", name) for name in ("porch", "attic"))
+    porch, attic = (signing.make_client(authority, tmp_path / "d", name) for name in ("porch", "attic"))
     crl, _ = revoke(authority, attic.public)
     copy = crl.read_bytes()
     revoke(authority, porch.public)
@@ -246,7 +246,7 @@ def test_an_older_list_is_told_and_signed_again(
 
 
 def test_a_damaged_list_without_a_record_of_it_is_to_be_named_again(authority: KeyPair, tmp_path: Path) -> None:
-    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
     crl, _ = revoke(authority, porch.public)
     crl.write_bytes(b"junk")
     authority.public.with_name(issued.FILE).unlink()
@@ -255,32 +255,32 @@ def test_a_damaged_list_without_a_record_of_it_is_to_be_named_again(authority: K
 
 
 def test_a_new_certificate_does_not_forget_what_is_revoked(authority: KeyPair, tmp_path: Path) -> None:
-    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
     crl, _ = revoke(authority, porch.public)
     record = authority.public.with_name(issued.FILE)
     record.unlink()
-    certificates.make_client(authority, tmp_path / "d", "attic")
+    signing.make_client(authority, tmp_path / "d", "attic")
     assert {one.serial for one in issued.valid(crl.parent) if one.revoked is not None} == {serial(porch)}
     crl.unlink()
     with pytest.raises(StorageError, match=r"ca\.crl: missing, though issued\.json records 1 revoked"):
         check_revoked(porch.public, authority.public)
     assert listed(revoke(authority, None)[0]) == {serial(porch)}
     crl.write_bytes(b"junk")
-    certificates.make_client(authority, tmp_path / "d", "barn")  # the record has what was on the list
+    signing.make_client(authority, tmp_path / "d", "barn")  # the record has what was on the list
     record.unlink()
     with pytest.raises(StorageError, match="no readable list of revoked certificates"):
-        certificates.make_client(authority, tmp_path / "d", "shed")
+        signing.make_client(authority, tmp_path / "d", "shed")
     assert not (tmp_path / "d" / "shed.crt").exists()
 
 
 def test_a_file_that_is_revoked_again_does_not_shut_out_the_device_that_has_a_new_one(
     authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
     old = tmp_path / "old.crt"
     old.write_bytes(porch.public.read_bytes())
     crl, _ = revoke(authority, old)
-    new = certificates.make_client(authority, tmp_path / "d", "porch")
+    new = signing.make_client(authority, tmp_path / "d", "porch")
     assert subcommand("deploy")(["revoke-certificate", str(crl.parent), str(old)]) == 0
     assert "0 (it was before; what its device got since is valid)" in capsys.readouterr().out
     assert serial(new) not in listed(crl)
@@ -288,7 +288,7 @@ def test_a_file_that_is_revoked_again_does_not_shut_out_the_device_that_has_a_ne
 
 
 def test_a_servers_certificate_is_not_revoked(authority: KeyPair, tmp_path: Path) -> None:
-    server = certificates.make_server(authority, tmp_path / "server", [])
+    server = signing.make_server(authority, tmp_path / "server", [])
     with pytest.raises(StorageError, match=r"devices read no list of revoked ones\. .* make a new authority"):
         revoke(authority, server.public)
     assert not authority.public.with_name("ca.crl").exists()
@@ -297,7 +297,7 @@ def test_a_servers_certificate_is_not_revoked(authority: KeyPair, tmp_path: Path
 def test_one_bad_file_keeps_no_other_one_off_the_list(
     authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = (certificates.make_client(authority, tmp_path / "d", name) for name in ("a", "b"))
+    first, second = (signing.make_client(authority, tmp_path / "d", name) for name in ("a", "b"))
     both = tmp_path / "both.crt"
     both.write_bytes(first.public.read_bytes() + second.public.read_bytes())
     files = [str(both), str(tmp_path / "none.crt"), str(second.public)]
@@ -309,7 +309,7 @@ def test_one_bad_file_keeps_no_other_one_off_the_list(
 
 
 def test_a_record_that_cannot_be_read_says_why(authority: KeyPair, tmp_path: Path) -> None:
-    porch = certificates.make_client(authority, tmp_path / "d", "porch")
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
     path = authority.public.with_name(issued.FILE)
     path.write_text("[{")
     with pytest.raises(StorageError, match="or remove it: then only the certificates whose files you name"):
@@ -325,7 +325,7 @@ def test_a_record_that_cannot_be_read_says_why(authority: KeyPair, tmp_path: Pat
 def test_check_finds_what_is_revoked_and_how_long_the_list_holds(
     authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    porch, barn = (certificates.make_client(authority, tmp_path / "d", name) for name in ("porch", "barn"))
+    porch, barn = (signing.make_client(authority, tmp_path / "d", name) for name in ("porch", "barn"))
     crl, _ = revoke(authority, porch.public)
     files = [str(path) for path in (barn.public, crl, porch.public)]
     assert subcommand("deploy")(["check", str(authority.public), *files]) == 2
@@ -344,9 +344,9 @@ def test_a_lost_record_is_told_and_stays_told_for_what_it_did_not_have(
     authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A thief has porch's first certificate, of which nobody but the lost record knew."""
-    first = serial(certificates.make_client(authority, tmp_path / "d", "porch"))
-    second = certificates.make_client(authority, tmp_path / "d", "porch")
-    barn = certificates.make_client(authority, tmp_path / "d", "barn")
+    first = serial(signing.make_client(authority, tmp_path / "d", "porch"))
+    second = signing.make_client(authority, tmp_path / "d", "porch")
+    barn = signing.make_client(authority, tmp_path / "d", "barn")
     crl, _ = revoke(authority, None)
     authority.public.with_name(issued.FILE).unlink()
     command = ["revoke-certificate", str(crl.parent)]
@@ -356,7 +356,7 @@ def test_a_lost_record_is_told_and_stays_told_for_what_it_did_not_have(
     for line in said:
         assert "1 (issued.json did not have it, so it may lack others of its device too: revoke each of them" in line
     assert first not in listed(crl)
-    new = certificates.make_client(authority, tmp_path / "d", "barn")
+    new = signing.make_client(authority, tmp_path / "d", "barn")
     assert subcommand("deploy")([*command, str(new.public)]) == 0
     assert "1 (all unexpired ones of its device in issued.json)" in capsys.readouterr().out
 

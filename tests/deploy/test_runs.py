@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from fedcross.core.admission import fingerprint
 from fedcross.core.errors import ConfigError
 from fedcross.core.overrides import join, quote
+from fedcross.core.trust.admission import fingerprint
 from fedcross.deploy import runs
 from fedcross.deploy.nodes import UNBOUND, Node
 from fedcross.engines.runs import Listed

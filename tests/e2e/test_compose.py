@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 
-from fedcross.core import certificates
+from fedcross.core.trust import signing
 from fedcross.deploy.device import Device, new_client
 from fedcross.engines.executor import entry, operators
 from fedcross.server.launch import launch
@@ -227,7 +227,7 @@ def test_the_superlink_itself_cannot_be_reached_from_a_clients_network(federatio
 
 def test_strangers_are_refused_and_a_device_refuses_a_wrong_server(federation: Federation, tmp_path: Path) -> None:
     ours = federation.python("client-1", f"print(open({CA!r}).read())")
-    other = certificates.make_authority(tmp_path / "other").public.read_text()
+    other = signing.make_authority(tmp_path / "other").public.read_text()
     attempts = {
         "unregistered key": intruder.supernode("gateway:8443", ours),
         "wrong CA": intruder.supernode("gateway:8443", other),

@@ -12,9 +12,9 @@ import pytest
 from flwr.proto.control_pb2 import ListNodesRequest
 
 from fedcross.conf.schema import load
-from fedcross.core import certificates
 from fedcross.core.causes import cause_of
 from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.core.trust import signing
 from fedcross.engines import flower, remote, runs
 from fedcross.engines.executor import operators
 
@@ -61,8 +61,8 @@ class Health(BaseHTTPRequestHandler):
 @pytest.fixture
 def superlink(tmp_path: Path):
     """Yield the address and the authority of something that answers /health over TLS."""
-    authority = certificates.make_authority(tmp_path / "ca")
-    pair = certificates.make_server(authority, tmp_path / "server", [])
+    authority = signing.make_authority(tmp_path / "ca")
+    pair = signing.make_server(authority, tmp_path / "server", [])
     server = HTTPServer(("127.0.0.1", 0), Health)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.public, pair.private)
@@ -80,7 +80,7 @@ def test_a_superlink_that_answers(superlink: tuple[str, Path]) -> None:
 
 
 def test_another_authority_is_said_at_once(superlink: tuple[str, Path], tmp_path: Path) -> None:
-    other = certificates.make_authority(tmp_path / "other").public
+    other = signing.make_authority(tmp_path / "other").public
     with pytest.raises(FederationError, match="its certificate is refused") as caught:
         remote.wait_for(superlink[0], other, seconds=600)
     assert cause_of(str(caught.value)).name == "wrong_authority"
@@ -107,7 +107,7 @@ def test_a_superlink_with_an_error_of_its_own_is_waited_for(superlink: tuple[str
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    authority = certificates.make_authority(tmp_path / "ca").public
+    authority = signing.make_authority(tmp_path / "ca").public
     with pytest.raises(FederationError, match="Is it running"):
         remote.wait_for("127.0.0.1:1", authority, seconds=0.1)
     with pytest.raises(StorageError, match="not a readable certificate"):

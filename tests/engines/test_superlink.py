@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 
-from fedcross.core.keys import KeyPair, make_node_key
+from fedcross.core.trust.keys import KeyPair, make_node_key
 from fedcross.engines import guarded, superlink
 from fedcross.engines.executor import program
 

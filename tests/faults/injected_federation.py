@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedcross.core.keys import make_node_key
+from fedcross.core.trust.keys import make_node_key
 from tests.faults.injected_here import Injection, federation
 from tests.support.injection import PATIENCE_S, SMALL, Bench, Told, descendants, wait_until
 from tests.support.network import Network, lines
@@ -148,7 +148,7 @@ def superlink_lost(bench: Bench) -> Told:
 
 def app_refused(bench: Bench) -> Told:
     """Submit a run to something that is no SuperLink, with the right certificate."""
-    from fedcross.core.keys import KeyPair
+    from fedcross.core.trust.keys import KeyPair
 
     keys = federation(bench)
     port = bench.answers(KeyPair(keys / "server" / "server.crt", keys / "server" / "server.key"), 200)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fedcross.core.certificates import make_authority, make_client, make_server
-from fedcross.core.keys import KeyPair
+from fedcross.core.trust.keys import KeyPair
+from fedcross.core.trust.signing import make_authority, make_client, make_server
 from fedcross.deploy.federation import prepare
 from tests.support.disk import small_disk
 from tests.support.injection import ROOT, SMALL, Bench, Told

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedcross.core.causes import cause_of
-from fedcross.core.keys import make_node_key
+from fedcross.core.trust.keys import make_node_key
 from fedcross.deploy.nodes import listing, revoke
 from fedcross.engines import flower
 from fedcross.server.commands import device_checks

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedcross.core.keys import make_node_key
+from fedcross.core.trust.keys import make_node_key
 from fedcross.engines import flower
 from fedcross.engines.superlink import register
 from tests.support.network import CALM, Network, lines, wait_for_rounds

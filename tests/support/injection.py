@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcross.core.causes import CAUSES, cause_of
-from fedcross.core.keys import KeyPair
+from fedcross.core.trust.keys import KeyPair
 from tests.support.network import lines
 from tests.support.warm import Process
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core import certificates
+from fedcross.core.trust import signing
 
 if TYPE_CHECKING:
     from tests.support.containers import Federation
@@ -128,9 +128,9 @@ print((folder / "log").read_text())
 
 def expired(folder: Path) -> tuple[str, str]:
     """Return an authority's certificate and, signed by it, a server's that has run out, with its key (PEM)."""
-    authority = certificates.make_authority(folder)
+    authority = signing.make_authority(folder)
     early = datetime.now(UTC) - timedelta(days=2)
-    pair = certificates.make_server(authority, folder, [], days=1, now=early)
+    pair = signing.make_server(authority, folder, [], days=1, now=early)
     return authority.public.read_text(), pair.public.read_text() + pair.private.read_text()
 
 

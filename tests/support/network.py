@@ -23,9 +23,9 @@ from typing import Any, Self
 from flwr.app import Context, Message
 
 from fedcross.conf.compose import join
-from fedcross.core.certificates import make_authority, make_server
 from fedcross.core.errors import FederationError
-from fedcross.core.keys import make_node_key
+from fedcross.core.trust.keys import make_node_key
+from fedcross.core.trust.signing import make_authority, make_server
 from fedcross.engines import flower, guarded
 from fedcross.engines.processes import Family
 from fedcross.engines.superlink import IN_MEMORY, register

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 import uvloop
 
-from fedcross.core.certificates import make_authority, make_server
+from fedcross.core.trust.signing import make_authority, make_server
 from fedcross.engines.executor import punctual
 from fedcross.engines.executor.punctual import Doorway, Punctual, Waiting
 

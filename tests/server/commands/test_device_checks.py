@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from fedcross.core.causes import cause_of
-from fedcross.core.certificates import make_authority, make_server, validity
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import make_node_key
 from fedcross.core.private_files import write_public
+from fedcross.core.trust.certificates import validity
+from fedcross.core.trust.keys import make_node_key
+from fedcross.core.trust.signing import make_authority, make_server
 from fedcross.deploy import commands, federation
 from fedcross.deploy.device import Device, new_client
 from fedcross.deploy.federation import SECRET, make_secret

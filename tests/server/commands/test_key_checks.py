@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from fedcross.core import issued
-from fedcross.core.certificates import make_authority, make_client, make_server
 from fedcross.core.errors import StorageError
-from fedcross.core.keys import KeyPair, make_node_key
+from fedcross.core.trust import issued
+from fedcross.core.trust.keys import KeyPair, make_node_key
+from fedcross.core.trust.signing import make_authority, make_client, make_server
 from fedcross.deploy import federation
 from fedcross.deploy.device import Device, new_client
 from fedcross.deploy.federation import gateway_token

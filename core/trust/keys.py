@@ -1,7 +1,7 @@
 """Private keys in files, and the key pairs with which SuperNodes authenticate themselves.
 
 Every SuperNode has a key pair of its own (EC P-384, OpenSSH format, as ``ssh-keygen -t ecdsa -b 384`` makes it) that
-the SuperLink knows by registration. Certificates are in :mod:`core.certificates`.
+the SuperLink knows by registration. Certificates are in :mod:`core.trust.certificates`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedcross.core import certificates, keys
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import SECRET, KeyPair, make_node_key
 from fedcross.core.private_files import check_private, private_folder, write_private
+from fedcross.core.trust import certificates, keys, signing
+from fedcross.core.trust.keys import SECRET, KeyPair, make_node_key
 from tests.support.command import subcommand
 from tests.support.disk import largest_file
 
@@ -28,7 +28,7 @@ main = subcommand("deploy")
 
 @pytest.fixture
 def authority(tmp_path: Path) -> KeyPair:
-    return certificates.make_authority(tmp_path / "ca")
+    return signing.make_authority(tmp_path / "ca")
 
 
 def mode(path: Path) -> int:
@@ -69,7 +69,7 @@ def handshake(server: KeyPair, trusted: Path, name: str, client: KeyPair | None 
 def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        pair = certificates.make_authority(tmp_path / "ca")
+        pair = signing.make_authority(tmp_path / "ca")
         node = make_node_key(tmp_path / "nodes", "pi-1")
     finally:
         os.umask(before)
@@ -92,12 +92,12 @@ def test_authority_signs_no_further_authority(authority: KeyPair) -> None:
 def test_an_authority_is_never_overwritten(authority: KeyPair) -> None:
     before = authority.private.read_bytes()
     with pytest.raises(StorageError, match="exists here already"):
-        certificates.make_authority(authority.private.parent)
+        signing.make_authority(authority.private.parent)
     assert authority.private.read_bytes() == before
 
 
 def test_server_certificate(authority: KeyPair, tmp_path: Path) -> None:
-    pair = certificates.make_server(authority, tmp_path / "server", ["superlink", "fl.example.org", "192.0.2.7"])
+    pair = signing.make_server(authority, tmp_path / "server", ["superlink", "fl.example.org", "192.0.2.7"])
     leaf = certificates.read_certificate(pair.public)
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["superlink", "fl.example.org", "localhost"]
@@ -109,15 +109,15 @@ def test_server_certificate(authority: KeyPair, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fl.example.org", "127.0.0.1", "localhost"])
 def test_clients_accept_the_server_by_each_name(authority: KeyPair, tmp_path: Path, name: str) -> None:
-    server = certificates.make_server(authority, tmp_path / "server", ["fl.example.org"])
+    server = signing.make_server(authority, tmp_path / "server", ["fl.example.org"])
     assert handshake(server, authority.public, name) == "fl.example.org"
 
 
 def test_clients_refuse_another_name_and_another_authority(authority: KeyPair, tmp_path: Path) -> None:
-    server = certificates.make_server(authority, tmp_path / "server", ["fl.example.org"])
+    server = signing.make_server(authority, tmp_path / "server", ["fl.example.org"])
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         handshake(server, authority.public, "evil.example.org")
-    other = certificates.make_authority(tmp_path / "other")
+    other = signing.make_authority(tmp_path / "other")
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(server, other.public, "fl.example.org")
 
@@ -125,9 +125,9 @@ def test_clients_refuse_another_name_and_another_authority(authority: KeyPair, t
 def test_rotated_server_certificate_is_accepted_by_devices_that_know_only_the_authority(
     authority: KeyPair, tmp_path: Path
 ) -> None:
-    old = certificates.make_server(authority, tmp_path / "server", ["fl.example.org"], days=1)
+    old = signing.make_server(authority, tmp_path / "server", ["fl.example.org"], days=1)
     before = certificates.read_certificate(old.public)
-    new = certificates.make_server(authority, tmp_path / "server", ["fl.example.org"], days=90)
+    new = signing.make_server(authority, tmp_path / "server", ["fl.example.org"], days=90)
     after = certificates.read_certificate(new.public)
     assert new == old
     assert after.serial_number != before.serial_number
@@ -139,12 +139,12 @@ def test_rotated_server_certificate_is_accepted_by_devices_that_know_only_the_au
 def test_client_certificates_open_the_gateway_and_server_certificates_do_not(
     authority: KeyPair, tmp_path: Path
 ) -> None:
-    server = certificates.make_server(authority, tmp_path / "server", [])
-    client = certificates.make_client(authority, tmp_path / "devices", "pi-1")
+    server = signing.make_server(authority, tmp_path / "server", [])
+    client = signing.make_client(authority, tmp_path / "devices", "pi-1")
     assert handshake(server, authority.public, "localhost", client) == "localhost"
     with pytest.raises(ssl.SSLError):
         handshake(server, authority.public, "localhost", server)
-    stranger = certificates.make_client(certificates.make_authority(tmp_path / "o"), tmp_path / "s", "pi-1")
+    stranger = signing.make_client(signing.make_authority(tmp_path / "o"), tmp_path / "s", "pi-1")
     with pytest.raises(ssl.SSLError):
         handshake(server, authority.public, "localhost", stranger)
 
@@ -155,47 +155,47 @@ def test_a_device_is_not_called_as_the_authority_or_the_server_is(
 ) -> None:
     before = {path: path.read_bytes() for path in authority.public.parent.iterdir()}
     with pytest.raises(ConfigError, match="authority or the server have it"):
-        certificates.make_client(authority, authority.public.parent, name)
+        signing.make_client(authority, authority.public.parent, name)
     assert {path: path.read_bytes() for path in authority.public.parent.iterdir()} == before
 
 
 def test_a_client_certificate_replaces_no_authority_and_no_server(authority: KeyPair, tmp_path: Path) -> None:
-    server = certificates.make_server(authority, tmp_path / "server", [])
+    server = signing.make_server(authority, tmp_path / "server", [])
     for certificate, who in ((authority.public, "an authority"), (server.public, "a server")):
         copied = tmp_path / "d" / "porch.crt"
         private_folder(copied.parent)
         copied.write_bytes(certificate.read_bytes())
         with pytest.raises(StorageError, match=f"the certificate of {who}"):
-            certificates.make_client(authority, copied.parent, "porch")
+            signing.make_client(authority, copied.parent, "porch")
         assert copied.read_bytes() == certificate.read_bytes()
     copied.write_bytes(b"damaged")
-    assert certificates.make_client(authority, copied.parent, "porch").public == copied
+    assert signing.make_client(authority, copied.parent, "porch").public == copied
 
 
 def test_a_client_certificate_replaces_no_nodes_key(authority: KeyPair, tmp_path: Path) -> None:
     node = make_node_key(tmp_path, "porch")
     before = node.private.read_bytes()
     with pytest.raises(StorageError, match=r"porch-node\.key: the key of a SuperNode"):
-        certificates.make_client(authority, tmp_path, "porch-node")
+        signing.make_client(authority, tmp_path, "porch-node")
     assert node.private.read_bytes() == before
-    certificates.make_client(authority, tmp_path, "porch")
+    signing.make_client(authority, tmp_path, "porch")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "*.example.org", "1.2.3.4.5", "-x.org", "a..b"])
 def test_server_names_that_are_none(authority: KeyPair, tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="neither an IP address nor a host name"):
-        certificates.make_server(authority, tmp_path / "server", [name])
+        signing.make_server(authority, tmp_path / "server", [name])
 
 
 @pytest.mark.parametrize("days", [0, 91])
 def test_leaf_certificates_are_short_lived(authority: KeyPair, tmp_path: Path, days: int) -> None:
     with pytest.raises(ConfigError, match="1 to 90 days"):
-        certificates.make_server(authority, tmp_path / "server", [], days)
+        signing.make_server(authority, tmp_path / "server", [], days)
 
 
 def test_a_leaf_does_not_outlive_its_authority(tmp_path: Path) -> None:
-    authority = certificates.make_authority(tmp_path / "ca", days=3)
-    leaf = certificates.read_certificate(certificates.make_server(authority, tmp_path / "server", []).public)
+    authority = signing.make_authority(tmp_path / "ca", days=3)
+    leaf = certificates.read_certificate(signing.make_server(authority, tmp_path / "server", []).public)
     assert leaf.not_valid_after_utc == certificates.read_certificate(authority.public).not_valid_after_utc
 
 
@@ -203,20 +203,20 @@ def test_a_leaf_does_not_outlive_its_authority(tmp_path: Path) -> None:
 def test_a_key_others_can_touch_is_refused(authority: KeyPair, tmp_path: Path, bits: int) -> None:
     authority.private.chmod(bits)
     with pytest.raises(StorageError, match=f"mode {bits:o}.*chmod 600"):
-        certificates.make_server(authority, tmp_path / "server", [])
+        signing.make_server(authority, tmp_path / "server", [])
 
 
 def test_an_open_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ca").mkdir(mode=0o755)
     (tmp_path / "ca").chmod(0o755)
     with pytest.raises(StorageError, match="chmod 700"):
-        certificates.make_authority(tmp_path / "ca")
+        signing.make_authority(tmp_path / "ca")
 
 
 def test_a_key_of_another_authority_is_refused(authority: KeyPair, tmp_path: Path) -> None:
-    other = certificates.make_authority(tmp_path / "other")
+    other = signing.make_authority(tmp_path / "other")
     with pytest.raises(StorageError, match="not the key of"):
-        certificates.make_server(KeyPair(authority.public, other.private), tmp_path / "server", [])
+        signing.make_server(KeyPair(authority.public, other.private), tmp_path / "server", [])
 
 
 def test_unusable_files(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_unusable_files(tmp_path: Path) -> None:
 
 
 def test_check_tells_expiry_and_strangers(authority: KeyPair, tmp_path: Path) -> None:
-    pair = certificates.make_server(authority, tmp_path / "server", [], days=2)
+    pair = signing.make_server(authority, tmp_path / "server", [], days=2)
     now = datetime.now(UTC)
     left = certificates.check_certificate(pair.public, authority.public)
     assert timedelta(days=2) - timedelta(minutes=1) < left <= timedelta(days=2)
@@ -238,7 +238,7 @@ def test_check_tells_expiry_and_strangers(authority: KeyPair, tmp_path: Path) ->
         certificates.check_certificate(pair.public, authority.public, now + timedelta(days=2, minutes=1))
     with pytest.raises(StorageError, match="clock"):
         certificates.check_certificate(pair.public, authority.public, now - timedelta(days=1))
-    other = certificates.make_authority(tmp_path / "other")
+    other = signing.make_authority(tmp_path / "other")
     with pytest.raises(StorageError, match="not signed by"):
         certificates.check_certificate(pair.public, other.public)
 
@@ -268,22 +268,22 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_disk_that_is_full_leaves_no_half_pair(tmp_path: Path) -> None:
     """Half an authority would be in the way of the next try, and half a node key too."""
     with largest_file(300), pytest.raises(StorageError, match="cannot be written"):
-        certificates.make_authority(tmp_path / "ca")
+        signing.make_authority(tmp_path / "ca")
     with largest_file(300), pytest.raises(StorageError, match="cannot be written"):
         make_node_key(tmp_path / "nodes", "pi-1")
     assert not list((tmp_path / "ca").iterdir()) + list((tmp_path / "nodes").iterdir())
-    authority = certificates.make_authority(tmp_path / "ca")
-    server = certificates.make_server(authority, tmp_path / "server", [])
+    authority = signing.make_authority(tmp_path / "ca")
+    server = signing.make_server(authority, tmp_path / "server", [])
     before = {path: path.read_bytes() for path in (tmp_path / "server").iterdir()}
     with largest_file(300), pytest.raises(StorageError, match="cannot be written"):
-        certificates.make_server(authority, tmp_path / "server", [])
+        signing.make_server(authority, tmp_path / "server", [])
     assert {path: path.read_bytes() for path in server.public.parent.iterdir()} == before
 
 
 def test_an_authoritys_key_without_its_certificate_is_kept(authority: KeyPair) -> None:
     authority.public.unlink()
     with pytest.raises(StorageError, match=r"without its ca\.crt\. Bring that back, or remove the key"):
-        certificates.make_authority(authority.private.parent)
+        signing.make_authority(authority.private.parent)
     assert authority.private.exists()
 
 
@@ -297,8 +297,8 @@ def test_an_authority_lives_for_some_days(tmp_path: Path, days: str, capsys: pyt
 def test_check_finds_a_key_of_another_certificate(
     authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = certificates.make_server(authority, tmp_path / "server", [])
-    other = certificates.make_server(authority, tmp_path / "other", [])
+    pair = signing.make_server(authority, tmp_path / "server", [])
+    other = signing.make_server(authority, tmp_path / "other", [])
     assert main(["check", str(authority.public), str(pair.public), str(pair.private)]) == 0
     pair.private.write_bytes(other.private.read_bytes())
     assert main(["check", str(authority.public), str(pair.public), str(pair.private)]) == 2
@@ -312,7 +312,7 @@ def test_check_finds_a_key_of_another_certificate(
 def test_a_client_certificate_replaces_no_secret(authority: KeyPair, tmp_path: Path, name: str) -> None:
     write_private(tmp_path / SECRET, bytes(32))
     with pytest.raises(ConfigError, match="authority or the server have it"):
-        certificates.make_client(authority, tmp_path, name)
+        signing.make_client(authority, tmp_path, name)
     assert (tmp_path / SECRET).read_bytes() == bytes(32)
 
 
@@ -340,7 +340,7 @@ def test_check_refuses_what_is_no_key(authority: KeyPair, tmp_path: Path, capsys
 def test_check_compares_a_key_with_the_certificate_that_is_named(
     authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = (certificates.make_server(authority, tmp_path / name, []) for name in ("one", "other"))
+    one, other = (signing.make_server(authority, tmp_path / name, []) for name in ("one", "other"))
     both = [str(path) for pair in (one, other) for path in (pair.public, pair.private)]
     assert main(["check", str(authority.public), *both]) == 0
     assert main(["check", str(authority.public), str(one.public), str(other.private)]) == 2
@@ -354,9 +354,9 @@ def test_a_key_that_this_user_may_not_read(authority: KeyPair, monkeypatch: pyte
 
 
 def test_only_an_authority_signs(authority: KeyPair, tmp_path: Path) -> None:
-    pair = certificates.make_server(authority, tmp_path / "server", [])
+    pair = signing.make_server(authority, tmp_path / "server", [])
     with pytest.raises(StorageError, match=r"server\.crt: not the certificate of an authority"):
-        certificates.make_client(pair, tmp_path / "d", "porch")
+        signing.make_client(pair, tmp_path / "d", "porch")
     both = tmp_path / "mix.crt"
     both.write_bytes(authority.public.read_bytes() + authority.private.read_bytes())
     assert certificates.authority_text(both) == authority.public.read_bytes()
@@ -365,14 +365,14 @@ def test_only_an_authority_signs(authority: KeyPair, tmp_path: Path) -> None:
 def test_what_cannot_be_signed_leaves_no_folder(authority: KeyPair, tmp_path: Path) -> None:
     authority.private.rename(tmp_path / "away.key")
     for make in (
-        lambda: certificates.make_client(authority, tmp_path / "d", "porch"),
-        lambda: certificates.make_server(authority, tmp_path / "d", []),
+        lambda: signing.make_client(authority, tmp_path / "d", "porch"),
+        lambda: signing.make_server(authority, tmp_path / "d", []),
     ):
         with pytest.raises(StorageError, match="no such key file"):
             make()
     (tmp_path / "away.key").rename(authority.private)
     with pytest.raises(ConfigError, match="days=91"):
-        certificates.make_client(authority, tmp_path / "d", "porch", days=91)
+        signing.make_client(authority, tmp_path / "d", "porch", days=91)
     assert sorted(path.name for path in authority.public.parent.iterdir()) == ["ca.crt", "ca.key"]
     assert not (tmp_path / "d").exists()
 
@@ -386,10 +386,10 @@ def test_what_root_makes_belongs_to_the_owner_of_the_folder(
     given: list[tuple[Path | int, tuple[int, int]]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 1)
     monkeypatch.setattr(os, "chown", lambda file, *owner, **_: given.append((file, owner)))
-    certificates.make_client(authority, tmp_path / "a" / "b", "porch")
+    signing.make_client(authority, tmp_path / "a" / "b", "porch")
     assert given == []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    certificates.make_client(authority, tmp_path / "c" / "d", "porch")
+    signing.make_client(authority, tmp_path / "c" / "d", "porch")
     assert [owner for _, owner in given] == [whose] * 6
     named = [file for file, _ in given if isinstance(file, Path)]  # the others: the pair, and the authority's list
     assert named == [authority.public.with_name(".lock"), tmp_path / "c", tmp_path / "c" / "d"]
@@ -401,20 +401,20 @@ def test_where_root_may_not_give_files_away_they_are_written(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "chown", refused)
-    assert certificates.make_authority(tmp_path / "ca").private.exists()
+    assert signing.make_authority(tmp_path / "ca").private.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_root_makes_keys_for_another_user(tmp_path: Path) -> None:
     os.chown(tmp_path, 1234, 1235)
-    authority = certificates.make_authority(tmp_path / "ca")
-    certificates.make_client(authority, tmp_path / "d", "porch")
+    authority = signing.make_authority(tmp_path / "ca")
+    signing.make_client(authority, tmp_path / "d", "porch")
     owners = {(path.stat().st_uid, path.stat().st_gid) for path in tmp_path.rglob("*")}
     assert (owners, (tmp_path / "d").stat().st_mode & 0o777) == ({(1234, 1235)}, 0o700)
 
 
 def test_an_authority_that_ends_soon_is_not_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    authority = certificates.make_authority(tmp_path / "ca", days=3)
+    authority = signing.make_authority(tmp_path / "ca", days=3)
     assert main(["check", str(authority.public), str(authority.public)]) == 0
     assert "days left, make a new authority and hand its ca.crt to all devices" in capsys.readouterr().out
 
@@ -422,7 +422,7 @@ def test_an_authority_that_ends_soon_is_not_rotated(tmp_path: Path, capsys: pyte
 def test_an_authoritys_key_that_is_elsewhere_is_to_be_brought_back(authority: KeyPair, tmp_path: Path) -> None:
     authority.private.rename(tmp_path / "safe.key")
     with pytest.raises(StorageError, match="Bring the authority's key back for this call"):
-        certificates.make_server(authority, tmp_path / "server", ["a.org"])
+        signing.make_server(authority, tmp_path / "server", ["a.org"])
 
 
 def test_of_two_that_make_an_authority_at_once_one_is_told_that_it_exists(
@@ -444,6 +444,6 @@ def test_of_two_that_make_an_authority_at_once_one_is_told_that_it_exists(
 
 def test_check_tells_of_an_authority_90_days_before_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for days, told in ((92, ""), (80, ", make a new authority and hand its ca.crt to all devices")):
-        path = certificates.make_authority(tmp_path / str(days), days).public
+        path = signing.make_authority(tmp_path / str(days), days).public
         assert main(["check", str(path), str(path)]) == 0
         assert capsys.readouterr().out == f"{path}: {days - 1} days left{told}\n"

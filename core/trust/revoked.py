@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedcross.core import issued
 from fedcross.core.errors import StorageError
+from fedcross.core.trust import issued
 
 #: The list's file.
 LIST = "ca.crl"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from fedcross.core import cures
-from fedcross.core.certificates import MAX_LEAF_DAYS, for_clients, is_authority, read_certificate
+from fedcross.core.trust import cures
+from fedcross.core.trust.certificates import for_clients, is_authority, read_certificate
+from fedcross.core.trust.signing import MAX_LEAF_DAYS
 
 #: An authority that ends sooner is told of: each device needs the certificate of its successor.
 AUTHORITY_SOON = timedelta(days=MAX_LEAF_DAYS)

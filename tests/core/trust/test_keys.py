@@ -6,10 +6,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedcross.core import certificates
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import make_node_key, public_line
 from fedcross.core.private_files import check_folder, check_private
+from fedcross.core.trust import certificates
+from fedcross.core.trust.keys import make_node_key, public_line
 
 
 def test_node_keys_are_what_flower_reads(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Keys and certificates of a federation: made, read, checked, listed, revoked."""
