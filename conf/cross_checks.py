@@ -139,6 +139,12 @@ def remarks(config: RunConfig) -> list[str]:
         alone = "a reply has none to be compared with, so nothing bounds it"
         of = alone if config.clients_per_round == 1 else "of two replies neither stands out, so one can stop the run"
         found.append(f"defence.enabled=true, clients_per_round={config.clients_per_round}: {of}. Choose 3 or more.")
+    enough = config.federation.enough_replies
+    if defends and enough is not None and JUDGED <= enough < config.clients_per_round:
+        found.append(
+            f"defence.enabled=true, federation.enough_replies={enough} of {config.clients_per_round}: the first "
+            f"replies count, so {(enough + 1) // 2} hostile devices that answer first are half of a round. Raise it."
+        )
     if config.defence.enabled and config.modules["method"] == "scaffold":
         found.append(
             "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, "

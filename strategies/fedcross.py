@@ -172,6 +172,8 @@ class FedCross(SizedSlots[FedCrossParams]):
     - In-order selection counts slots and rounds from 0 (the paper's 1-based Eq. 2 is off by one).
     - If no upload is accepted for a slot, the slot keeps its model and does not take part in that round's mixing.
       It counts in the global mean, which is better with it than without (measured, docs/methods-fedcross.md).
+    - A slot whose reply the defence quarantines becomes the mean of the round's other uploads: what looks too long may
+      be an honest client's repair of a model that a hostile one has spoiled, and then the slot would stay spoiled.
     - With fewer clients than models (because of ``k``, or because too few clients are connected) the server sends out
       the least recently trained models and mixes these among themselves; the others stay unchanged.
     - When K changes, by schedule or because a run is resumed with another K, the pool is resized so that its mean stays
@@ -268,6 +270,7 @@ class FedCross(SizedSlots[FedCrossParams]):
         for upload in uploads:
             self.pool.write(upload.slot, upload.arrays)
         members = [upload.slot for upload in uploads]
+        self.pool.replace(self.doubted, members)
         trained = set(members)
         self.queue.sort(key=lambda slot: slot in trained)  # stable: the longest waiting slots stay in front
         if members and self.params.global_model == "uploads":

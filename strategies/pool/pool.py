@@ -112,6 +112,11 @@ class Pool:
         """Return model i as views of the pool (see :meth:`Layout.views`)."""
         return self.layout.views(self.rows[i], self.integers[i])
 
+    def replace(self, slots: Sequence[int], members: Sequence[int]) -> None:
+        """Make each of `slots` the uniform mean of `members`, computed as :meth:`mean` does."""
+        if slots:
+            self.rows[slots], self.integers[slots] = self._mean_rows(self._slots(members))
+
     def mean(self, out: Arrays | None = None, members: Sequence[int] | None = None) -> Arrays:
         """Return the uniform mean of the models.
 

@@ -126,6 +126,12 @@ class SlicedPool(Pool):
             if str(arrays[name].dtype) != dtype:
                 raise UploadError("wrong_dtype", f"{name} has dtype {arrays[name].dtype}, expected {dtype}")
 
+    def replace(self, slots: Sequence[int], members: Sequence[int]) -> None:
+        """Make each of `slots` the uniform mean of those `members` that have its size; it stays if none has."""
+        for slot in slots:
+            if own := [member for member in members if self.ranks[member] == self.ranks[slot]]:
+                super().replace([slot], own)
+
     def model(self, i: int) -> Arrays:
         """Return model i, of the slot's size, as arrays of its own."""
         return self.assembled(self.rows[i], self.sizes[i], self.integers[i])

@@ -25,6 +25,7 @@ from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
+from fedcross.strategies.round.defence import lower_median
 from fedcross.strategies.round.defender import Defender
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
@@ -103,6 +104,8 @@ class Method(Sizes[P]):
         self.tell: Tell | None = None
         self._overruled: dict[int, str] = {}  # slot -> why its accepted upload did not count, in this exchange
         self._noticed: dict[int, str] = {}  # slot -> what was seen of a quarantined one
+        #: Slots of this exchange whose replies the defence took for none, where it took more of the others.
+        self.doubted: list[int] = []
         #: Called with the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
 
@@ -325,19 +328,32 @@ class Method(Sizes[P]):
         uploads = self._enough(self._defend(uploads), self.federation.min_replies, "federation.min_replies=")
         report.dropped += asked - len(uploads)
         report.bytes_up += sum(upload.nbytes for upload in uploads)
-        told = [upload for upload in uploads if "train-loss" in upload.metrics]
-        losses = [upload.metrics["train-loss"] * upload.num_examples for upload in told]
-        if losses:
-            report.train_loss = float(np.sum(losses)) / sum(upload.num_examples for upload in told)
+        report.train_loss = self._mean_loss(uploads, report.train_loss)
         local = [u.metrics["local-accuracy"] for u in uploads if "local-accuracy" in u.metrics]
         if local:
             report.metrics["local_accuracy"] = float(np.mean(local))
         if self.observer is not None:
             self.observer(current, uploads)
+        doubted = [slot for slot, why in self._overruled.items() if why == "quarantined"]
+        self.doubted = doubted if len(uploads) > max(1, len(doubted)) else []
         report.metrics.update(self.aggregate(current, uploads))
         for upload in uploads:
             self.accepted[upload.client] = self._visit(current)
         report.seconds_aggregation += time.perf_counter() - started
+
+    def _mean_loss(self, uploads: list[Upload], before: float | None) -> float | None:
+        """Return the mean training loss over the examples of those that tell one; `before` if nobody does.
+
+        With the defence on, one counts as ``defence.weight`` times the median at most and, where that is not below
+        zero, as zero at least.
+        """
+        told = [(one.metrics["train-loss"], one.num_examples) for one in uploads if "train-loss" in one.metrics]
+        if not told:
+            return before
+        if self._defending and (middle := lower_median([loss for loss, _ in told])) >= 0:
+            most = middle * self.federation.defence.weight
+            told = [(min(max(loss, 0.0), most), examples) for loss, examples in told]
+        return float(np.sum([loss * examples for loss, examples in told])) / sum(examples for _, examples in told)
 
     def _enough(self, uploads: list[Upload], fewest: int, rule: str) -> list[Upload]:
         """Return `uploads`; none, each rejected by `rule`, if there are fewer than `fewest`."""

@@ -40,7 +40,8 @@ class Pooled(Method[Q]):
 
     All slots start as copies of one initial model. A method defines :meth:`recombine`, which gets the slots whose
     upload was accepted. The global model is the uniform mean of all slots. If fewer than K clients are connected, the
-    least recently trained slots are sent, as FedCross does.
+    least recently trained slots are sent, as FedCross does. A slot whose reply the defence quarantines becomes the mean
+    of the others' uploads, as there.
     """
 
     interchangeable = True
@@ -77,6 +78,7 @@ class Pooled(Method[Q]):
         for upload in uploads:
             self.pool.write(upload.slot, upload.arrays)
         members = [upload.slot for upload in uploads]
+        self.pool.replace(self.doubted, members)
         trained = set(members)
         self.queue.sort(key=lambda slot: slot in trained)  # stable: the longest waiting slots stay in front
         self.recombine(current, members)

@@ -60,6 +60,15 @@ def test_more_clients_a_round_than_there_are():
     assert "clients_per_round=30: the federation has 20 clients" in found
 
 
+@pytest.mark.parametrize(("enough", "asked", "half"), [(3, 10, 2), (6, 10, 3), (5, 6, 3)])
+def test_who_answers_first_may_be_half_of_a_round(enough, asked, half):
+    settings = (f"clients_per_round={asked}", f"federation.enough_replies={enough}", "method=fedavg")
+    (found,) = remarks(load((*settings, "defence.enabled=true")))
+    assert f"enough_replies={enough} of {asked}" in found
+    assert f"so {half} hostile devices" in found
+    assert remarks(load(settings)) == []
+
+
 def test_waiting_for_more_clients_than_there_are():
     (found,) = faults("partition.clients=20", "federation.min_clients=21")
     assert "federation.min_clients=21" in found

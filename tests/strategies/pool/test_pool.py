@@ -88,6 +88,18 @@ def test_mean_sums_in_float64():
     assert pool.mean()["w"][0] == 0.5
 
 
+def test_a_slot_becomes_the_mean_of_others():
+    """(1, 2, 4; 10) and (3, 6, 0; 13): means 2, 4, 2 and 11, truncated."""
+    pool = bn_pool(4)
+    pool.write(1, {"w": np.array([3, 6], np.float32), "var": np.array([0], np.float32), "count": np.array(13)})
+    pool.write(2, {"w": np.array([99, 99], np.float32), "var": np.array([9], np.float32), "count": np.array(99)})
+    pool.replace([2, 3], [0, 1])
+    assert pool.rows.tolist() == [[1, 2, 4], [3, 6, 0], [2, 4, 2], [2, 4, 2]]
+    assert pool.integers.tolist() == [[10], [13], [11], [11]]
+    pool.replace([], [])
+    assert pool.rows[2].tolist() == [2, 4, 2]
+
+
 @pytest.mark.slow
 def test_gram_by_hand():
     """Rows (1, 2, 4) and (0, 3, 1): squares 21 and 10, product 6 + 4 = 10; parameters only: 5, 9 and 6."""

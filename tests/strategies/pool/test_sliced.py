@@ -223,3 +223,12 @@ def test_among_leaves_a_row_alone_of_which_nothing_goes():
     mixing = Mixing((dict.fromkeys(range(10), 0.1), *({i: 1.0} for i in range(1, 10))))
     assert sum([0.1] * 10) != 1
     assert among(mixing, np.ones((10, 10), bool)).rows == mixing.rows
+
+
+def test_a_slot_becomes_the_mean_of_others_of_its_size():
+    """Starts 0 and 20 of the middle size give 10; the only slot of the narrow size stays."""
+    pool = write(pool_of(MIDDLE, MIDDLE, MIDDLE, NARROW), 0, 20, 90, 40, counts=(2, 5, 9, 7))
+    pool.replace([2, 3], [0, 1])
+    expected = PLAN.corner(full(10, 3), MIDDLE)
+    assert all((pool.model(2)[name] == array).all() for name, array in expected.items())
+    assert pool.model(3)["in"].tolist() == [[40, 41]]

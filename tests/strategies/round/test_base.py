@@ -12,6 +12,7 @@ from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedprox import FedProx, FedProxParams
 from fedcross.strategies.round.clock import Devices, VirtualClock
 from fedcross.strategies.round.cross_training import CrossTraining, CrossTrainingParams
+from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.federation import Federation, State
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.round.single_model import SingleModel
@@ -203,6 +204,35 @@ def test_the_training_loss_is_that_of_the_clients_that_tell_it():
     uploads = [Upload(i, i, arrays, {}, examples, metrics) for i, (examples, metrics) in enumerate(told)]
     method._finish(Round(1, 0, (0, 1, 2), 0), uploads, 3)
     assert method.report.train_loss == 4.25
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"),
+    [((2.0, 1.0, 1e9), 2.0), ((2.0, 1.0, -1e9), 2.5 / 3), ((-2.0, -1.0, -9.0), -4.0), ((2.0, 1.0, 2.5), 5.5 / 3)],
+)
+def test_with_the_defence_on_one_device_does_not_decide_the_mean_loss(losses, mean):
+    """A median of 2 allows 3 at most, one of 1 allows 1.5: (2 + 1 + 3) / 3 and (1.5 + 1 + 0) / 3."""
+    arrays = {"w": np.ones(1, np.float32)}
+    method = FedAvg(clients_per_round=3, defence=Defence(enabled=True, weight=1.5))
+    method.begin(arrays)
+    method._defend = lambda uploads: uploads
+    uploads = [Upload(i, i, arrays, {}, 10, {"train-loss": loss}) for i, loss in enumerate(losses)]
+    method._finish(Round(1, 0, (0, 1, 2), 0), uploads, 3)
+    assert method.report.train_loss == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("kept", "quarantined", "doubted"), [(3, 1, [0]), (2, 1, [0]), (2, 2, []), (1, 1, []), (3, 0, [])]
+)
+def test_slots_are_doubted_where_the_defence_took_more_of_the_others(kept, quarantined, doubted):
+    method, arrays, seen = FedAvg(clients_per_round=kept + quarantined), {"w": np.ones(1, np.float32)}, []
+    method.begin(arrays)
+    method._overruled = dict.fromkeys(range(quarantined), "quarantined")
+    method._defend = lambda uploads: uploads
+    method.observer = lambda current, uploads: seen.append(len(uploads))
+    uploads = [Upload(i, i, arrays, {}, 1, {}) for i in range(quarantined, quarantined + kept)]
+    method._finish(Round(1, 0, tuple(range(kept + quarantined)), 0), uploads, kept + quarantined)
+    assert method.doubted == doubted
 
 
 def test_params_and_federation_fields_can_be_given_by_name():

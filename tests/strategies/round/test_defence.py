@@ -13,7 +13,7 @@ from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.defence import Defence, defend, scale_update, update_norm
 from fedcross.strategies.solo import Solo
 from fedcross.strategies.wire.protocol import Upload
-from tests.support.federation import run, same
+from tests.support.federation import run, same, session
 
 ON = Defence(enabled=True)
 MODEL = {"w": np.array([1.0, 1.0], np.float32), "running": np.array([5.0], np.float32), "count": np.array([3])}
@@ -213,6 +213,22 @@ def test_an_attacker_is_quarantined_and_counted_and_the_others_go_on(tmp_path, m
         assert (line["clients"], line["dropped"], line["rejected"]) == (6, 1, {"quarantined": 1})
         assert line["clipped"] >= 1  # of 6 norms, one quarantined, at least one of the others lies above the median
     assert len(finished.method.accepted) == 5
+
+
+@pytest.mark.parametrize("method", ["fedcross", "masterpull"])
+def test_the_slot_of_a_quarantined_reply_becomes_the_mean_of_the_others(tmp_path, method):
+    """What was too long may be a repair of a model that somebody has spoiled: it must not stay spoiled."""
+    settings = () if method == "masterpull" else ("method.selection=in_order",)
+    ready = session(tmp_path, f"method={method}", "rounds=1", *settings, *ATTACKED, "defence.enabled=true")
+    seen = []
+    ready.method.observer = lambda current, uploads: seen.extend(uploads)
+    ready.execute()
+    (slot,) = ready.method.doubted
+    assert slot not in {upload.slot for upload in seen}
+    for name, array in ready.method.pool.model(slot).items():
+        np.testing.assert_allclose(
+            array, np.mean([upload.arrays[name] for upload in seen], axis=0), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
