@@ -11,6 +11,7 @@ if that has another name; only an older copy of the file itself forgets.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
@@ -66,7 +67,7 @@ def short(key: bytes) -> str:
 
 
 class Record:
-    """The keys that are revoked, in a file. One process at a time may have it.
+    """The keys that are revoked, in a file.
 
     Parameters
     ----------
@@ -108,6 +109,8 @@ class Record:
                 self._unwritten = False
 
     def _write(self) -> None:
+        with contextlib.suppress(ValueError):  # another SuperLink's database in the same folder
+            self._keys = read(self.path) | self._keys
         told = [
             {"key": base64.b64encode(key).decode(), "fingerprint": short(key), "revoked": when}
             for key, when in self._keys.items()
@@ -146,8 +149,8 @@ def agree(state: Any, record: Record) -> None:
         state.delete_node(NOOP_FLWR_AID, number)
     if again := [*registered, *unknown]:
         said = (
-            "fedcross: %d keys that %s records as revoked were not so in the database, as in an older copy or a new "
-            "file: they are revoked again (%s). Register the devices that were registered since that copy."
+            "fedcross: the database did not have %d of the keys as revoked that %s records, as an older copy or a new "
+            "file does not: they are revoked again (%s). Register the devices that were registered since that copy."
         )
         log(WARNING, said, len(again), record.path, ", ".join(map(short, again[:10])))
 

@@ -69,7 +69,8 @@ def _another(address: str, served: x509.Certificate, folder: Path, own: x509.Cer
     said = f"{address}: serves another certificate ({dates[0]}) than {folder / 'server.crt'} ({dates[1]})"
     if ours:
         return fault(f"{said}: its programs read that file at their start only. {RESTART}")
-    return fault(f"{said}, and {folder / 'ca.crt'} did not sign it. Is this the gateway's address? If it is: {RESTART}")
+    said += f", and {folder / 'ca.crt'} did not sign it"
+    return fault(f"{said}. Is this the address of the gateway? If it is: {RESTART}")
 
 
 def _token(address: str, connection: HTTPSConnection, folder: Path) -> Iterator[Finding]:
@@ -134,7 +135,7 @@ def check_database(path: Path) -> Iterator[Finding]:
             "SuperLink, which records them."
         )
     if not entered and not lacks:
-        yield ok(f"{path}: {len(known) - len(revoked)} devices; {len(revoked)} revoked keys, which {record.name} has")
+        yield ok(f"{path}: registered keys {len(known) - len(revoked)}; revoked {len(revoked)}, all in {record.name}")
 
 
 def _names(keys: Iterable[bytes]) -> str:

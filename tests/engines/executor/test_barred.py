@@ -87,7 +87,7 @@ def test_an_older_database_lets_no_revoked_key_in(
     assert statuses(state) == {thief: "unregistered"}
     assert not state.activate_node(number, 300.0)
     assert state.get_node_id_by_public_key(thief) is None
-    assert f"({fingerprint(thief)}). Register the devices that were registered since" in caplog.text
+    assert f"they are revoked again ({fingerprint(thief)}). Register the devices" in caplog.text
     with pytest.raises(FlowerError, match="Public key already in use"):
         register(state, thief)
     assert register(state, honest)
@@ -182,6 +182,17 @@ def test_a_damaged_record_starts_nothing(tmp_path: Path, content: bytes) -> None
     file.with_name(barred.FILE).write_bytes(content)
     with pytest.raises(SystemExit, match=r"revoked-keys\.json: no readable record of revoked keys .* newest copy back"):
         opened(file)
+
+
+def test_what_another_one_has_recorded_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / barred.FILE
+    one, other = barred.Record(path), barred.Record(path)
+    one.add([b"a"])
+    other.add([b"b"])
+    assert {*barred.read(path)} == {b"a", b"b"}
+    path.unlink()
+    other.add([b"c"])
+    assert {*barred.read(path)} == {b"a", b"b", b"c"}
 
 
 def test_a_link_stays_one(tmp_path: Path, key: Callable[[str], bytes]) -> None:
