@@ -74,7 +74,7 @@ FLWR = "flwr"
 #: What is open in each program with a version of Flower that this file does not know.
 OPEN = {
     "flower-superlink": "a registered device may take all memory of the SuperLink, and give orders to other devices; "
-    "whoever reaches its port may start runs",
+    "whoever reaches its port may start runs; an older copy of its database lets revoked keys in",
     SUPEREXEC: "an error of the SuperLink may end the SuperExec and its ServerApps",
     SERVERAPP: "a bundle that another run unpacks at the same time may be taken while it is half there",
     FLWR: "a SuperLink that asks for the operator's token refuses it",
