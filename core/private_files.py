@@ -191,6 +191,8 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    with contextlib.suppress(OSError):  # a folder that this user may not list, a file system that knows no such call
+        sync_folder(path.parent)
 
 
 def tidy(folder: Path) -> None:

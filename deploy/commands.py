@@ -77,9 +77,8 @@ def _fingerprint(public: Path) -> str:
 
 
 def register(arguments: Arguments) -> None:
-    """Admit devices."""
-    from fedcross.deploy.nodes import UNBOUND, any_bound
-    from fedcross.deploy.nodes import register as admit
+    """Admit devices; one that is refused keeps none of the others out."""
+    from fedcross.deploy.nodes import RevokedError, any_bound
 
     partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
     if len(partitions) != len(arguments.keys) or any(one is not None and one < 0 for one in partitions):
@@ -88,27 +87,45 @@ def register(arguments: Arguments) -> None:
             f"{len(arguments.keys)} keys, in their order, or none at all."
         )
     keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
+    refused: list[str] = []
     unbound: list[tuple[str, int, int]] = []
     with _connected(arguments) as client:
         for (name, key), partition in zip(keys, partitions):
-            node, new = admit(client, key, partition)
-            bound = f", {UNBOUND}"
-            if node.partition is not None:
-                bound = f", partition {node.partition}"
-            if partition is not None and node.partition is None:
-                bound = f", not bound to partition {partition}: it needs a new key for that (see rotate-key)"
-                unbound.append((name, node.node_id, partition))
-            print(f"{name}: node {node.node_id}{bound}{'' if new else ', already registered'}")
+            try:
+                number = _admit(client, name, key, partition)
+            except RevokedError as error:
+                if arguments.skip_revoked:
+                    print(f"{name}: left out: {error}", file=sys.stderr)
+                else:
+                    refused.append(f"{name}: {error}")
+            except FederationError as error:
+                refused.append(f"{name}: {error}")
+            else:
+                unbound += [] if number is None or partition is None else [(name, number, partition)]
         others_bound = bool(unbound) and any_bound(client)
     if others_bound:
-        raise FederationError(
-            "\n".join(
-                f"{name}: node {number} was registered without a partition, and this cannot be changed. Other keys "
-                "have one, so the server gives it none: revoke it, give the device a new key (fedcross deploy "
-                f"rotate-key) and register that with --partition {partition}."
-                for name, number, partition in unbound
-            )
+        refused += (
+            f"{name}: node {number} was registered without a partition, and this cannot be changed. Other keys "
+            "have one, so the server gives it none: revoke it, give the device a new key (fedcross deploy "
+            f"rotate-key) and register that with --partition {partition}."
+            for name, number, partition in unbound
         )
+    if refused:
+        raise FederationError("\n".join(refused))
+
+
+def _admit(client: ControlHttpClient, name: str, key: bytes, partition: int | None) -> int | None:
+    """Register a key and say so; return the node's number if it was registered before without this `partition`."""
+    from fedcross.deploy.nodes import UNBOUND
+    from fedcross.deploy.nodes import register as admit
+
+    node, new = admit(client, key, partition)
+    bound = f", {UNBOUND}" if node.partition is None else f", partition {node.partition}"
+    lacks = partition is not None and node.partition is None
+    if lacks:
+        bound = f", not bound to partition {partition}: it needs a new key for that (see rotate-key)"
+    print(f"{name}: node {node.node_id}{bound}{'' if new else ', already registered'}")
+    return node.node_id if lacks else None
 
 
 def revoke(arguments: Arguments) -> None:

@@ -22,6 +22,8 @@ from fedcross.engines.remote import host_and_port
 CONFIG, DEADLINE, SOCKET, PAIR = "gateway.cfg", "deadline.lua", "gateway.sock", "server.pem"
 #: Where the configuration takes the token from, in a container: ``gateway.sh`` reads it.
 SAID = "${FEDCROSS_GATEWAY}"
+#: Characters of a path that mean something in HAProxy's configuration or in its Lua file.
+_MEANING = "#$'\"\\"
 #: HAProxy resolves the container's name anew; an address or a name of this machine's is looked up once.
 _RESOLVED = " resolvers docker init-addr last,libc,none"
 
@@ -44,8 +46,8 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
     Raises
     ------
     StorageError
-        If a certificate or key is missing, expired, of another pair or readable by others, a path has spaces, or
-        HAProxy is missing.
+        If a certificate or key is missing, expired, of another pair or readable by others, a path has
+        characters that HAProxy reads otherwise, or HAProxy is missing.
     ConfigError
         If an address has another form.
     """
@@ -55,8 +57,12 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
     host_and_port(superlink)
     host_and_port(listen)
     place, authority = private_folder(work).resolve(), (keys / "ca.crt").resolve()
-    if any(character.isspace() for character in f"{place}{authority}"):
-        raise StorageError(f"{place}, {authority}: HAProxy's configuration takes no spaces in paths. Choose others.")
+    for path in (place, authority):
+        if odd := sorted({one for one in str(path) if one in _MEANING or one.isspace() or not one.isprintable()}):
+            raise StorageError(
+                f"{path}: HAProxy's configuration takes no spaces in paths, and none of {' '.join(_MEANING)} (found: "
+                f"{', '.join(map(repr, odd))}). Choose another folder."
+            )
     write_private(place / PAIR, pair.public.read_bytes() + pair.private.read_bytes())
     write_private(place / DEADLINE, _changed(DEADLINE, {f"/tmp/{SOCKET}": str(place / SOCKET)}))  # noqa: S108
     config = _changed(

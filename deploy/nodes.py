@@ -32,8 +32,14 @@ SHOWN = re.compile(r"[0-9]{1,20}|[0-9a-f]{16}")
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 #: How the SuperLink begins its refusal of a key that a node has, or had before it was revoked.
 _USED = "Public key already in use"
+#: Status with which the SuperLink says that a key is shut out, but not on record (engines/executor/barred.py).
+_UNRECORDED = 507
 #: Time limit for the SuperLink's answer, in seconds.
 ANSWER_S = 30.0
+
+
+class RevokedError(FederationError):
+    """A key was revoked, so it is never accepted again."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,10 @@ def register(client: ControlHttpClient, key: bytes, partition: int | None = None
 
     Raises
     ------
+    RevokedError
+        If this key was revoked.
     FederationError
-        If another key holds the partition, this key was registered for another partition, or it was revoked.
+        If another key holds the partition, or this key was registered for another partition.
     """
     import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -141,8 +149,8 @@ def register(client: ControlHttpClient, key: bytes, partition: int | None = None
     return Node(number, "registered", key, partition), True
 
 
-def _was_revoked(key: bytes) -> FederationError:
-    return FederationError(
+def _was_revoked(key: bytes) -> RevokedError:
+    return RevokedError(
         f"key {fingerprint(key)}: it was revoked, and a revoked key is never accepted again. Give the device a new "
         "one (fedcross deploy rotate-key) and register that."
     )
@@ -154,13 +162,19 @@ def revoke(client: ControlHttpClient, key: bytes) -> int:
     Raises
     ------
     FederationError
-        If no node has this key.
+        If no node has this key, or the SuperLink shut it out, but cannot write that down.
     """
+    import httpx
     from flwr.proto.control_pb2 import UnregisterNodeRequest
 
     found = [node for node in listing(client) if node.key == key]
     for node in alive(found):
-        client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+        try:
+            client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != _UNRECORDED:
+                raise
+            raise FederationError(f"node {node.node_id}: {error.response.json().get('detail')}") from error
         return node.node_id
     why = "It was revoked already." if found else "Was another one registered? See fedcross deploy nodes."
     raise FederationError(f"key {fingerprint(key)}: no registered node has it. {why}")

@@ -25,7 +25,7 @@ from fedcross.core.trust.keys import SECRET, KeyPair
 from fedcross.deploy import tokens
 from fedcross.deploy.federation import GATEWAY
 from fedcross.engines import guarded
-from fedcross.engines.executor import operators, program
+from fedcross.engines.executor import barred, operators, program
 
 SWITCHES = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -62,7 +62,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
         raise StorageError(
             f"--database {database}: {database.resolve().parent} is no folder. Make it, or name another."
         )
-    _check_database(database)
+    check_database(database)
     return [
         *(sys.executable, "-m", "fedcross.deploy.patience", "flower-superlink"),
         *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),
@@ -73,8 +73,15 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     ]
 
 
-def _check_database(path: Path) -> None:
-    """Raise StorageError if SQLite cannot read the file `path`; a new or empty one is made by Flower."""
+def check_database(path: Path) -> None:
+    """Raise StorageError if SQLite cannot read the file `path`, or the record of revoked keys beside it is none.
+
+    A new or empty database is made by Flower.
+    """
+    try:
+        barred.read(barred.beside(path))
+    except ValueError as error:
+        raise StorageError(str(error)) from error
     if not path.exists():
         return
     try:
@@ -82,8 +89,8 @@ def _check_database(path: Path) -> None:
             database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
         raise StorageError(
-            f"--database {path}: {error}. Bring it back from a copy, or name a new file, in which every device must be "
-            "registered again."
+            f"--database {path}: {error}. Bring it back from a copy, or name a new file in the same folder, in which "
+            f"every device must be registered again. Leave {barred.FILE} there as it is: it keeps out what was revoked."
         ) from error
 
 
@@ -103,9 +110,11 @@ def gateway_of(server: Path) -> dict[str, str]:
 
 def superexec(folder: Path, address: str, health: str) -> list[str]:
     """Return the command of the SuperExec, which starts the ServerApps."""
+    authority = folder / "ca.crt"
+    _dates(authority, authority)
     return [
         *guarded.command("flower-superexec"),
-        *("--runtime-api-address", address, "--root-certificates", str(folder / "ca.crt")),
+        *("--runtime-api-address", address, "--root-certificates", str(authority)),
         *("--superexec-auth-secret-file", str(certificates.check_key(folder / SECRET))),
         *("--health-server-address", health),
     ]
@@ -152,6 +161,10 @@ def supernode(
 def _operator(name: str | None) -> None:
     """Check the file of the operator's token; say what is open without one."""
     if name:
+        try:
+            operators.refuse_text(name)
+        except ValueError as error:
+            raise StorageError(str(error)) from error
         tokens.check(Path(name))
         return
     variable = operators.VARIABLE

@@ -14,7 +14,8 @@ the other (``executor/turns.py``). A device that asks about a run gets no settin
 a device writes into the log is short (``executor/lines.py``). Whoever starts and stops runs must have the operator's
 token (``executor/operators.py``), devices come through the gateway, and a body is read only if the headers say that the
 caller is known (``executor/entry.py``); a connection on which no request comes is closed (``executor/punctual.py``). Of
-two keys that are registered for one partition at once, one gets it (``executor/admitted.py``).
+two keys that are registered for one partition at once, one gets it (``executor/admitted.py``). Keys that were revoked
+stay so when the database is lost or an older copy takes its place (``executor/barred.py``).
 
 SuperExec: a single status 500, which a busy SuperLink answers, ends it and with it the ServerApps that it started.
 So :func:`outliving` asks again. It also starts every run at once, whatever memory there is: :func:`queued` lets runs
@@ -73,7 +74,7 @@ FLWR = "flwr"
 #: What is open in each program with a version of Flower that this file does not know.
 OPEN = {
     "flower-superlink": "a registered device may take all memory of the SuperLink, and give orders to other devices; "
-    "whoever reaches its port may start runs",
+    "whoever reaches its port may start runs; an older copy of its database lets revoked keys in",
     SUPEREXEC: "an error of the SuperLink may end the SuperExec and its ServerApps",
     SERVERAPP: "a bundle that another run unpacks at the same time may be taken while it is half there",
     FLWR: "a SuperLink that asks for the operator's token refuses it",
@@ -216,6 +217,7 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
             uvicorn.run, ws="none", http=punctual.Punctual, loop=punctual.loop, proxy_headers=not gateway
         )
         part("lines").attach()
+        part("barred").attach()
         sweep.attach(sweep.Sweeper(turns=in_turn))
         turns.attach(in_turn)
     elif program == FLWR:

@@ -116,8 +116,8 @@ def gateway(plan: Plan) -> list[Object]:
 
 
 def admission(plan: Plan) -> Object:
-    """Return the job that registers the devices' keys."""
-    command = ["fedcross", "deploy", "register"]
+    """Return the job that registers the devices' keys; one that was revoked keeps none of the others out."""
+    command = ["fedcross", "deploy", "register", "--skip-revoked"]
     command += [word for device in plan.devices for word in ("--partition", str(device.partition))]
     command += [f"/keys/public/{device.name}-node.pub" for device in plan.devices]
     environment = _env(

@@ -9,6 +9,7 @@ not bring the file's text (:mod:`entry`), and fedcross's own programs bring it. 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,17 +31,38 @@ def token(variables: Mapping[str, str], variable: str = VARIABLE) -> str:
     Raises
     ------
     ValueError
-        If there is no token in the file.
+        If there is no token in the file, or others on the machine can read it.
     """
     if not (name := variables.get(variable)):
         return ""
+    refuse_text(name, variable)
     try:
-        text = Path(name).read_text(encoding="ascii").strip()
+        with Path(name).open(encoding="ascii") as file:
+            mode, text = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{variable}={name}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ValueError(
+            f"{variable}={name}: mode {mode:o}, so others on this machine can use it. Make a new token if it may have "
+            f"been read (remove it, then fedcross deploy federation), else: chmod 600 {name}"
+        )
     if len(text) < SHORTEST or not text.isprintable():
         raise ValueError(f"{variable}={name}: this is no token; it has {SHORTEST} characters or more on one line.")
     return text
+
+
+def refuse_text(name: str, variable: str = VARIABLE) -> None:
+    """Raise ValueError if `name`, which shall be a file's, can be the token itself; the error does not say it."""
+    path = Path(name)
+    try:
+        names = len(name) < SHORTEST or (path.parent != Path() and path.parent.is_dir()) or path.exists()
+    except OSError:  # longer than a file's name can be, or below a folder of somebody else
+        names = path.is_absolute()
+    if not names:
+        raise ValueError(
+            f"{variable}=({len(name)} characters): there is no such file; is it the token itself? Give the path of the "
+            "file that has it."
+        )
 
 
 class Brings:

@@ -126,6 +126,9 @@ def _device_parts(add: Add) -> None:
                 metavar="N",
                 help="the key's partition, which no other key can take; once for each key, in their order",
             )
+            part.add_argument(
+                "--skip-revoked", action="store_true", help="a key that was revoked is told and left out, and no error"
+            )
     _superlink_options(add("nodes", commands.nodes, "list the admitted devices (at the server)"))
 
 

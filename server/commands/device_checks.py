@@ -168,10 +168,7 @@ def check_registered(address: str, folder: Path) -> Iterator[Finding]:
     registered, and else that it cannot join.
     """
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.common.constant import TIMESTAMP_HEADER
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     from fedcross.core.trust.admission import fingerprint
     from fedcross.engines.executor.fleet import NO_GATEWAY, TWO_TOKENS
@@ -181,24 +178,17 @@ def check_registered(address: str, folder: Path) -> Iterator[Finding]:
         private: Any = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError):
         return  # check_node_key says so
-    public, when = public_key_to_bytes(private.public_key()), datetime.now(UTC).isoformat()
-    headers = {
-        "Content-Type": MEDIA,
-        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
-        TIMESTAMP_HEADER: when,
-        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(private, when.encode())).decode(),
-    }
+    body, headers = signed_call(private)
     host, _, port = address.rpartition(":")
     try:
         trust = ssl.create_default_context(cafile=folder / "ca.crt")
         with closing(HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)) as connection:
-            body = ActivateNodeRequest(public_key=public, heartbeat_interval=0).SerializeToString()
             connection.request("POST", DOOR, body=body, headers=headers)
             reply = connection.getresponse()
             status, said = reply.status, reply.read(LONGEST).decode(errors="replace")
     except (OSError, HTTPException):
         return  # check_server says so
-    name = f"{path}: key {fingerprint(public)}"
+    name = f"{path}: key {fingerprint(public_key_to_bytes(private.public_key()))}"
     if status == KNOWN:
         yield ok(f"{name} is registered at the SuperLink")
     elif status == UNKNOWN:
@@ -210,6 +200,23 @@ def check_registered(address: str, folder: Path) -> Iterator[Finding]:
         yield fault(f"{address}: the SuperLink does not answer this device{TWO_TOKENS}.")
     else:
         yield note(f"{name}: the SuperLink does not say now whether it is registered ({status}).")
+
+
+def signed_call(private: Any) -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of a node's first call with this key, as :func:`check_registered` makes it."""
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+    public, when = public_key_to_bytes(private.public_key()), datetime.now(UTC).isoformat()
+    headers = {
+        "Content-Type": MEDIA,
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
+        TIMESTAMP_HEADER: when,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(private, when.encode())).decode(),
+    }
+    return ActivateNodeRequest(public_key=public, heartbeat_interval=0).SerializeToString(), headers
 
 
 def check_clock(date: str | None, now: float) -> Iterator[Finding]:

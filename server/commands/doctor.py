@@ -4,6 +4,7 @@
 
     fedcross doctor                                             # this machine: versions, disk, GPU, data
     fedcross doctor --keys keys/server --authority keys/public/ca.crt --listen 8443              # a server
+    fedcross doctor --keys keys/server --connect 127.0.0.1:8443 --database state/superlink.db    # one that is up
     fedcross doctor --device keys --superlink fl.example.org:8443 --data data --output state     # on a device
 
 The exit code is 0 if all is well, 1 after a fault (a line that begins with ``FAULT``), 2 for wrong use.
@@ -27,6 +28,7 @@ from fedcross.core.errors import closed_to_user
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
 from fedcross.server.commands.key_checks import check_keys, check_one_authority
+from fedcross.server.commands.server_checks import check_database, check_served
 
 GIB = 2**30
 #: With less free space, the checkpoints of a large pool do not fit.
@@ -209,7 +211,17 @@ def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
         yield check_keys(folder, arguments.authority)
     yield check_one_authority(arguments.keys)
     yield (check_listen(port) for port in arguments.listen)
-    yield (check_connect(address) for address in arguments.connect)
+    if arguments.database:
+        yield check_database(arguments.database)
+    for address in arguments.connect:
+        yield _connected(address, arguments.keys)
+
+
+def _connected(address: str, keys: Sequence[Path]) -> Iterator[Finding]:
+    """Check that something answers there and, with the server's keys at hand, that it uses them."""
+    yield (found := check_connect(address))
+    if found.kind == "ok":
+        yield from check_served(address, keys)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -260,5 +272,13 @@ def _parser() -> argparse.ArgumentParser:
         "--superlink", type=_address, metavar="HOST:PORT", help="on a device: the gateway, as the device reaches it"
     )
     parser.add_argument("--listen", type=int, nargs="*", default=[], metavar="PORT", help="ports that must be free")
-    parser.add_argument("--connect", type=_address, nargs="*", default=[], metavar="HOST:PORT", help="must answer")
+    parser.add_argument(
+        "--connect",
+        type=_address,
+        nargs="*",
+        default=[],
+        metavar="HOST:PORT",
+        help="must answer; with --keys and a server.crt there, with this certificate and a gateway's token that counts",
+    )
+    parser.add_argument("--database", type=Path, metavar="FILE", help="the SuperLink's: are revoked keys so in it?")
     return parser

@@ -103,6 +103,11 @@ def test_the_three_keys_are_registered_for_the_partitions_that_their_devices_cla
     assert keys == [f"/keys/public/client-{i}-node.pub" for i in (1, 2, 3)]
 
 
+def test_a_client_that_is_revoked_does_not_keep_the_others_from_starting() -> None:
+    """They wait until ``admission`` has completed; tests/deploy/kubernetes compares its job with this."""
+    assert "--skip-revoked" in SERVICES["admission"]["command"].split()
+
+
 def test_a_serverapp_may_use_less_memory_than_the_container_of_the_superexec_has() -> None:
     """So a ServerApp that needs more ends with an error, and the SuperExec goes on."""
     service = SERVICES["superexec"]

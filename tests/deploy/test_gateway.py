@@ -105,9 +105,14 @@ def test_the_container_does_not_start_with_a_key_that_others_can_read(keys, plac
     assert '"/etc/fedcross/gateway.sh", "/keys/server", "haproxy"' in command
 
 
-def test_paths_with_spaces_are_refused_before_haproxy_misreads_them(keys, tmp_path, haproxy):
-    with pytest.raises(StorageError, match="no spaces"):
-        gateway.prepare(keys, tmp_path / "my gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+@pytest.mark.parametrize("odd", [" ", "\t", "\n", "#", "$", "'", '"', "\\", "\x7f"])
+def test_paths_with_spaces_and_signs_are_refused_before_haproxy_misreads_them(keys, tmp_path, haproxy, odd):
+    with pytest.raises(StorageError, match="no spaces") as caught:
+        gateway.prepare(keys, tmp_path / f"my{odd}gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+    assert f"(found: {odd!r})" in str(caught.value)
+    moved = keys.rename(keys.with_name(f"{odd}keys"))
+    with pytest.raises(StorageError, match=r"ca\.crt: HAProxy's configuration"):
+        gateway.prepare(moved, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
 
 
 def test_without_haproxy_the_message_names_the_package(keys, tmp_path, monkeypatch):

@@ -142,6 +142,63 @@ def test_a_key_that_cannot_be_bound_any_more_is_refused_where_others_are_bound(
     assert "register that with --partition 1" in said.err
 
 
+def test_a_key_that_is_refused_keeps_no_other_out(
+    link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(make_node_key(tmp_path, name).public) for name in ("shed", "barn", "porch")]
+    assert deploy(["register", *WHERE, "--partition", "0", files[0]]) == 0
+    assert deploy(["revoke", *WHERE, files[0]]) == 0
+    nodes.register(link, b"another", 1)
+    capsys.readouterr()
+    partitions = [word for number in "012" for word in ("--partition", number)]
+    assert deploy(["register", *WHERE, *partitions, *files]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{files[2]}: node 3, partition 2\n"
+    revoked, taken, *_ = said.err.splitlines()
+    assert f"{files[0]}: key " in revoked
+    assert "it was revoked, and a revoked key is never accepted again" in revoked
+    assert f"{files[1]}: partition 1: it belongs to key " in taken
+
+
+def test_a_key_that_was_revoked_on_purpose_is_no_error_for_who_says_so(
+    link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(make_node_key(tmp_path, name).public) for name in ("shed", "barn")]
+    asked = ["register", *WHERE, "--skip-revoked", "--partition", "0", "--partition", "1", *files]
+    assert deploy(asked) == 0
+    assert deploy(["revoke", *WHERE, files[0]]) == 0
+    capsys.readouterr()
+    assert deploy(asked) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{files[1]}: node 2, partition 1, already registered\n"
+    assert said.err.startswith(f"{files[0]}: left out: key ")
+    assert "it was revoked" in said.err
+    assert deploy(["revoke", *WHERE, files[1]]) == 0
+    nodes.register(link, b"another", 1)
+    third = str(make_node_key(tmp_path, "porch").public)
+    assert deploy(["register", *WHERE, "--skip-revoked", "--partition", "1", third]) == 1  # refused otherwise
+
+
+def test_a_key_that_is_shut_out_but_not_on_record_is_told_and_keeps_no_other_in(
+    link: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key in (b"a", b"b"):
+        nodes.register(link, key)
+    gone = link.UnregisterNode
+
+    def unrecorded(request: Any) -> None:
+        gone(request)
+        asked = httpx.Request("POST", "https://superlink/v1/control/unregister-node")
+        if request.node_id == 1:
+            httpx.Response(507, json={"detail": "revoked, but no room"}, request=asked).raise_for_status()
+
+    monkeypatch.setattr(link, "UnregisterNode", unrecorded)
+    assert deploy(["revoke", *WHERE, "1", "2"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "2: node 2 is revoked\n"
+    assert said.err.strip() == "fedcross deploy: 1: node 1: revoked, but no room"
+
+
 def test_of_keys_that_are_registered_for_a_partition_at_once_one_gets_it(
     link: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.trust.signing import make_authority
 from fedcross.deploy import federation, gateway, start
 from fedcross.engines import guarded
-from fedcross.engines.executor import operators, program
+from fedcross.engines.executor import barred, operators, program
+from tests.deploy.test_authorities import days_ago
 from tests.support.command import subcommand
 
 deploy = subcommand("deploy")
@@ -142,6 +145,26 @@ def test_a_superlink_with_an_expired_or_foreign_certificate_does_not_start(tmp_p
         start.superlink(server, tmp_path / "a" / "superexec", tmp_path / "s.db", "127.0.0.1")
 
 
+def test_a_superexec_with_an_expired_ca_crt_does_not_start(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [])
+    folder = tmp_path / "superexec"
+    (folder / "ca.crt").unlink()
+    with days_ago(741):
+        made = make_authority(tmp_path / "old")
+    shutil.copy(made.public, folder / "ca.crt")
+    with pytest.raises(StorageError, match=r"superexec/ca\.crt: expired on"):
+        start.superexec(folder, "a:1", "b:2")
+
+
+def test_a_variable_that_is_the_token_itself_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation.prepare(tmp_path, [])
+    token = (tmp_path / "operator" / "token").read_text()
+    monkeypatch.setenv(operators.VARIABLE, token)
+    with pytest.raises(StorageError, match=f"{operators.VARIABLE}=.*is it the token itself") as caught:
+        start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "s.db", "127.0.0.1")
+    assert token not in str(caught.value)
+
+
 def test_programs_do_not_start_with_a_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation.prepare(tmp_path, [])
     token, operator = tmp_path / "server" / "gateway.token", tmp_path / "operator" / "token"
@@ -190,8 +213,13 @@ def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
     database.touch()
     begin()
     database.write_bytes(b"garbage\n" * 100)
-    with pytest.raises(StorageError, match=r"--database .*state\.db: file is not a database\. Bring it back"):
+    told = r"--database .*state\.db: file is not a database\. Bring it back.* Leave revoked-keys\.json there as it is"
+    with pytest.raises(StorageError, match=told):
         begin()
+    (tmp_path / barred.FILE).write_text("{")
+    with pytest.raises(StorageError, match=r"revoked-keys\.json: no readable record of revoked keys"):
+        begin()
+    (tmp_path / barred.FILE).unlink()
     database.unlink()
     database.mkdir()
     with pytest.raises(StorageError, match="unable to open database file"):

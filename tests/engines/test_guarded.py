@@ -208,7 +208,10 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         monkeypatch.setattr(module, one, original)  # restored at the end
     for logger in (logging.getLogger("uvicorn.access"), FLOWER_LOGGER):
         monkeypatch.setattr(logger, "filters", list(logger.filters))
-    own = {SqlLinkState: ("initialize", "cleanup_run", "store_object"), SqlObjectStore: ("delete", "put")}
+    own = {
+        SqlLinkState: ("initialize", "cleanup_run", "store_object", "delete_node"),
+        SqlObjectStore: ("delete", "put"),
+    }
     changed = [(kind, one) for kind, some in own.items() for one in some]
     for kind, one in changed:
         monkeypatch.setattr(kind, one, getattr(kind, one))

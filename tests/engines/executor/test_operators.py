@@ -15,9 +15,14 @@ from fedcross.engines.executor.operators import HEADER, SHORTEST, VARIABLE
 TOKEN = "t" * SHORTEST
 
 
+def private(file: Path, content: bytes) -> Path:
+    file.touch(mode=0o600)
+    file.write_bytes(content)
+    return file
+
+
 def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(f"{TOKEN}\n")
+    file = private(tmp_path / "token", f"{TOKEN}\n".encode())
     assert operators.token({VARIABLE: str(file)}) == TOKEN
     assert operators.token({}) == operators.token({VARIABLE: ""}) == ""
     (brings,) = operators.bringing({VARIABLE: str(file)})
@@ -29,8 +34,7 @@ def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"short", b"t" * (SHORTEST - 1) + b"\n", b"\xff" * 40, b"t" * 40 + b"\nt"])
 def test_a_file_without_a_token_is_an_error_that_does_not_say_what_is_in_it(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "token"
-    file.write_bytes(content)
+    file = private(tmp_path / "token", content)
     with pytest.raises(ValueError, match=f"{VARIABLE}={file}: ") as caught:
         operators.token({VARIABLE: str(file)})
     assert "tttt" not in str(caught.value)
@@ -42,9 +46,28 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         operators.token({VARIABLE: str(tmp_path / "none")})
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
+def test_a_token_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
+    file = private(tmp_path / "token", TOKEN.encode())
+    file.chmod(mode)
+    with pytest.raises(ValueError, match=rf"{VARIABLE}={file}: mode {mode:o}, .* chmod 600 {file}"):
+        operators.token({VARIABLE: str(file)})
+
+
+@pytest.mark.parametrize("token", [TOKEN, f"{'a' * 20}/{'b' * 20}=", "x" * 5000, f"{'word ' * 9}"])
+def test_the_token_in_place_of_its_file_is_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"{VARIABLE}=\({len(token)} characters\).*token itself") as caught:
+        operators.token({VARIABLE: token})
+    assert token not in str(caught.value)
+    private(tmp_path / TOKEN, TOKEN.encode())
+    assert operators.token({VARIABLE: TOKEN}) == TOKEN  # a file's name, however long
+
+
 def test_flowers_own_command_line_brings_the_token_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
+    file = private(tmp_path / "token", TOKEN.encode())
     monkeypatch.setenv(VARIABLE, str(file))
     # `attach` replaces it for the whole process.
     made = ControlHttpClient.from_server_address.__func__  # type: ignore[attr-defined]

@@ -1,0 +1,213 @@
+"""Revoked keys stay revoked: whatever becomes of the SuperLink's database, its record of them keeps them out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import HTTPException
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.error import FlowerError
+from flwr.superlink.servicer.control import control_handlers
+
+from fedcross.core.trust.admission import fingerprint
+from fedcross.core.trust.keys import make_node_key
+from fedcross.deploy.nodes import read_public_key
+from fedcross.engines.executor import barred
+from tests.support.link_state import opened
+
+ACCOUNT: Any = SimpleNamespace(flwr_aid=NOOP_FLWR_AID, account_name=NOOP_ACCOUNT_NAME)
+
+
+@pytest.fixture(autouse=True)
+def attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("initialize", "delete_node"):  # `attach` replaces them for the whole process
+        monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
+    barred.attach()
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Callable[[str], bytes]:
+    def made(name: str) -> bytes:
+        return read_public_key(make_node_key(tmp_path / "keys", name).public.read_bytes(), name)
+
+    return made
+
+
+def register(state: Any, key: bytes) -> int:
+    return int(control_handlers.register_node(RegisterNodeRequest(public_key=key), ACCOUNT, state).node_id)
+
+
+def revoke(state: Any, number: int, account: Any = ACCOUNT) -> None:
+    control_handlers.unregister_node(UnregisterNodeRequest(node_id=number), account, state)
+
+
+def statuses(state: Any) -> dict[bytes, str]:
+    return {node.public_key: node.status for node in state.get_node_info()}
+
+
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir(exist_ok=True)
+    return folder / "superlink.db"
+
+
+def copied(file: Path, copy: Path) -> Path:
+    """Copy a database whole, in place of another one, as an operator who brings an older one back."""
+    for path in copy.parent.glob(f"{copy.name}*"):  # with its log of changes
+        path.unlink()
+    with contextlib.closing(sqlite3.connect(file)) as now, contextlib.closing(sqlite3.connect(copy)) as then:
+        now.backup(then)
+    return copy
+
+
+def test_an_older_database_lets_no_revoked_key_in(
+    tmp_path: Path, key: Callable[[str], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    file, thief, honest = place(tmp_path), key("thief"), key("honest")
+    state = opened(file)
+    number = register(state, thief)
+    copy = copied(file, tmp_path / "copy.db")
+    revoke(state, number)
+    register(state, honest)
+    copied(copy, file)
+    with caplog.at_level(logging.WARNING):
+        state = opened(file)
+    assert statuses(state) == {thief: "unregistered"}
+    assert not state.activate_node(number, 300.0)
+    assert state.get_node_id_by_public_key(thief) is None
+    assert f"they are revoked again ({fingerprint(thief)}). Register the devices" in caplog.text
+    with pytest.raises(FlowerError, match="Public key already in use"):
+        register(state, thief)
+    assert register(state, honest)
+
+
+def test_a_new_database_knows_what_was_revoked_under_another_name_too(
+    tmp_path: Path, key: Callable[[str], bytes]
+) -> None:
+    file, thief = place(tmp_path), key("thief")
+    state = opened(file)
+    revoke(state, register(state, thief))
+    state = opened(file.with_name("new.db"))
+    assert statuses(state) == {thief: "unregistered"}
+    with pytest.raises(FlowerError, match="Public key already in use"):
+        register(state, thief)
+    again = opened(file.with_name("new.db"))
+    assert statuses(again) == {thief: "unregistered"}
+
+
+def test_the_record_is_on_the_disk_before_the_database_has_the_key_as_revoked(
+    tmp_path: Path, key: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, thief, done = place(tmp_path), key("thief"), []
+    state = opened(file)
+    number, fsync, replace = register(state, thief), os.fsync, Path.replace
+
+    def flushed(descriptor: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        done.append((kind, statuses(state)[thief]))
+        fsync(descriptor)
+
+    def named(path: Path, target: Path) -> Path:
+        done.append(("name", path.name))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "replace", named)
+    revoke(state, number)
+    assert done == [("file", "registered"), ("name", f".{barred.FILE}.part"), ("folder", "registered")]
+    record = file.with_name(barred.FILE)
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    [told] = json.loads(record.read_text())["keys"]
+    assert told["fingerprint"] == fingerprint(thief)
+    assert [*barred.read(record)] == [thief]
+    assert sorted(path.name for path in file.parent.iterdir() if "revoked" in path.name) == [barred.FILE]
+
+
+def test_a_record_that_is_lost_is_made_again_of_the_database(tmp_path: Path, key: Callable[[str], bytes]) -> None:
+    file, thief, other = place(tmp_path), key("thief"), key("other")
+    record = file.with_name(barred.FILE)
+    state = opened(file)
+    register(state, other)
+    assert not record.exists()
+    revoke(state, register(state, thief))
+    record.unlink()
+    opened(file)
+    assert [*barred.read(record)] == [thief]
+
+
+def test_nobody_is_recorded_whom_the_call_does_not_revoke(tmp_path: Path, key: Callable[[str], bytes]) -> None:
+    file = place(tmp_path)
+    state = opened(file)
+    number = register(state, key("honest"))
+    for wrong, account in ((number + 1, ACCOUNT), (number, SimpleNamespace(flwr_aid="other", account_name="o"))):
+        with pytest.raises(FlowerError, match="not found"):
+            revoke(state, wrong, account)
+    assert not file.with_name(barred.FILE).exists()
+
+
+def test_a_full_disk_keeps_no_key_in_and_is_told(
+    tmp_path: Path, key: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, keys = place(tmp_path), [key("a"), key("b")]
+    state = opened(file)
+    numbers, fsync = [register(state, one) for one in keys], os.fsync
+
+    def full(_: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HTTPException, match=r"507: revoked, but revoked-keys\.json cannot be written \(No space left"):
+        revoke(state, numbers[0])
+    assert statuses(state)[keys[0]] == "unregistered"
+    monkeypatch.setattr(os, "fsync", fsync)
+    revoke(state, numbers[1])
+    assert {*barred.read(file.with_name(barred.FILE))} == {*keys}  # the first one too
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"[]", b'{"keys": [{"key": "?"}]}', b'{"keys": 1}', b"\xff"])
+def test_a_damaged_record_starts_nothing(tmp_path: Path, content: bytes) -> None:
+    file = place(tmp_path)
+    file.with_name(barred.FILE).write_bytes(content)
+    with pytest.raises(SystemExit, match=r"revoked-keys\.json: no readable record of revoked keys .* newest copy back"):
+        opened(file)
+
+
+def test_what_another_one_has_recorded_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / barred.FILE
+    one, other = barred.Record(path), barred.Record(path)
+    one.add([b"a"])
+    other.add([b"b"])
+    assert {*barred.read(path)} == {b"a", b"b"}
+    path.unlink()
+    other.add([b"c"])
+    assert {*barred.read(path)} == {b"a", b"b", b"c"}
+
+
+def test_a_link_stays_one(tmp_path: Path, key: Callable[[str], bytes]) -> None:
+    file, elsewhere = place(tmp_path), tmp_path / "kept.json"
+    file.with_name(barred.FILE).symlink_to(elsewhere)
+    state = opened(file)
+    revoke(state, register(state, key("thief")))
+    assert file.with_name(barred.FILE).is_symlink()
+    assert len(barred.read(elsewhere)) == 1
+
+
+def test_a_state_in_memory_has_no_record(
+    tmp_path: Path, key: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = opened(None)
+    revoke(state, register(state, key("thief")))
+    assert not [*tmp_path.rglob(barred.FILE)]

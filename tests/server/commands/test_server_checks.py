@@ -1,0 +1,177 @@
+"""What ``fedcross doctor`` says at the server of what its programs serve, and of a database beside its record."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+
+from fedcross.core.trust import signing
+from fedcross.core.trust.admission import fingerprint
+from fedcross.core.trust.keys import KeyPair
+from fedcross.deploy import federation
+from fedcross.engines.executor import barred, entry
+from fedcross.server.commands import doctor, server_checks
+from fedcross.server.commands.findings import Finding
+from tests.engines.executor.test_barred import copied, register, revoke
+from tests.server.commands.test_device_checks import Gateway
+from tests.support.link_state import opened
+
+Serve = Callable[[KeyPair], str]
+
+
+class Answers(Gateway):
+    """A gateway or SuperLink that answers as the class says, and keeps the token that it was called with."""
+
+    status, token = 412, ""
+
+    def do_POST(self) -> None:
+        Answers.token = self.headers.get(entry.GATEWAY, "")
+        super().do_POST()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    federation.prepare(tmp_path / "keys", [])
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    started = []
+
+    def begun(pair: KeyPair) -> str:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.public, pair.private)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        started.append((server, thread))
+        return f"127.0.0.1:{server.server_port}"
+
+    yield begun
+    for server, thread in started:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def own(keys: Path) -> KeyPair:
+    return KeyPair(keys / "server" / "server.crt", keys / "server" / "server.key")
+
+
+def findings(arguments: list[str], tmp_path: Path) -> list[Finding]:
+    asked = doctor._parser().parse_args([*arguments, "--output", str(tmp_path)])
+    checks = list(doctor._checks(asked))[-len(asked.connect) - bool(asked.database) :]
+    return [finding for check in checks for finding in check]
+
+
+def test_a_certificate_that_was_renewed_and_is_not_served_yet_is_a_fault(
+    keys: Path, serve: Serve, tmp_path: Path
+) -> None:
+    address = serve(own(keys))
+    asked = ["--keys", str(keys / "authority"), str(keys / "server"), "--connect", address]
+    answers, served, token = findings(asked, tmp_path)
+    assert [one.kind for one in (answers, served, token)] == ["ok", "ok", "ok"]
+    assert served.text == f"{address} serves {keys / 'server' / 'server.crt'}"
+    assert Answers.token == (keys / "server" / "gateway.token").read_text()
+    root = KeyPair(keys / "authority" / "ca.crt", keys / "authority" / "ca.key")
+    signing.make_server(root, keys / "server", ["gateway"])
+    Answers.token = ""
+    _, stale = findings(asked, tmp_path)
+    assert stale.kind == "FAULT"
+    assert f"{address}: serves another certificate (until " in stale.text
+    assert stale.text.endswith("read that file at their start only. Restart the SuperLink and the gateway.")
+    assert Answers.token == ""  # it goes to nobody else
+    federation.prepare(tmp_path / "other", [])
+    other = serve(own(tmp_path / "other"))
+    _, foreign = findings(["--keys", str(keys / "server"), "--connect", other], tmp_path)
+    assert (foreign.kind, "ca.crt did not sign it. Is this the address of the" in foreign.text) == ("FAULT", True)
+
+
+def test_two_tokens_of_the_gateway_are_a_fault(
+    keys: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["--keys", str(keys / "server"), "--connect", serve(own(keys))]
+    monkeypatch.setattr(Answers, "status", 401)
+    monkeypatch.setattr(Answers, "body", entry.NOT_THE_GATEWAY)
+    *_, found = findings(asked, tmp_path)
+    assert found.kind == "FAULT"
+    assert "the SuperLink does not take the gateway's calls, so no device gets in: two different" in found.text
+    monkeypatch.setattr(Answers, "status", 503)
+    *_, found = findings(asked, tmp_path)
+    assert (found.kind, "its SuperLink does not answer it" in found.text) == ("note", True)
+    monkeypatch.setattr(Answers, "status", 404)  # the page
+    assert [one.kind for one in findings(asked, tmp_path)] == ["ok", "ok"]
+
+
+def test_an_address_without_tls_or_keys_without_a_certificate_compare_nothing(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_checks, "CONNECT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        address = f"127.0.0.1:{plain.getsockname()[1]}"
+        answers, nothing = findings(["--keys", str(keys / "server"), "--connect", address], tmp_path)
+        assert (answers.kind, nothing.kind, "speaks no TLS" in nothing.text) == ("ok", "note", True)
+        for without in ([], ["--keys", str(keys / "superexec"), str(tmp_path / "none")]):
+            assert [one.kind for one in findings([*without, "--connect", address], tmp_path)] == ["ok"]
+
+
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("initialize", "delete_node"):
+        monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
+    barred.attach()
+
+
+def key_of(number: int) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    return bytes(public_key_to_bytes(ec.derive_private_key(number, ec.SECP384R1()).public_key()))
+
+
+def test_a_database_that_lets_revoked_keys_in_is_a_fault(tmp_path: Path, attached: None) -> None:
+    file, copy, thief = tmp_path / "state #1%" / "link.db", tmp_path / "copy", key_of(7)
+    file.parent.mkdir()
+
+    def told() -> list[Finding]:
+        return findings(["--database", str(file)], tmp_path)
+
+    [none] = told()
+    assert (none.kind, "no such database" in none.text) == ("FAULT", True)
+    state: Any = opened(file)
+    number = register(state, thief)
+    register(state, key_of(8))
+    copied(file, copy)
+    [good] = told()
+    assert (good.kind, good.text) == ("ok", f"{file}: registered keys 2; revoked 0, all in {barred.FILE}")
+    revoke(state, number)
+    [good] = told()
+    assert (good.kind, good.text) == ("ok", f"{file}: registered keys 1; revoked 1, all in {barred.FILE}")
+    record = barred.beside(file)
+    kept = record.read_bytes()
+    record.unlink()
+    [lost] = told()
+    assert lost.kind == "FAULT"
+    assert f"{record}: missing, or lacks 1 of the 1 keys that {file} has as revoked ({fingerprint(thief)})" in lost.text
+    record.write_bytes(kept)
+    copied(copy, file)
+    [old] = told()
+    assert old.kind == "FAULT"
+    assert f"{file}: does not have 1 of the 1 keys as revoked that {record} records" in old.text
+    for path in file.parent.glob("link.db*"):
+        path.write_bytes(b"")
+    assert "an older copy or a new file does" in told()[0].text
+    file.write_bytes(b"garbage\n" * 100)
+    assert "file is not a database" in told()[0].text
+    record.write_text("{")
+    assert "no readable record of revoked keys" in told()[0].text
