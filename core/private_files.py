@@ -11,16 +11,19 @@ it, as there the server has a user of its own. Others never can. Such a file tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from fedcross.core.errors import StorageError, remedy
+from fedcross.core import exposed
+from fedcross.core.errors import StorageError, quoted, remedy
+from fedcross.core.links import followed, refuse_link
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 #: Environment variable: ``group`` lets the group read the files of runs.
@@ -85,7 +88,8 @@ def check_place(path: Path) -> Path:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise StorageError(
-                f"{path}: mode {mode:o}, so others on this machine can put keys of theirs there: chmod o-w {path}"
+                f"{path}: mode {mode:o}, so others on this machine can put keys of theirs there: "
+                f"chmod o-w {quoted(path)}"
             )
     return path
 
@@ -125,9 +129,7 @@ def _maker(path: Path) -> str:
 def check_readable(path: Path) -> Path:
     """Return `path` if this user may read the file; else raise StorageError."""
     if not os.access(path, os.R_OK):
-        raise StorageError(
-            f"{path}: Permission denied, user {os.getuid()} may not read it. Run as the owner of the keys."
-        )
+        raise StorageError(f"{path}: Permission denied, user {os.getuid()} may not read it. {exposed.unreadable(path)}")
     return path
 
 
@@ -144,22 +146,27 @@ def _seen(path: Path, kind: Callable[[Path], bool]) -> bool:
 def _check_mode(path: Path, wanted: str) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & _OTHERS and path.is_dir() and not any(path.iterdir()):
-        raise StorageError(f"{path}: mode {mode:o}. Close it before there are keys in it: chmod {wanted} {path}")
-    if mode & _OTHERS:
         raise StorageError(
-            f"{path}: mode {mode:o}, so others on this machine can use it. Make new keys if they may have been "
-            f"read, else: chmod {wanted} {path}"
+            f"{path}: mode {mode:o}. Close it before there are keys in it: chmod {wanted} {quoted(path)}"
         )
+    if mode & _OTHERS:
+        raise StorageError(f"{path}: mode {mode:o}, so others on this machine can use it. {exposed.cure(path, wanted)}")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a secret atomically, with mode 0600 from the first byte on; an existing file is replaced."""
+    """Write a secret atomically, with mode 0600 from the first byte on; a file is replaced, a link refused."""
+    refuse_link(path)
     _write(path, content, 0o600)
 
 
+def write_record(path: Path, content: bytes) -> None:
+    """Write a private file that is no key as :func:`write_private` does; a link is followed (:mod:`core.links`)."""
+    _write(followed(path), content, 0o600)
+
+
 def write_public(path: Path, content: bytes) -> None:
-    """Write a file that everybody may read (a certificate, a public key), atomically."""
-    _write(path, content, 0o644)
+    """Write a file that everybody may read (a certificate, a public key), atomically; a link is followed."""
+    _write(followed(path), content, 0o644)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -172,24 +179,45 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
-    """Yield a new file that gets the name `path` at the end of the block; if the block fails, nothing is left of it.
+    """Yield a new file that gets the name `path` at the end of the block, in place of a link too.
 
-    Until then it has a name of its own, with :data:`PART` at the end, so that several processes may write `path` at
-    once. A process that is killed leaves it, until :func:`tidy`. What root writes belongs to the owner of the folder
-    (:func:`inherit`).
+    See :func:`replacing_both`.
     """
-    # mkstemp opens with 0600 whatever the umask is, so a secret is never readable on its way.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+    with replacing_both({path: mode}) as (file,):
+        yield file
+
+
+@contextlib.contextmanager
+def replacing_both(modes: Mapping[Path, int]) -> Iterator[list[IO[bytes]]]:
+    """Yield new files that get their names, those in `modes`, at the end of the block, once all are on the disk.
+
+    If the block or one of the writes fails, nothing is left of them. Until the end they have names of their own, with
+    :data:`PART` at the end, so that several processes may write the same files at once. A process that is killed leaves
+    them, until :func:`tidy`. What root writes belongs to the owner of the folder (:func:`inherit`).
+    """
+    parts: dict[Path, Path] = {}
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            inherit(file.fileno(), path.parent)
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(name).replace(path)
+        with contextlib.ExitStack() as stack:
+            files: list[IO[bytes]] = []
+            for path in modes:
+                # mkstemp opens with 0600 whatever the umask is, so a secret is never readable on its way.
+                descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+                parts[path] = Path(name)
+                files.append(stack.enter_context(os.fdopen(descriptor, "wb")))
+            yield files
+            for file, (path, mode) in zip(files, modes.items()):
+                file.flush()
+                inherit(file.fileno(), path.parent)
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+        for path in parts:
+            if len(parts) > 1 and path.is_dir():  # it would show after another one has its name
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        for path, part in parts.items():
+            part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        for part in parts.values():
+            part.unlink(missing_ok=True)
         raise
 
 
@@ -215,7 +243,8 @@ def give(path: Path, owner: os.stat_result) -> None:
             os.chown(path, owner.st_uid, owner.st_gid)
     except OSError as error:
         whose = f"{owner.st_uid}:{owner.st_gid}"
-        raise StorageError(f"{path}: cannot be given to {whose} ({error.strerror}): chown {whose} {path}") from error
+        command = f"chown {whose} {quoted(path)}"
+        raise StorageError(f"{path}: cannot be given to {whose} ({error.strerror}): {command}") from error
 
 
 @contextlib.contextmanager
