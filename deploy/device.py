@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.links import refuse_link
-from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, tidy, write_public
+from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, write_public
+from fedcross.core.replacing import tidy
 from fedcross.core.trust import certificates, signing
 from fedcross.core.trust.keys import (
     LEAST_SECRET,

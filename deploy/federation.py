@@ -33,10 +33,10 @@ from fedcross.core.private_files import (
     check_readable,
     present_folder,
     private_folder,
-    tidy,
     write_private,
     write_public,
 )
+from fedcross.core.replacing import tidy
 from fedcross.core.trust import certificates, lasting, signing
 from fedcross.core.trust.keys import SECRET, KeyPair, check_name, make_node_key, public_line
 from fedcross.deploy import authorities, tokens

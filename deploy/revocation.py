@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedcross.core.errors import StorageError, quoted
-from fedcross.core.private_files import tidy, write_public
+from fedcross.core.private_files import write_public
+from fedcross.core.replacing import tidy
 from fedcross.core.trust import certificates, fields, issued, signing
 from fedcross.core.trust.issued import Issued
 from fedcross.core.trust.keys import KeyPair

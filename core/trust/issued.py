@@ -19,7 +19,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from fedcross.core.errors import StorageError
-from fedcross.core.private_files import inherit, write_record
+from fedcross.core.private_files import write_record
+from fedcross.core.replacing import inherit
 
 FILE = "issued.json"
 LOCK = ".lock"

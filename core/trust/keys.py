@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, Pub
 
 from fedcross.core.errors import ConfigError, StorageError, quoted, remedy
 from fedcross.core.links import followed, refuse_link
-from fedcross.core.private_files import check_private, private_folder, replacing_both
+from fedcross.core.private_files import check_private, private_folder
+from fedcross.core.replacing import replacing_both
 
 #: A device's name, or one part of a host's.
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")

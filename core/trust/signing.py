@@ -23,7 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.links import refuse_link
-from fedcross.core.private_files import alone, private_folder, tidy
+from fedcross.core.private_files import alone, private_folder
+from fedcross.core.replacing import tidy
 
 from . import certificates, fields, issued, keys, revoked
 from .keys import KeyPair

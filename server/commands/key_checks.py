@@ -250,8 +250,8 @@ def _of_file(path: Path, authority: Path) -> Finding:
             early = RENEW
             root = path.parent.parent
             cure = (
-                f"Renew it: fedcross deploy federation {quoted(root)} does, with ca.key in {root / 'authority'}. "
-                "Then restart the SuperLink and the gateway."
+                f"Renew it: fedcross deploy federation {quoted(root)} does, with ca.key in {root / 'authority'}, or "
+                "else fedcross deploy server where that key is. Then restart the SuperLink and the gateway."
             )
     else:
         _look(path)

@@ -13,7 +13,7 @@ from fedcross.core.trust import certificates, signing
 from fedcross.core.trust.keys import lost_key, make_node_key
 from fedcross.deploy import federation
 from fedcross.deploy.bundle import started_as
-from fedcross.deploy.device import Device, new_client, rotate_key
+from fedcross.deploy.device import Device, new_client, new_secret, rotate_key
 from fedcross.server.commands import device_checks
 from tests.support.command import subcommand
 
@@ -59,6 +59,13 @@ def test_a_first_key_has_the_name_that_the_bundle_starts(bundle: Path) -> None:
     for path in (bundle / "keys").glob("porch-node.*"):
         path.unlink()
     assert rotate_key(bundle).new == bundle / "keys" / "porch-node.pub"
+
+
+def test_a_secret_alone_is_made_in_a_renamed_bundle(bundle: Path) -> None:
+    key = (bundle / "keys" / "porch-node.key").read_bytes()
+    (bundle / "keys" / "superexec.key").unlink()
+    assert new_secret(bundle).stat().st_size == 32
+    assert (bundle / "keys" / "porch-node.key").read_bytes() == key
 
 
 def test_no_first_key_beside_what_may_be_the_earlier_one(bundle: Path) -> None:
