@@ -162,15 +162,17 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 def give(path: Path, owner: os.stat_result) -> None:
     """Give the file the owner that another one had: what root replaces stays readable for who uses it.
 
+    A link stays as it is: it could lead to any file, which root would give away.
+
     Raises
     ------
     StorageError
         If this user may not.
     """
     try:
-        found = path.stat()
-        if (found.st_uid, found.st_gid) != (owner.st_uid, owner.st_gid):
-            os.chown(path, owner.st_uid, owner.st_gid)
+        found = path.lstat()
+        if (found.st_uid, found.st_gid) != (owner.st_uid, owner.st_gid) and not path.is_symlink():
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
     except OSError as error:
         whose = f"{owner.st_uid}:{owner.st_gid}"
         command = f"chown {whose} {quoted(path)}"
