@@ -18,7 +18,8 @@ import numpy as np
 from flwr.common.logger import log
 
 from fedcross.core.errors import ProtocolError, StorageError, remedy
-from fedcross.core.private_files import PART, own_folder, replacing, sync_folder
+from fedcross.core.private_files import own_folder
+from fedcross.core.replacing import PART, replacing, sync_folder
 from fedcross.strategies.wire.records import Arrays
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -16,6 +16,7 @@ Each message says what was wrong, the value seen and what to do.
 
 import errno
 import os
+import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -63,6 +64,11 @@ def remedy(error: OSError) -> str:
     if error.errno == errno.EISDIR:
         return "move the folder of that name away"
     return "free disk space"
+
+
+def quoted(path: os.PathLike[str] | str) -> str:
+    """Return a path as a shell takes it, for the commands in messages."""
+    return shlex.quote(os.fspath(path))
 
 
 def closed_to_user(error: PermissionError) -> str:

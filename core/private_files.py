@@ -14,21 +14,18 @@ import contextlib
 import fcntl
 import os
 import stat
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fedcross.core.errors import StorageError, remedy
+from fedcross.core import exposed
+from fedcross.core.errors import StorageError, quoted, remedy
+from fedcross.core.links import followed, refuse_link
+from fedcross.core.replacing import PART, inherit, replacing, sync_folder
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 #: Environment variable: ``group`` lets the group read the files of runs.
 SHARE = "FEDCROSS_SHARE"
-#: Ends the name of a file that is being written.
-PART = ".part"
-#: Seconds after which nobody writes such a file any more.
-STALE_S = 3600.0
 
 
 def private_folder(path: Path) -> Path:
@@ -64,18 +61,6 @@ def make_folder(path: Path) -> None:
     inherit(path, path.parent)
 
 
-def inherit(file: Path | int, folder: Path) -> None:
-    """Give what root has made in `folder`, a path or a descriptor, to the owner of the folder.
-
-    A service's user must be able to use it. Where root may not give files away (a container without that right, some
-    network file systems), it stays as it is.
-    """
-    if os.geteuid() == 0:
-        owner = folder.stat()
-        with contextlib.suppress(PermissionError):
-            os.chown(file, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(file, int))
-
-
 def check_place(path: Path) -> Path:
     """Return `path` if no other user can rename what lies in this folder, or if it is missing; else raise StorageError.
 
@@ -85,7 +70,8 @@ def check_place(path: Path) -> Path:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise StorageError(
-                f"{path}: mode {mode:o}, so others on this machine can put keys of theirs there: chmod o-w {path}"
+                f"{path}: mode {mode:o}, so others on this machine can put keys of theirs there: "
+                f"chmod o-w {quoted(path)}"
             )
     return path
 
@@ -125,9 +111,7 @@ def _maker(path: Path) -> str:
 def check_readable(path: Path) -> Path:
     """Return `path` if this user may read the file; else raise StorageError."""
     if not os.access(path, os.R_OK):
-        raise StorageError(
-            f"{path}: Permission denied, user {os.getuid()} may not read it. Run as the owner of the keys."
-        )
+        raise StorageError(f"{path}: Permission denied, user {os.getuid()} may not read it. {exposed.unreadable(path)}")
     return path
 
 
@@ -144,22 +128,27 @@ def _seen(path: Path, kind: Callable[[Path], bool]) -> bool:
 def _check_mode(path: Path, wanted: str) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & _OTHERS and path.is_dir() and not any(path.iterdir()):
-        raise StorageError(f"{path}: mode {mode:o}. Close it before there are keys in it: chmod {wanted} {path}")
-    if mode & _OTHERS:
         raise StorageError(
-            f"{path}: mode {mode:o}, so others on this machine can use it. Make new keys if they may have been "
-            f"read, else: chmod {wanted} {path}"
+            f"{path}: mode {mode:o}. Close it before there are keys in it: chmod {wanted} {quoted(path)}"
         )
+    if mode & _OTHERS:
+        raise StorageError(f"{path}: mode {mode:o}, so others on this machine can use it. {exposed.cure(path, wanted)}")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a secret atomically, with mode 0600 from the first byte on; an existing file is replaced."""
+    """Write a secret atomically, with mode 0600 from the first byte on; a file is replaced, a link refused."""
+    refuse_link(path)
     _write(path, content, 0o600)
 
 
+def write_record(path: Path, content: bytes) -> None:
+    """Write a private file that is no key as :func:`write_private` does; a link is followed (:mod:`core.links`)."""
+    _write(followed(path), content, 0o600)
+
+
 def write_public(path: Path, content: bytes) -> None:
-    """Write a file that everybody may read (a certificate, a public key), atomically."""
-    _write(path, content, 0o644)
+    """Write a file that everybody may read (a certificate, a public key), atomically; a link is followed."""
+    _write(followed(path), content, 0o644)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -170,41 +159,10 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         raise StorageError(f"{path}: cannot be written ({error.strerror}). {remedy(error).capitalize()}.") from error
 
 
-@contextlib.contextmanager
-def replacing(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
-    """Yield a new file that gets the name `path` at the end of the block; if the block fails, nothing is left of it.
-
-    Until then it has a name of its own, with :data:`PART` at the end, so that several processes may write `path` at
-    once. A process that is killed leaves it, until :func:`tidy`. What root writes belongs to the owner of the folder
-    (:func:`inherit`).
-    """
-    # mkstemp opens with 0600 whatever the umask is, so a secret is never readable on its way.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            inherit(file.fileno(), path.parent)
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    with contextlib.suppress(OSError):  # a folder that this user may not list, a file system that knows no such call
-        sync_folder(path.parent)
-
-
-def tidy(folder: Path) -> None:
-    """Remove what processes that were killed while they wrote have left in a folder of keys, secrets among it."""
-    for part in folder.glob(f".*.????????{PART}"):
-        with contextlib.suppress(OSError):  # a folder that cannot be written
-            if part.is_file() and time.time() - part.lstat().st_mtime > STALE_S:
-                part.unlink()
-
-
 def give(path: Path, owner: os.stat_result) -> None:
     """Give the file the owner that another one had: what root replaces stays readable for who uses it.
+
+    A link stays as it is: it could lead to any file, which root would give away.
 
     Raises
     ------
@@ -212,12 +170,13 @@ def give(path: Path, owner: os.stat_result) -> None:
         If this user may not.
     """
     try:
-        found = path.stat()
-        if (found.st_uid, found.st_gid) != (owner.st_uid, owner.st_gid):
-            os.chown(path, owner.st_uid, owner.st_gid)
+        found = path.lstat()
+        if (found.st_uid, found.st_gid) != (owner.st_uid, owner.st_gid) and not path.is_symlink():
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
     except OSError as error:
         whose = f"{owner.st_uid}:{owner.st_gid}"
-        raise StorageError(f"{path}: cannot be given to {whose} ({error.strerror}): chown {whose} {path}") from error
+        command = f"chown {whose} {quoted(path)}"
+        raise StorageError(f"{path}: cannot be given to {whose} ({error.strerror}): {command}") from error
 
 
 @contextlib.contextmanager
@@ -302,15 +261,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     part.replace(path)
     sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush the directory entries of the folder `path` to disk (fsync)."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def close_own(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, quoted
 from fedcross.core.trust import certificates, keys, lasting
 
 
@@ -36,11 +36,12 @@ def refuse_successor(authority: Path, copies: Sequence[Path], server: Path) -> N
         return
     key = authority.with_name("ca.key")
     copy = next((one for one in alive if _fits(key, one)), alive[0])
-    place = "" if authority.parent.is_dir() else f"mkdir -p -m 700 {authority.parent} && "
+    place = "" if authority.parent.is_dir() else f"mkdir -p -m 700 {quoted(authority.parent)} && "
     without = "" if key.exists() else " (nothing can be signed without its ca.key)"
     raise StorageError(
         f"{authority}: missing, though {copy} is a copy of it. Bring it back, or put that copy there{without}: "
-        f"{place}cp {copy} {authority}\nA new one, fedcross deploy authority {authority.parent}, locks out all devices."
+        f"{place}cp {quoted(copy)} {quoted(authority)}\n"
+        f"A new one, fedcross deploy authority {quoted(authority.parent)}, locks out all devices."
     )
 
 
@@ -57,14 +58,27 @@ def refuse_other(authority: Path, copies: Sequence[Path]) -> None:
     first, *_ = sorted(roots, key=lambda one: not _fits(key, one))
     cure = f"Bring the federation's own {authority.parent} back."
     if not _fits(key, authority):
-        cure = f"Put that one there: cp {first} {authority}"
+        cure = f"Put that one there: cp {quoted(first)} {quoted(authority)}"
     said = f"{authority}: of another authority than its copy {first}, which the devices trust. {cure}"
     if not _fits(key, first):
         said += (
             "\nTo change the authority on purpose, remove the copies of the earlier one, call this again and hand the "
-            f"new ca.crt to all devices: rm {' '.join(map(str, roots))}"
+            f"new ca.crt to all devices: rm {' '.join(map(quoted, roots))}"
         )
     raise StorageError(said)
+
+
+def refuse_mixed(authority: Path, folder: Path) -> None:
+    """Raise StorageError if `folder`, for whose server `authority` shall sign, has another authority's ca.crt."""
+    copy = folder / "ca.crt"
+    own, there = _root(authority), _root(copy)
+    if own is None or there is None or own.public_key() == there.public_key():
+        return
+    raise StorageError(
+        f"{copy}: of another authority than {authority}, so devices that trust it would refuse the new server.crt. "
+        f"Name the right folder of the authority. To change it on purpose: cp {quoted(authority)} {quoted(copy)}, call "
+        "this again, and hand that ca.crt to all devices."
+    )
 
 
 def warn_of_end(authority: Path) -> None:
@@ -73,8 +87,8 @@ def warn_of_end(authority: Path) -> None:
     if left < lasting.AUTHORITY_SOON:
         print(
             f"{authority}: {left.days} days left, and no certificate lives longer. In time, move the files in "
-            f"{authority.parent} away, make a new authority (fedcross deploy authority {authority.parent}), call this "
-            "again, and hand its ca.crt to all devices",
+            f"{authority.parent} away, make a new authority (fedcross deploy authority {quoted(authority.parent)}), "
+            "call this again, and hand its ca.crt to all devices",
             file=sys.stderr,
         )
 

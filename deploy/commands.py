@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core import ports
-from fedcross.core.errors import ConfigError, FederationError, StorageError
-from fedcross.core.private_files import alone
-from fedcross.core.trust import certificates, issued, lasting, signing
+from fedcross.core.errors import ConfigError, FederationError, StorageError, quoted
+from fedcross.core.exposed import check_owner
+from fedcross.core.private_files import alone, check_place
+from fedcross.core.trust import certificates, issued, lasting, revoked, signing
 from fedcross.core.trust.keys import KeyPair, make_node_key
-from fedcross.deploy import restarts, start
+from fedcross.deploy import authorities, restarts, start
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
 
@@ -192,6 +193,7 @@ def _connected(arguments: Arguments) -> Iterator[ControlHttpClient]:
 
 def authority(arguments: Arguments) -> None:
     """Make the authority."""
+    check_place(arguments.folder.parent)
     found = sorted(arguments.folder.parent.glob("*/ca.crt"))
     copies = [path for path in found if path.parent != arguments.folder and not path.with_name("ca.key").exists()]
     _tell(signing.make_authority(arguments.folder, arguments.days))
@@ -204,12 +206,15 @@ def authority(arguments: Arguments) -> None:
 
 
 def server(arguments: Arguments) -> None:
-    """Make the server's certificate."""
-    from fedcross.deploy.federation import gateway_token
+    """Make the server's certificate, with the names by which the federation's own parts reach it too."""
+    from fedcross.deploy.federation import INNER_NAMES, gateway_token
 
     root, before = _root(arguments.authority), (arguments.folder / "server.key").exists()
+    check_place(arguments.folder.parent)
+    authorities.refuse_mixed(root.public, arguments.folder)
+    names = [*arguments.names, *INNER_NAMES]
     with alone(arguments.authority):  # federation, which renews this pair too, waits
-        _tell(signing.make_server(root, arguments.folder, arguments.names, arguments.days))
+        _tell(signing.make_server(root, arguments.folder, names, arguments.days))
         tokens = gateway_token(arguments.folder)
         for made in tokens:
             print(f"{made} (secret)")
@@ -221,6 +226,7 @@ def server(arguments: Arguments) -> None:
 def client(arguments: Arguments) -> None:
     """Make a client certificate."""
     root = _root(arguments.authority)
+    check_place(arguments.folder.parent)
     _tell(signing.make_client(root, arguments.folder, arguments.name, arguments.days))
 
 
@@ -271,13 +277,15 @@ def _state(path: Path, authority: Path, files: Sequence[Path]) -> str:
     from fedcross.deploy.revocation import check_list, check_revoked
 
     if path.suffix == ".key":
-        certificates.check_key(path, [file for file in files if file.name == f"{path.stem}.crt"])
+        check_owner(certificates.check_key(path, [file for file in files if file.name == f"{path.stem}.crt"]))
         return "private"
     early = start.SOON
     if path.suffix == ".crl":
         left, cure = check_list(path, authority), "sign it again with fedcross deploy revoke-certificate"
+        revoked.refuse_earlier(path, [file for file in files if file.suffix == ".crl" and file != path])
     else:
         left, cure = certificates.check_certificate(path, authority), lasting.renewal(path, authority)
+        certificates.refuse_private(path)
         check_revoked(path, authority)
         early = lasting.soon(path, early)
     return f"{left.days} days left{f', {cure}' if left < early else ''}"
@@ -313,7 +321,7 @@ def kubernetes(arguments: Arguments) -> None:
         arguments.sample,
     )
     print("\n".join(map(str, write(plan, arguments.folder))))
-    print(f"The secrets among them are private keys. Then: kubectl apply -f {arguments.folder}")
+    print(f"The secrets among them are private keys. Then: kubectl apply -f {quoted(arguments.folder)}")
 
 
 def sample(arguments: Arguments) -> None:

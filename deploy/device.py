@@ -23,7 +23,9 @@ from string import Template
 from typing import NamedTuple
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, tidy, write_public
+from fedcross.core.links import refuse_link
+from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, write_public
+from fedcross.core.replacing import tidy
 from fedcross.core.trust import certificates, signing
 from fedcross.core.trust.keys import (
     LEAST_SECRET,
@@ -34,7 +36,8 @@ from fedcross.core.trust.keys import (
     public_line,
     read_public_key,
 )
-from fedcross.deploy.federation import OWN, make_secret
+from fedcross.deploy.bundle import held, locate, refuse_remains
+from fedcross.deploy.federation import make_secret
 from fedcross.deploy.start import check_width
 from fedcross.engines.remote import host_and_port
 
@@ -174,18 +177,16 @@ def rotate_key(bundle: Path) -> Rotation:
     Raises
     ------
     StorageError
-        If it is neither kind of folder, the key is a link, or a file cannot be read or written.
+        If it is neither kind of folder, the key is a link or cannot be told from others', or a file cannot be read or
+        written.
     """
-    keys = _keys(bundle)
-    private = keys / f"{bundle.name}-node.key"
-    if private.is_symlink():
-        raise StorageError(
-            f"{private}: a link to {private.resolve()}, where the old key would stay. Put the key itself here first."
-        )
+    keys, name = locate(bundle)
+    private = keys / f"{name}-node.key"
+    refuse_link(private)
     pair = KeyPair(private.with_suffix(".pub"), private)
     with alone(private_folder(keys)):
         tidy(keys)
-        return (_rotate if _has_key(keys, bundle.name) else _first)(pair, bundle)
+        return _rotate(pair) if name in held(keys) else _first(pair, bundle)
 
 
 def new_secret(bundle: Path) -> Path:
@@ -193,8 +194,8 @@ def new_secret(bundle: Path) -> Path:
 
     `bundle` is one that :func:`rotate_key` takes. Its processes must be started again, since both ends use the secret.
     """
-    keys = private_folder(_keys(bundle))
-    private = keys / f"{bundle.name}-node.key"
+    keys, name = locate(bundle)
+    private = private_folder(keys) / f"{name}-node.key"
     if not private.exists():
         raise StorageError(f"{private}: missing. fedcross deploy rotate-key without --secret makes both anew.")
     with alone(keys):
@@ -202,44 +203,16 @@ def new_secret(bundle: Path) -> Path:
     return keys / SECRET
 
 
-def _keys(bundle: Path) -> Path:
-    """Return the folder of a device's keys: in a bundle ``keys``, of a federation's own device the folder itself."""
-    keys = bundle / "keys"
-    if _has_key(bundle, bundle.name):
-        return bundle
-    if _has_key(keys, bundle.name) or _is_bundle(bundle):
-        return keys
-    if (bundle / "ca.crt").exists() and bundle.name not in ("keys", *OWN):
-        raise StorageError(
-            f"{bundle}: no {bundle.name}-node.key and no {bundle.name}-node.pub in it. Bring them back, or see what "
-            f"fedcross deploy federation {bundle.parent} --device {bundle.name} says."
-        )
-    raise StorageError(f"{keys}: no {bundle.name}-node.key in it. Name the folder that new-client made.")
-
-
-def _is_bundle(bundle: Path) -> bool:
-    """Return whether :func:`new_client` made this folder; the project's own has some files of the same names."""
-    compose = bundle / "docker-compose.yml"
-    return (
-        (bundle / f"fedcross-{bundle.name}.service").exists()
-        or (bundle / "keys" / "ca.crt").exists()
-        or (compose.is_file() and f"--name={bundle.name}" in compose.read_text(encoding="utf-8", errors="replace"))
-    )
-
-
-def _has_key(folder: Path, name: str) -> bool:
-    return any((folder / f"{name}-node{ending}").is_file() for ending in (".key", ".pub"))
-
-
 def _first(pair: KeyPair, bundle: Path) -> Rotation:
     """Make the key of a bundle that has lost both files of its pair."""
-    owner, keys = bundle.stat(), pair.private.parent
-    make_node_key(keys, bundle.name)
+    owner, keys, name = bundle.stat(), pair.private.parent, _name(pair)
+    refuse_remains(keys)
+    make_node_key(keys, name)
     if not _is_secret(keys / SECRET):
         _secret(keys / SECRET, owner)
     for path in (keys, pair.private, pair.public):
         give(path, owner)
-    return Rotation(pair.public, _old(keys, bundle.name, None), None)
+    return Rotation(pair.public, _old(keys, name, None), None)
 
 
 def _secret(path: Path, owner: os.stat_result) -> None:
@@ -251,8 +224,8 @@ def _is_secret(path: Path) -> bool:
     return path.is_file() and path.stat().st_size >= LEAST_SECRET
 
 
-def _rotate(pair: KeyPair, bundle: Path) -> Rotation:
-    name, keys, before = bundle.name, pair.private.parent, _content(pair.private)
+def _rotate(pair: KeyPair) -> Rotation:
+    name, keys, before = _name(pair), pair.private.parent, _content(pair.private)
     owner = (pair.private if before is not None else pair.public).stat()
     line = _own_line(pair, name)
     if not _is_secret(keys / SECRET):  # lost, or a bundle of version 0.2 or older
@@ -273,6 +246,10 @@ def _rotate(pair: KeyPair, bundle: Path) -> Rotation:
     for path in (pair.private, pair.public, old, keys / SECRET):
         give(path, owner)
     return Rotation(pair.public, old, kept_other)
+
+
+def _name(pair: KeyPair) -> str:
+    return pair.private.stem.removesuffix("-node")
 
 
 def _content(path: Path) -> bytes | None:

@@ -33,10 +33,10 @@ from fedcross.core.private_files import (
     check_readable,
     present_folder,
     private_folder,
-    tidy,
     write_private,
     write_public,
 )
+from fedcross.core.replacing import tidy
 from fedcross.core.trust import certificates, lasting, signing
 from fedcross.core.trust.keys import SECRET, KeyPair, check_name, make_node_key, public_line
 from fedcross.deploy import authorities, tokens
@@ -72,15 +72,15 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     Raises
     ------
     StorageError
-        If a certificate expires soon and the authority's key is not in the folder to sign a new one, if the authority's
-        certificate is not in its folder but in another, has expired or is not that of the copies, if the names in the
-        server's certificate or the private key of a device are lost, a certificate is not valid yet by this clock, or a
-        file is not what it should be. The message names what was made before that.
+        If a certificate has expired or lacks a name and the authority's key is not in the folder to sign a new one (one
+        that only expires soon is told of on stderr), if the authority's certificate is not in its folder but in
+        another, has expired or is not that of the copies, if the names in the server's certificate or the private key
+        of a device are lost, a certificate is not valid yet by this clock, or a file is not what it should be. The
+        message names what was made before that.
     ConfigError
         If a name is none, or a device's is that of one of the federation's own folders.
     """
-    for name in names:
-        signing.check_host(name)
+    names = [signing.check_host(name) for name in names]
     for device in devices:
         check_name(device)
     if taken := sorted({*OWN} & {*devices}):
@@ -156,7 +156,7 @@ def _server(authority: KeyPair, folder: Path, names: Sequence[str], copy: Path |
     if earlier:
         certificates.check_begun(pair.public)  # one that a slow clock takes for a bad one is good
     wanted = [*INNER_NAMES, *names, *sorted(earlier)]
-    if set(wanted) <= earlier and _good(pair, authority.public):
+    if set(wanted) <= earlier and (_good(pair, authority.public) or _kept(pair, authority, wanted)):
         return
     try:
         made += _files(signing.make_server(authority, folder, wanted))
@@ -209,6 +209,26 @@ def _good(pair: KeyPair, authority: Path) -> bool:
     except StorageError:
         return False
     return left > RENEW or lasting.ends_with(pair.public, authority)
+
+
+def _kept(pair: KeyPair, authority: KeyPair, names: Sequence[str]) -> bool:
+    """Return whether the pair must stay, since nothing can be signed, and can, as it is valid still; say so."""
+    if authority.private.exists() or not pair.private.exists():
+        return False
+    try:
+        certificates.check_key(pair.private)
+        left = certificates.check_certificate(pair.public, authority.public)
+    except StorageError:
+        return False
+    usual = {*INNER_NAMES, *signing.LOOPBACK}  # that command adds them
+    given = [name for name in dict.fromkeys(names) if name not in usual] or ["localhost"]
+    print(
+        f"{pair.public}: {left.days} days left, and {authority.private} is not here to sign a new one. Bring that here "
+        f"and call this again; or, on the machine where it is: fedcross deploy server AUTHORITY FOLDER "
+        f"{' '.join(given)}, and put server.crt and server.key of FOLDER into {pair.public.parent}",
+        file=sys.stderr,
+    )
+    return True
 
 
 def _secret(path: Path, made: list[str]) -> None:

@@ -13,8 +13,8 @@ for place in "$folder" "$folder/server.key" "$folder/gateway.token"; do
     if [ -n "$(find "$place" -maxdepth 0 -perm /077)" ]; then
         wanted=600
         [ -d "$place" ] && wanted=700
-        echo "$place: mode $(stat -c %a "$place"), so others on this machine can use it. Make new keys if they may have" \
-            "been read, else: chmod $wanted $place" >&2
+        echo "$place: mode $(stat -c %a "$place"), so others on this machine can use it. Close it: chmod $wanted $place" >&2
+        echo "If it may have been read: a new server.key needs a new authority (docs/deploy.md), gateway.token does not." >&2
         exit 2
     fi
 done

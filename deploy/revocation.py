@@ -14,12 +14,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, quoted
 from fedcross.core.private_files import write_public
+from fedcross.core.replacing import tidy
 from fedcross.core.trust import certificates, fields, issued, signing
 from fedcross.core.trust.issued import Issued
 from fedcross.core.trust.keys import KeyPair
-from fedcross.core.trust.revoked import LIST, dates, read, refuse_loss, refuse_older
+from fedcross.core.trust.revoked import LIST, dates, is_there, number, read, refuse_loss, refuse_older
 
 CRL_DAYS = 90
 
@@ -54,6 +55,7 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
     """
     root, key = certificates.read_authority(authority.public), signing.signing_key(authority)
     path = authority.public.with_name(LIST)
+    tidy(path.parent)
     with issued.locked(path.parent):
         known = {one.serial: one for one in issued.valid(path.parent)}
         revoked = {serial: one.revoked for serial, one in known.items() if one.revoked is not None}
@@ -65,7 +67,8 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
             for serial in [] if leaf.serial in revoked else _of_device(leaf, known):
                 revoked.setdefault(serial, now)
         issued.write(path.parent, issued.with_revoked(known, revoked, root.not_valid_after_utc))
-        write_public(path, _list(revoked, root, key, now, days))
+        later = number(read(path, root)) + 1 if is_there(path) else 0  # one that a fast clock has signed is earlier too
+        write_public(path, _list(revoked, root, key, now, now + timedelta(days=days), max(int(now.timestamp()), later)))
     return path, len(revoked) - before
 
 
@@ -113,17 +116,26 @@ def check_revoked(certificate: Path, authority: Path) -> None:
 
 
 def check_list(path: Path, authority: Path) -> timedelta:
-    """Return how long a list stays valid; raise StorageError if it is expired, older or not signed by `authority`."""
+    """Return how long a list stays valid.
+
+    Raises
+    ------
+    StorageError
+        If it is expired, older than the record beside it, not signed by `authority`, or begins in the future.
+    """
     root = certificates.read_certificate(authority)
     found = read(path, root)
     refuse_older(path, [entry.serial_number for entry in found])
-    end = found.next_update_utc or root.not_valid_after_utc
-    left = end - datetime.now(UTC)
-    if left <= timedelta(0):
+    again = f"Sign it again: fedcross deploy revoke-certificate {quoted(path.parent)}"
+    end, now = found.next_update_utc or root.not_valid_after_utc, datetime.now(UTC)
+    left = end - now
+    if now < found.last_update_utc:
         raise StorageError(
-            f"{path}: ended on {end:%F}, so a gateway that reads it refuses every client. Sign it again: fedcross "
-            f"deploy revoke-certificate {path.parent}"
+            f"{path}: valid from {found.last_update_utc:%F %T} UTC, so a gateway that reads it refuses every client "
+            f"until then; is this clock right? If it is, the list was signed with a fast clock. {again}"
         )
+    if left <= timedelta(0):
+        raise StorageError(f"{path}: ended on {end:%F}, so a gateway that reads it refuses every client. {again}")
     return left
 
 
@@ -131,17 +143,18 @@ def _list(
     revoked: Mapping[int, datetime],
     root: x509.Certificate,
     key: ec.EllipticCurvePrivateKey,
-    now: datetime,
-    days: int,
+    begin: datetime,
+    end: datetime,
+    number: int,
 ) -> bytes:
     identifier = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(root.subject)
-        .last_update(now - fields.CLOCK_SKEW)
-        .next_update(now + timedelta(days=days))
+        .last_update(begin - fields.CLOCK_SKEW)
+        .next_update(end)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
+        .add_extension(x509.CRLNumber(number), critical=False)
     )
     for serial, when in revoked.items():
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when).build()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.private_files import replacing
+from fedcross.core.replacing import replacing
 from fedcross.core.trust.keys import check_name
 from fedcross.tasks import digits
 from fedcross.tasks.partition import dirichlet

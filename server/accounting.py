@@ -21,8 +21,8 @@ from flwr.common.logger import log
 
 from fedcross.core.errors import FederationError, StorageError, remedy
 from fedcross.core.private_files import open_own
-from fedcross.core.private_files import sync_folder as sync_folder
 from fedcross.core.private_files import write_atomically as write_atomically
+from fedcross.core.replacing import sync_folder as sync_folder
 from fedcross.core.strict_json import dumps
 from fedcross.strategies.round.federation import RoundReport
 from fedcross.tasks.scoring import WINDOW, Score, smoothed

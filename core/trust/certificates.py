@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from fedcross.core import exposed
 from fedcross.core.errors import StorageError
 from fedcross.core.private_files import check_private
 
@@ -58,17 +60,19 @@ def refuse_expired(authority: Path, root: x509.Certificate, now: datetime | None
     end = root.not_valid_after_utc
     if (late := (now or datetime.now(UTC)) - end) >= timedelta(0):
         ago = f"{late.days} days ago by this clock"
-        raise StorageError(f"{authority}: expired on {end:%F} ({ago}). {cures.expired_root(authority)}")
+        raise StorageError(
+            f"{authority}: expired on {end:%F} ({ago}). Is this clock right? If it is: {cures.expired_root(authority)}"
+        )
 
 
 def check_begun(certificate: Path, now: datetime | None = None) -> None:
     """Raise StorageError if `certificate` is not valid yet, by this machine's clock."""
-    begin = read_certificate(certificate).not_valid_before_utc
+    found = read_certificate(certificate)
+    begin = found.not_valid_before_utc
     if (now or datetime.now(UTC)) < begin:
-        raise StorageError(
-            f"{certificate}: valid from {begin:%F %T} UTC; is this clock right? If it is, make this certificate again "
-            "with fedcross deploy."
-        )
+        names = sorted(server_names(certificate)) if serves(found) else []
+        cure = cures.early(certificate, root=is_authority(found), names=names)
+        raise StorageError(f"{certificate}: valid from {begin:%F %T} UTC; is this clock right? If it is, {cure}")
 
 
 def check_key(path: Path, certificates: Sequence[Path] = ()) -> Path:
@@ -167,13 +171,23 @@ def one_certificate(path: Path) -> x509.Certificate:
     return found
 
 
+def refuse_private(path: Path) -> None:
+    """Raise StorageError if a certificate's file, which others can read, has a private key in it too."""
+    if b"PRIVATE KEY-----" in path.read_bytes() and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        raise StorageError(
+            f"{path}: a private key is in it, and others on this machine can read it (mode "
+            f"{stat.S_IMODE(path.stat().st_mode):o}). Leave the certificate alone in it. If somebody may have read it, "
+            f"{exposed.replacement(path.with_suffix('.key'))}."
+        )
+
+
 def server_names(path: Path, cure: str = "") -> set[str]:
     """Return the host names and addresses in a certificate; errors as :func:`read_certificate`."""
     names = _extension(read_certificate(path, cure), x509.SubjectAlternativeName)
     if names is None:
         return set()
     addresses = names.get_values_for_type(x509.IPAddress)
-    return {*names.get_values_for_type(x509.DNSName), *(str(address) for address in addresses)}
+    return {*map(str.lower, names.get_values_for_type(x509.DNSName)), *(str(address) for address in addresses)}
 
 
 def signed(leaf: x509.Certificate, root: x509.Certificate) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from fedcross.core.errors import quoted
 
 NEW_AUTHORITY = "make a new authority and hand its ca.crt to all devices"
 
@@ -36,9 +39,10 @@ def expired_root(path: Path) -> str:
     folder = path.parent
     if not path.with_name("ca.key").exists() and folder.resolve().name != "authority":
         if (folder.parent / "authority").is_dir():
-            return f"See what fedcross deploy federation {folder.parent} says."
+            return f"See what fedcross deploy federation {quoted(folder.parent)} says."
         return "Copy the new ca.crt from the server. If it has none: there, fedcross deploy federation says what to do."
-    again = f"federation {folder.parent}" if folder.resolve().name == "authority" else f"authority {folder}"
+    named = folder.resolve().name == "authority"
+    again = f"federation {quoted(folder.parent)}" if named else f"authority {quoted(folder)}"
     return (
         f"Move the files in {folder} away, make a new authority (fedcross deploy {again}) and hand its ca.crt to all "
         "devices."
@@ -48,3 +52,20 @@ def expired_root(path: Path) -> str:
 def expired(client: bool) -> str:
     """Return what to do about a certificate of a client or the server that has expired, when its authority has not."""
     return f"Make it again: fedcross deploy {'client' if client else 'federation'}."
+
+
+def early(path: Path, *, root: bool, names: Sequence[str]) -> str:
+    """Return what to do about a certificate that begins later: a root, a server's with `names`, or a client's."""
+    folder = path.parent
+    if root:
+        if not path.with_name("ca.key").exists():
+            return "copy the ca.crt from where the authority is, which is to be made anew if it begins later there too."
+        return (
+            f"wait until then, or move the files in {folder} away, make a new authority (fedcross deploy authority "
+            f"{quoted(folder)}) and hand its ca.crt to all devices."
+        )
+    authority = folder.parent / "authority"
+    place = quoted(authority) if authority.is_dir() else "AUTHORITY"
+    if names:
+        return f"make it again: fedcross deploy server {place} {quoted(folder)} {' '.join(names)}"
+    return f"make it again: fedcross deploy client {place} {quoted(folder)} {quoted(path.stem)}"

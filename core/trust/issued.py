@@ -19,7 +19,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from fedcross.core.errors import StorageError
-from fedcross.core.private_files import inherit, write_private
+from fedcross.core.private_files import write_record
+from fedcross.core.replacing import inherit
 
 FILE = "issued.json"
 LOCK = ".lock"
@@ -130,4 +131,4 @@ def with_revoked(known: Mapping[int, Issued], revoked: Mapping[int, datetime], l
 
 def write(folder: Path, certificates: Iterable[Issued]) -> None:
     """Write the list anew; call it inside :func:`locked`."""
-    write_private(folder / FILE, json.dumps([_told(one) for one in certificates], indent=1).encode() + b"\n")
+    write_record(folder / FILE, json.dumps([_told(one) for one in certificates], indent=1).encode() + b"\n")

@@ -16,8 +16,10 @@ from cryptography.hazmat.primitives import serialization as codec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 
-from fedcross.core.errors import ConfigError, StorageError, remedy
-from fedcross.core.private_files import check_private, private_folder, replacing
+from fedcross.core.errors import ConfigError, StorageError, quoted, remedy
+from fedcross.core.links import followed, refuse_link
+from fedcross.core.private_files import check_private, private_folder
+from fedcross.core.replacing import replacing_both
 
 #: A device's name, or one part of a host's.
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -71,9 +73,16 @@ def lost_key(public: Path) -> str:
     """Return what to say of a SuperNode's public key, the registered one perhaps, whose private key is away."""
     name, place = public.stem.removesuffix("-node"), bundle_of(public.parent)
     cure = "revoke this key and remove this file"
-    if place.resolve().name == name:
-        cure = f"fedcross deploy rotate-key {place} makes a new one and keeps this file, whose key must be revoked"
+    if place.resolve().name == name or _is_only(public):
+        cure = (
+            f"fedcross deploy rotate-key {quoted(place)} makes a new one and keeps this file, whose key must be revoked"
+        )
     return f"{public}: its private key {name}-node.key is away. Bring it back. If it is lost, {cure}."
+
+
+def _is_only(public: Path) -> bool:
+    """Return whether this is the only public key of a device in its bundle's folder, which may have any name."""
+    return public.parent.resolve().name == "keys" and [*public.parent.glob("*-node.pub")] == [public]
 
 
 def public_line(private: Path, name: str) -> bytes:
@@ -160,11 +169,12 @@ def save(
     key: ec.EllipticCurvePrivateKey,
     form: codec.PrivateFormat = codec.PrivateFormat.PKCS8,
 ) -> None:
-    """Write both files or, if one of them cannot be written, neither."""
+    """Write both files or, if one of them cannot be written, neither; a link for the private one is refused."""
+    refuse_link(pair.private)
+    modes = {pair.private: 0o600, followed(pair.public): 0o644}
     try:
-        with replacing(pair.public, 0o644) as certificate, replacing(pair.private) as private:
+        with replacing_both(modes) as (private, certificate):
             certificate.write(public)
-            certificate.flush()  # what the disk cannot take shows before either file has its name
             private.write(key.private_bytes(codec.Encoding.PEM, form, codec.NoEncryption()))
     except OSError as error:
         raise StorageError(

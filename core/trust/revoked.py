@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, quoted
 from fedcross.core.trust import issued
 
 #: The list's file.
@@ -25,6 +25,42 @@ def read(path: Path, root: x509.Certificate) -> x509.CertificateRevocationList:
     if not found.is_signature_valid(root.public_key()):  # type: ignore[arg-type]
         raise StorageError(f"{path}: not signed by the authority beside it. Somebody changed it. {_cure(path)}")
     return found
+
+
+def number(found: x509.CertificateRevocationList) -> int:
+    """Return the number of a list, which grows with each one that the authority signs; 0 if it has none."""
+    with contextlib.suppress(x509.ExtensionNotFound):
+        return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    return 0
+
+
+def refuse_earlier(path: Path, others: Iterable[Path]) -> None:
+    """Raise StorageError if the list in `path` is earlier, or shorter, than one of `others` of the same authority.
+
+    So a copy of the authority's folder with an older list and an older record shows beside the gateway's list.
+    """
+    found = x509.load_pem_x509_crl(path.read_bytes())
+    here, merges = {one.serial_number for one in found}, path.with_name(issued.FILE).exists()
+    for other in others:
+        with contextlib.suppress(OSError, ValueError):  # one that is no list is told of by itself
+            listed = x509.load_pem_x509_crl(other.read_bytes())
+            there = {one.serial_number for one in listed}
+            lacks = len(there - here)
+            forgets = bool(here - there)  # the other list, alone in its place
+            earlier = (lacks > 0 and merges) if forgets else (lacks > 0 or number(listed) > number(found))
+            if _signer(listed) == _signer(found) and earlier:
+                again = f" && fedcross deploy revoke-certificate {quoted(path.parent)}" if merges else ""
+                raise StorageError(
+                    f"{path}: an earlier list than {other}, {lacks} that are revoked there are not here. Copy that one "
+                    f"there: cp {quoted(other)} {quoted(path)}{again}"
+                )
+
+
+def _signer(found: x509.CertificateRevocationList) -> bytes | None:
+    """Return the identifier of the key that signed a list; None if it names none."""
+    with contextlib.suppress(x509.ExtensionNotFound):
+        return found.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+    return None
 
 
 def is_there(path: Path) -> bool:
@@ -63,16 +99,16 @@ def refuse_older(path: Path, found: Collection[int]) -> None:
     if lacks := recorded - {*found}:
         raise StorageError(
             f"{path}: lacks {len(lacks)} of the {len(recorded)} that {issued.FILE} records as revoked, as an older "
-            f"copy does. Sign it again: fedcross deploy revoke-certificate {path.parent}"
+            f"copy does. Sign it again: fedcross deploy revoke-certificate {quoted(path.parent)}"
         )
 
 
 def refuse_loss(path: Path) -> None:
     """Raise StorageError if there is no list, but the authority's records say that one was made."""
-    if number := len(_recorded(path.parent)):
+    if recorded := len(_recorded(path.parent)):
         raise StorageError(
-            f"{path}: missing, though {issued.FILE} records {number} revoked. Make it again: fedcross deploy "
-            f"revoke-certificate {path.parent}"
+            f"{path}: missing, though {issued.FILE} records {recorded} revoked. Make it again: fedcross deploy "
+            f"revoke-certificate {quoted(path.parent)}"
         )
 
 
@@ -85,10 +121,10 @@ def _recorded(folder: Path) -> set[int]:
 
 def _cure(path: Path) -> str:
     """Return what to do about a list that is none: an older copy would let in again what was revoked since."""
-    again = f"fedcross deploy revoke-certificate {path.parent}"
-    if number := len(_recorded(path.parent)):
+    again = f"fedcross deploy revoke-certificate {quoted(path.parent)}"
+    if recorded := len(_recorded(path.parent)):
         return (
-            f"Remove it, then {again} makes it again from what {issued.FILE} records as revoked ({number}; name any "
+            f"Remove it, then {again} makes it again from what {issued.FILE} records as revoked ({recorded}; name any "
             "other one again)."
         )
     return (

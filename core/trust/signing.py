@@ -22,7 +22,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.private_files import alone, private_folder, tidy
+from fedcross.core.links import refuse_link
+from fedcross.core.private_files import alone, private_folder
+from fedcross.core.replacing import tidy
 
 from . import certificates, fields, issued, keys, revoked
 from .keys import KeyPair
@@ -71,6 +73,8 @@ def new_authority(folder: Path, days: int = AUTHORITY_DAYS) -> KeyPair:
             f"{pair.private}: an authority's key without its {pair.public.name}. Bring that back, or remove the key if "
             "no device has the certificate, or it has expired."
         )
+    for path in pair.public, pair.private:  # to a memory stick that is away, perhaps, with the authority on it
+        refuse_link(path)
     key = ec.generate_private_key(ec.SECP256R1())
     name = fields.subject("fedcross certificate authority")
     certificate = (
@@ -96,13 +100,14 @@ def make_server(
     folder : Path
         Where the pair goes; an older pair is replaced.
     names : sequence of str
-        Host names and IP addresses that clients use to reach the server; ``localhost`` and ``127.0.0.1`` are added.
+        Host names and IP addresses that clients use to reach the server, in any spelling; ``localhost`` and
+        ``127.0.0.1`` are added.
     days : int
         Lifetime, 1 to 90 and not beyond that of the authority.
     now : datetime, optional
         When it begins; default: now.
     """
-    unique = list(dict.fromkeys([*names, *LOOPBACK]))
+    unique = list(dict.fromkeys(map(check_host, [*names, *LOOPBACK])))
     alternatives = [_alternative(name) for name in unique]
     return _leaf(authority, folder, "server", unique[0], alternatives, ExtendedKeyUsageOID.SERVER_AUTH, days, now)
 
@@ -136,9 +141,15 @@ def signing_key(authority: KeyPair) -> ec.EllipticCurvePrivateKey:
 
 
 def check_host(name: str) -> str:
-    """Return `name` if a server's certificate can have it, a host name or an IP address; else raise ConfigError."""
-    _alternative(name)
-    return name
+    """Return the usual spelling of a name that a server's certificate can have, a host name or an IP address.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither.
+    """
+    found = _alternative(name).value
+    return found if isinstance(found, str) else str(found)
 
 
 def _leaf(
@@ -153,8 +164,10 @@ def _leaf(
 ) -> KeyPair:
     now = now or datetime.now(UTC)
     root, root_key = _signing(authority, days, now)
-    private_folder(folder)
+    tidy(private_folder(folder))
+    tidy(authority.public.parent)
     pair = KeyPair(folder / f"{stem}.crt", folder / f"{stem}.key")
+    refuse_link(pair.private)
     client = usage == ExtendedKeyUsageOID.CLIENT_AUTH
     if pair.private.with_suffix(".pub").exists():  # a device called X-node, in the folder of X
         raise StorageError(f"{pair.private}: the key of a SuperNode. Choose another folder or name.")
@@ -216,4 +229,4 @@ def _alternative(name: str) -> x509.GeneralName:
         labels = name.split(".")
         if len(name) > 253 or not all(keys.NAME.fullmatch(label) for label in labels) or labels[-1].isdigit():
             raise ConfigError(f"server name {name!r}: neither an IP address nor a host name.") from None
-        return x509.DNSName(name)
+        return x509.DNSName(name.lower())

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, quoted
 from fedcross.core.plugins import PLUGIN_VARIABLE, named_folders
 from fedcross.core.trust.keys import SECRET, bundle_of, lost_key
 from fedcross.server.commands.findings import Finding, fault, note, ok
@@ -42,6 +42,7 @@ BEHIND_S, AHEAD_S = 300, 5
 
 def check_node_key(folder: Path) -> Iterator[Finding]:
     """Check a device's keys: the authority's certificate, and that key and secret are good and only the owner's."""
+    from fedcross.core.exposed import check_owner
     from fedcross.core.private_files import check_folder
     from fedcross.core.trust.certificates import check_key, read_authority, validity
     from fedcross.core.trust.lasting import AUTHORITY_SOON
@@ -53,7 +54,7 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
         yield fault(f"{folder}: user {os.getuid()} may not look there. {whose}")
         return
     except OSError:
-        bundle = bundle_of(folder) if folder.name == "keys" else "BUNDLE"
+        bundle = quoted(bundle_of(folder)) if folder.name == "keys" else "BUNDLE"
         yield fault(
             f"{folder}: no such folder. Name the folder 'keys' of the device's bundle. If that is lost: fedcross "
             f"deploy rotate-key {bundle} makes it again."
@@ -61,7 +62,7 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
         return
     keys = [path for path in names if path.name.endswith("-node.key")]
     if len(keys) > 1:
-        yield fault(f"{folder}: {len(keys)} files *-node.key, a device has one. Move the others away.")
+        yield fault(f"{folder}: {len(keys)} files *-node.key, a device has one. {_which(folder, keys)}")
     if not keys:
         yield from _no_key(folder, [path for path in names if path.name.endswith("-node.pub")])
     secret = folder / SECRET
@@ -72,7 +73,8 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
         )
     for check, path in ((check_folder, folder), *((check_key, key) for key in sorted(folder.glob("*.key")))):
         try:
-            yield ok(f"{check(path)}: private")
+            check(path)
+            yield ok(f"{check_owner(path) if path != folder else path}: private")
         except StorageError as error:
             yield fault(str(error))
     try:
@@ -85,8 +87,21 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
         yield fault(str(error))
 
 
+def _which(folder: Path, keys: Sequence[Path]) -> str:
+    """Return what to do about several keys of devices in `folder`: the bundle around it tells which is its own."""
+    from fedcross.deploy.bundle import started_as
+
+    own = f"{started_as(bundle_of(folder.absolute()))}-node.key"
+    if own in [key.name for key in keys]:
+        others = " ".join(quoted(key) for key in keys if key.name != own)
+        return f"The bundle starts it with {own}. Move the others away: {others}"
+    return "Keep the one that the option --name of its command or unit names, and move the others away."
+
+
 def _no_key(folder: Path, public: Sequence[Path]) -> Iterator[Finding]:
     """Tell what to do about a device that has no private key, with its public one or without."""
+    from fedcross.deploy.bundle import started_as
+
     place = bundle_of(folder)
     if public:
         for path in public:
@@ -98,10 +113,10 @@ def _no_key(folder: Path, public: Sequence[Path]) -> Iterator[Finding]:
                 "BUNDLE makes a new one and keeps this file, whose key must be revoked."
             )
     elif folder.resolve().name == "keys":
-        yield fault(
-            f"{folder}: no *-node.key, and no *-node.pub. Bring them back. If they are lost: fedcross deploy "
-            f"rotate-key {place} makes a new pair."
-        )
+        cure = f"fedcross deploy rotate-key {quoted(place)} makes a new pair."
+        if started_as(place) is None and not (folder / "ca.crt").exists():  # new-client makes the key before
+            cure = f"remove {place} and call fedcross deploy new-client again, which was cut off there."
+        yield fault(f"{folder}: no *-node.key, and no *-node.pub. Bring them back. If they are lost: {cure}")
     else:
         yield fault(
             f"{folder}: no *-node.key, and no *-node.pub. Bring them back. If they are lost: fedcross deploy "

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, quoted
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
 #: With this much time left, a certificate can be rotated in working hours.
@@ -32,7 +32,8 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     keys = [path for path in files if path.suffix == ".key"]
     if not certificates and not keys:
         if parts := [str(path) for path in files if path.is_dir() and any(path.glob("*.crt"))]:
-            yield fault(f"{folder}: the keys are in its folders. Name those: fedcross doctor --keys {' '.join(parts)}")
+            named = " ".join(map(quoted, parts))
+            yield fault(f"{folder}: the keys are in its folders. Name those: fedcross doctor --keys {named}")
             return
         if not _lacks_root(folder, files):  # then it is told
             yield fault(f"{folder}: no .crt and no .key in this folder. {_first(folder)}")
@@ -65,8 +66,10 @@ def _first(folder: Path) -> str:
             f"Bring it back, or put the copy {copies[0]} into it (nothing can be signed then). A new authority locks "
             "out all devices."
         )
-    device = f" --device {folder.name}" if (folder.parent / "public" / f"{folder.name}-node.pub").exists() else ""
-    return f"Bring it back. If it is lost, see what fedcross deploy federation {folder.parent}{device} says."
+    device = (
+        f" --device {quoted(folder.name)}" if (folder.parent / "public" / f"{folder.name}-node.pub").exists() else ""
+    )
+    return f"Bring it back. If it is lost, see what fedcross deploy federation {quoted(folder.parent)}{device} says."
 
 
 def check_one_authority(folders: Sequence[Path]) -> Iterator[Finding]:
@@ -83,10 +86,33 @@ def check_one_authority(folders: Sequence[Path]) -> Iterator[Finding]:
                 found.setdefault(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), []).append(path)
     most, *others = sorted(found.values(), key=len, reverse=True) or [[]]
     for path in (path for paths in others for path in paths):
-        yield fault(
-            f"{path}: of another authority than {most[0]}. fedcross deploy federation {path.parent.parent} puts it "
-            "right, or says how."
-        )
+        yield fault(f"{path}: of another authority than {most[0]}. {_put_right(path, most[0])}")
+    yield from _earlier_lists(folders)
+
+
+def _put_right(copy: Path, good: Path) -> str:
+    """Return what puts a ``ca.crt`` right that is of another authority than most."""
+    from fedcross.deploy.federation import OWN
+
+    name, root = copy.parent.resolve().name, quoted(copy.parent.parent)
+    if name in OWN:
+        return f"fedcross deploy federation {root} puts it right, or says how."
+    if (copy.parent / f"{name}-node.key").exists():  # a federation's own device, which that command sees if it is named
+        return f"fedcross deploy federation {root} --device {quoted(name)} puts it right, or says how."
+    return f"If that is the federation's: cp {quoted(good)} {quoted(copy)}"
+
+
+def _earlier_lists(folders: Sequence[Path]) -> Iterator[Finding]:
+    """Tell of lists of revoked certificates that are earlier than another in `folders`, the gateway's perhaps."""
+    from fedcross.core.trust.revoked import LIST, refuse_earlier
+
+    lists = [folder / LIST for folder in folders if (folder / LIST).is_file()]
+    for path in lists:
+        try:
+            with suppress(OSError, ValueError):  # one that is no list is told of by itself
+                refuse_earlier(path, [one for one in lists if one != path])
+        except StorageError as error:
+            yield fault(str(error))
 
 
 def _lacks_root(folder: Path, files: Sequence[Path]) -> bool:
@@ -107,8 +133,8 @@ def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
     names = {path.name for path in files}
     if _lacks_root(folder, files):
         yield fault(
-            f"{folder / 'ca.crt'}: missing, and its programs need it. fedcross deploy federation {folder.parent} "
-            "copies it there."
+            f"{folder / 'ca.crt'}: missing, and its programs need it. fedcross deploy federation "
+            f"{quoted(folder.parent)} copies it there."
         )
     yield from _missing_pair(folder, names)
     new_pair = "Bring it back, or make a new pair: fedcross deploy federation"
@@ -158,14 +184,14 @@ def _missing_pair(folder: Path, names: Collection[str]) -> Iterator[Finding]:
     if name == "server" and {"ca.crt", GATEWAY} & {*names} and not {"server.crt", "server.key"} & {*names}:
         yield fault(
             f"{folder / 'server.crt'}, server.key: both are missing. Bring them back, or make a new pair: fedcross "
-            f"deploy federation {folder.parent} with --names, as the names in it are lost."
+            f"deploy federation {quoted(folder.parent)} with --names, as the names in it are lost."
         )
     if name in OWN or SECRET not in names or any("-node" in one for one in names):
         return
     if name == "keys":
-        cure = f"fedcross deploy rotate-key {folder.parent} makes a new pair."
+        cure = f"fedcross deploy rotate-key {quoted(folder.parent)} makes a new pair."
     elif (folder.parent / "public").is_dir():
-        cure = f"see what fedcross deploy federation {folder.parent} --device {name} says."
+        cure = f"see what fedcross deploy federation {quoted(folder.parent)} --device {quoted(name)} says."
     else:
         return
     yield fault(f"{folder}: no *-node.key and no *-node.pub. Bring them back. If they are lost, {cure}")
@@ -182,15 +208,17 @@ def _is_alone(public: Path, names: Collection[str]) -> bool:
 
 def _look(path: Path) -> None:
     """Raise StorageError unless a folder of keys, a key, a token or a record is what it should be, and private."""
-    from fedcross.core.private_files import check_folder
+    from fedcross.core.exposed import check_owner
+    from fedcross.core.private_files import check_folder, check_place
     from fedcross.core.trust import issued
     from fedcross.core.trust.certificates import check_key
     from fedcross.deploy import tokens
     from fedcross.deploy.federation import PAGE
 
     if path.is_dir():
-        check_folder(path)
-    elif path.suffix == ".key":
+        check_place(check_folder(path).resolve().parent)
+        return
+    if path.suffix == ".key":
         check_key(path)
     elif path.name == issued.FILE:
         issued.valid(path.parent)
@@ -198,11 +226,12 @@ def _look(path: Path) -> None:
         tokens.check(path, shortest=1)  # the page's can be an operator's own word
     else:
         tokens.check(path)
+    check_owner(path)
 
 
 def _of_file(path: Path, authority: Path) -> Finding:
     """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
-    from fedcross.core.trust.certificates import check_certificate, one_certificate
+    from fedcross.core.trust.certificates import check_certificate, one_certificate, refuse_private
     from fedcross.core.trust.lasting import ends_with, renewal, soon
     from fedcross.deploy.federation import RENEW
     from fedcross.deploy.revocation import check_list, check_revoked
@@ -213,6 +242,7 @@ def _of_file(path: Path, authority: Path) -> Finding:
     elif path.suffix == ".crt":
         if path.name == "ca.crt":
             one_certificate(path)
+        refuse_private(path)
         left, cure = check_certificate(path, authority), f"{renewal(path, authority).capitalize()}."
         check_revoked(path, authority)
         early = soon(path, SOON)
@@ -220,8 +250,8 @@ def _of_file(path: Path, authority: Path) -> Finding:
             early = RENEW
             root = path.parent.parent
             cure = (
-                f"Renew it: fedcross deploy federation {root} does, with ca.key in {root / 'authority'}. Then restart "
-                "the SuperLink and the gateway."
+                f"Renew it: fedcross deploy federation {quoted(root)} does, with ca.key in {root / 'authority'}, or "
+                "else fedcross deploy server where that key is. Then restart the SuperLink and the gateway."
             )
     else:
         _look(path)

@@ -159,8 +159,8 @@ def test_rotation_gives_a_new_key_and_keeps_the_old_public_one(bundle: Path) -> 
 
 def test_a_new_key_has_the_owner_of_the_old_one_whoever_makes_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root rotates the key of a device whose container runs as another user."""
-    before, given = (bundle / "keys" / "porch-node.key").stat(), {}
-    monkeypatch.setattr("fedcross.deploy.device.give", lambda path, owner: given.update({path.name: owner}))
+    before, given = (bundle / "keys" / "porch-node.key").stat().st_ino, {}
+    monkeypatch.setattr("fedcross.deploy.device.give", lambda path, owner: given.update({path.name: owner.st_ino}))
     rotate_key(bundle)
     names = {"porch-node.key", "porch-node.pub", "porch-node-old.pub", "superexec.key"}
     assert given == dict.fromkeys(names, before)
@@ -170,7 +170,7 @@ def test_a_file_is_given_to_the_owner_of_another_or_the_message_says_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[Path, int, int]] = []
-    monkeypatch.setattr("os.chown", lambda *told: given.append(told))
+    monkeypatch.setattr("os.chown", lambda *told, **_: given.append(told))
     (tmp_path / "key").touch()
     own = (tmp_path / "key").stat()
     other = os.stat_result((*own[:4], own.st_uid + 1, own.st_gid, *own[6:]))
@@ -179,7 +179,11 @@ def test_a_file_is_given_to_the_owner_of_another_or_the_message_says_how(
     give(tmp_path / "key", other)
     assert given == [(tmp_path / "key", own.st_uid + 1, own.st_gid)]
 
-    def refused(*_: object) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "key")
+    give(tmp_path / "link", other)
+    assert len(given) == 1
+
+    def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("os.chown", refused)

@@ -160,7 +160,9 @@ def test_a_secret_alone_is_not_made_where_the_key_is_lost_too(bundle: Path, caps
     check_secret(bundle / "keys" / "superexec.key")
 
 
-@pytest.mark.parametrize("command", ["federation", "authority", "rotate-key"])
+@pytest.mark.parametrize(
+    "command", ["federation", "authority", "rotate-key", "server", "client", "client at the authority", "revoke"]
+)
 def test_what_a_killed_process_left_is_removed_and_what_another_one_writes_is_not(
     bundle: Path, tmp_path: Path, command: str
 ) -> None:
@@ -169,6 +171,10 @@ def test_what_a_killed_process_left_is_removed_and_what_another_one_writes_is_no
         "federation": (tmp_path / "f" / "server", ["federation", str(tmp_path / "f")]),
         "authority": (tmp_path / "new", ["authority", str(tmp_path / "new")]),
         "rotate-key": (bundle / "keys", ["rotate-key", str(bundle)]),
+        "server": (tmp_path / "s", ["server", str(tmp_path / "ca"), str(tmp_path / "s"), "a.org"]),
+        "client": (tmp_path / "d", ["client", str(tmp_path / "ca"), str(tmp_path / "d"), "porch"]),
+        "client at the authority": (tmp_path / "ca", ["client", str(tmp_path / "ca"), str(tmp_path / "d"), "porch"]),
+        "revoke": (tmp_path / "ca", ["revoke-certificate", str(tmp_path / "ca")]),
     }[command]
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     old, new, other = (folder / name for name in (".ca.key.k2_9abcd.part", ".ca.key.zzzzzzzz.part", ".own.part"))

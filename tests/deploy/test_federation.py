@@ -334,7 +334,7 @@ def test_a_federation_with_nothing_to_do_writes_nothing(tmp_path: Path, monkeypa
     def refused(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("fedcross.core.private_files.tempfile.mkstemp", refused)
+    monkeypatch.setattr("fedcross.core.replacing.tempfile.mkstemp", refused)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert federation.prepare(tmp_path, DEVICES) == []
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

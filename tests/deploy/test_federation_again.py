@@ -175,7 +175,7 @@ def test_files_that_nobody_may_write_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("days", "names", "why"),
-    [(9, [], "8 days left"), (80, ["b.org"], r"it lacks the name b\.org"), (None, ["a.org"], "it is to be made")],
+    [(80, ["b.org"], r"it lacks the name b\.org"), (None, ["a.org"], "it is to be made")],
 )
 def test_without_the_authoritys_key_it_says_what_the_key_is_for(
     tmp_path: Path, days: int | None, names: list[str], why: str
@@ -206,3 +206,96 @@ def test_a_new_authority_beside_copies_of_another_one_says_what_follows(
     for name in ("one", "two"):  # none of them has copies
         assert deploy(["authority", str(tmp_path / "new" / name)]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("given", [[], ["fl.example.org"]])
+def test_a_valid_pair_stays_where_the_authoritys_key_is_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    """Else nothing starts for the last month of a good certificate."""
+    root, away = tmp_path / "keys", tmp_path / "away"
+    federation.prepare(root, [], ["fl.example.org"])
+    authority = KeyPair(root / "authority" / "ca.crt", root / "authority" / "ca.key")
+    signing.make_server(authority, root / "server", [*federation.INNER_NAMES, "fl.example.org"], 25)
+    away.mkdir(mode=0o700)
+    for path in (authority.public, authority.private):
+        shutil.copy(path, away)
+    authority.private.unlink()
+    before = contents(root)
+    assert federation.prepare(root, [], given) == []
+    assert contents(root) == before
+    said = capsys.readouterr().err
+    assert f"server.crt: 24 days left, and {authority.private} is not here to sign a new one" in said
+    words = said.split("where it is: fedcross ")[1].split(", and put")[0].split()
+    assert words[-1] == "fl.example.org"
+    places = {"AUTHORITY": str(away), "FOLDER": str(tmp_path / "new")}
+    assert deploy([places.get(word, word) for word in words[1:]]) == 0
+    for name in ("server.crt", "server.key"):
+        shutil.copy(tmp_path / "new" / name, root / "server")
+    capsys.readouterr()
+    assert federation.prepare(root, [], given) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_an_expired_pair_does_not_stay(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [])
+    authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
+    then = datetime.now(UTC) - timedelta(days=3)
+    signing.make_server(authority, tmp_path / "server", federation.INNER_NAMES, 2, then)
+    authority.private.unlink()
+    with pytest.raises(StorageError, match="it is not good any more, so it is to be signed anew"):
+        federation.prepare(tmp_path, [])
+
+
+def test_the_docs_command_for_an_authority_elsewhere_makes_what_federation_keeps(tmp_path: Path) -> None:
+    assert deploy(["authority", str(tmp_path / "ca")]) == 0
+    root = tmp_path / "keys"
+    assert deploy(["server", str(tmp_path / "ca"), str(tmp_path / "made"), "fl.example.org"]) == 0
+    for folder in ("authority", "server"):
+        (root / folder).mkdir(mode=0o700, parents=True)
+        shutil.copy(tmp_path / "ca" / "ca.crt", root / folder)
+    for name in ("server.crt", "server.key"):
+        shutil.copy(tmp_path / "made" / name, root / "server")
+    pair = (root / "server" / "server.key").read_bytes()
+    assert federation.prepare(root, [], ["fl.example.org"])
+    assert (root / "server" / "server.key").read_bytes() == pair
+
+
+@pytest.mark.parametrize("name", ["2001:DB8:0::1", "FL.Example.org", "2001:0db8::0:1"])
+def test_another_spelling_of_a_name_is_no_new_name(tmp_path: Path, name: str) -> None:
+    federation.prepare(tmp_path, [], [name])
+    assert federation.prepare(tmp_path, [], [name]) == []
+    assert federation.prepare(tmp_path, [], [name.lower()]) == []
+
+
+@pytest.mark.parametrize("name", ["server/server.crt", "d/porch.crt"])
+def test_a_certificate_that_begins_later_is_made_again_by_the_command_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    federation.prepare(tmp_path, [], ["fl.example.org"])
+    authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")
+    with monkeypatch.context() as patch:
+        patch.setattr(fields, "CLOCK_SKEW", -timedelta(days=3))
+        if name == "d/porch.crt":
+            signing.make_client(authority, tmp_path / "d", "porch")
+        else:
+            signing.make_server(authority, tmp_path / "server", [*federation.INNER_NAMES, "fl.example.org"])
+    with pytest.raises(StorageError, match=r"is this clock right\? If it is, make it again: ") as error:
+        certificates.check_certificate(tmp_path / name, authority.public)
+    command = str(error.value).split("make it again: fedcross deploy ")[1].split()
+    assert deploy(command) == 0
+    assert certificates.check_certificate(tmp_path / name, authority.public)
+    assert federation.prepare(tmp_path, [], ["fl.example.org"]) == []
+
+
+def test_an_authority_that_begins_later_has_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my authority"
+    with monkeypatch.context() as patch:
+        patch.setattr(fields, "CLOCK_SKEW", -timedelta(days=3))
+        signing.make_authority(folder)
+    with pytest.raises(StorageError, match=r"clock right.* wait until then, or move the files in .* away") as error:
+        certificates.check_begun(folder / "ca.crt")
+    assert f"(fedcross deploy authority '{folder}')" in str(error.value)
+    (folder / "ca.key").unlink()
+    with pytest.raises(StorageError, match=r"clock right.* copy the ca\.crt from where the authority is"):
+        certificates.check_begun(folder / "ca.crt")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,27 @@ def test_a_key_where_this_user_may_not_look_is_an_error_in_words(tmp_path, monke
     for check in (check_private, check_folder):
         with pytest.raises(StorageError, match=r"may not look there\. Run as the owner of the keys"):
             check(tmp_path / "key")
+
+
+@pytest.mark.parametrize("fails", [1, 2, "folder"])
+def test_a_pair_that_cannot_be_written_is_not_replaced_by_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int | str
+) -> None:
+    pair = make_node_key(tmp_path, "porch")
+    before = pair.private.read_bytes()
+    if fails == "folder":
+        pair.public.unlink()
+        pair.public.mkdir()
+    calls, sync = [], os.fsync
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"porch-node\.pub, porch-node\.key: cannot be written"):
+        make_node_key(tmp_path, "porch", replace=True)
+    assert pair.private.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"porch-node.key", "porch-node.pub"}

@@ -282,5 +282,8 @@ def test_a_device_says_when_it_needs_the_next_authority(keys, tmp_path, days, ki
 def test_an_expired_authority_on_a_device_is_not_rotated(tmp_path):
     copy = tmp_path / "ca.crt"
     copy.write_bytes(make_authority(tmp_path / "ca", 1).public.read_bytes())
-    with pytest.raises(StorageError, match=r"expired on .* \(1 days ago by this clock\)\. Copy the new ca\.crt from"):
+    with pytest.raises(
+        StorageError,
+        match=r"expired on .* \(1 days ago by this clock\)\. Is this clock right\? If it is: Copy the new ca\.crt from",
+    ):
         validity(copy, datetime.now(UTC) + timedelta(days=2))

@@ -15,6 +15,9 @@ from fedcross.deploy.device import Device, new_client
 from fedcross.deploy.federation import gateway_token
 from fedcross.deploy.revocation import revoke
 from fedcross.server.commands import doctor, key_checks
+from tests.support.command import subcommand
+
+main = subcommand("deploy")
 
 
 def kinds(findings):
@@ -272,3 +275,16 @@ def test_an_older_list_of_revoked_certificates_is_a_fault(tmp_path):
     crl.write_bytes(copy)
     (found,) = faults(tmp_path / "ca")
     assert found.startswith(f"{crl}: lacks 1 of the 2 that issued.json records as revoked")
+
+
+def test_a_private_key_in_a_public_file_is_a_fault(tmp_path, capsys):
+    authority = make_authority(tmp_path / "ca")
+    text = authority.public.read_bytes()
+    authority.public.write_bytes(text + authority.private.read_bytes())
+    (found,) = faults(tmp_path / "ca")
+    assert found.startswith(f"{authority.public}: a private key is in it, and others on this machine can read it")
+    assert "If somebody may have read it, make a new authority" in found
+    assert main(["check", str(authority.public), str(authority.public)]) == 2
+    assert "a private key is in it" in capsys.readouterr().err
+    authority.public.chmod(0o600)
+    assert faults(tmp_path / "ca") == []

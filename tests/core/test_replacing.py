@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcross.core.private_files import replacing
+from fedcross.core.replacing import replacing
 
 
 def test_the_new_name_is_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,81 @@
+"""Keys that others on the machine can use, or that another user owns: found, and what to do about them in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from fedcross.core.errors import StorageError, quoted
+
+_AUTHORITY = "make a new authority and hand its ca.crt to all devices"
+
+
+def cure(path: Path, mode: str) -> str:
+    """Return what to do about a key, a token or a folder of them that is open; `mode` is what it should have.
+
+    It is closed first: nothing makes new keys in an open folder.
+    """
+    close = f"Close it first: chmod {mode} {quoted(path)}"
+    if not path.is_dir():
+        return f"{close}\nIf it may have been read, {replacement(path)}."
+    inside: list[Path] = []
+    with contextlib.suppress(OSError):  # a folder that this user may not list
+        inside = sorted(file for file in path.iterdir() if file.suffix == ".key" or file.name.endswith("token"))
+    kinds = {replacement(file): file.name for file in reversed(inside)}
+    told = "; ".join(f"{name}: {words}" for words, name in reversed(kinds.items()))
+    return f"{close}\nIf what is in it may have been read: {told}." if told else close
+
+
+def replacement(path: Path) -> str:
+    """Return what makes a key that somebody else may have worthless."""
+    if path.name == "ca.key":
+        return _AUTHORITY
+    if path.name == "server.key":
+        return f"{_AUTHORITY} (after a new pair, the old one is good for devices until its certificate ends)"
+    if path.stem.endswith("-node"):
+        return "give the device a new key (fedcross deploy rotate-key) and revoke the old one"
+    if path.name == "superexec.key":
+        return (
+            "remove it: fedcross deploy federation makes a new one (in a device's bundle: fedcross deploy rotate-key "
+            "--secret)"
+        )
+    if path.name.endswith("token"):
+        return "remove it: fedcross deploy federation makes a new one; restart the programs that it names"
+    if path.suffix == ".key":
+        return "revoke its certificate (fedcross deploy revoke-certificate) and make a new one (fedcross deploy client)"
+    return "make it anew"
+
+
+def check_owner(path: Path) -> Path:
+    """Return `path` if this key or token belongs to the owner of its folder, or to this user; else raise StorageError.
+
+    A private mode keeps out all but the owner: another user as the owner can read it, and who needs it cannot.
+    """
+    place = Path(os.path.realpath(path))
+    owner, folder, user = place.stat().st_uid, place.parent.stat().st_uid, os.geteuid()
+    if owner == folder or owner == user != 0:
+        return path
+    if owner == 0:
+        raise StorageError(
+            f"{path}: user 0 owns it, so user {folder}, who owns its folder, cannot read it. {given(path)}"
+        )
+    raise StorageError(
+        f"{path}: user {owner} owns it, and can read it, though user {folder} owns its folder. {given(path)}\n"
+        f"If that is a stranger, {replacement(path)}."
+    )
+
+
+def given(path: Path) -> str:
+    """Return the command that gives a file to the owner of its folder."""
+    owner = Path(os.path.realpath(path)).parent.stat()
+    return f"Give it to the owner of its folder: chown {owner.st_uid}:{owner.st_gid} {quoted(path)}"
+
+
+def unreadable(path: Path) -> str:
+    """Return what to do about a file that this user may not read."""
+    place = Path(os.path.realpath(path))
+    with contextlib.suppress(OSError):
+        if place.stat().st_uid != place.parent.stat().st_uid:
+            return given(path)
+    return "Run as the owner of the keys."
