@@ -25,8 +25,7 @@ from pathlib import Path
 
 from fedcross.core.errors import FederationError
 from fedcross.core.trust.signing import AUTHORITY_DAYS, MAX_LEAF_DAYS
-from fedcross.deploy import commands, runs
-from fedcross.deploy.commands import Arguments
+from fedcross.deploy.actions import devices, keys, programs, runs
 from fedcross.engines import guarded
 from fedcross.engines.remote import host_and_port
 from fedcross.server.commands.device_checks import CLOCK, check_server
@@ -47,12 +46,12 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # argparse takes no settings behind an option
         asked.settings += rest
-    command: Callable[[Arguments], None] = asked.command
+    command: Callable[[argparse.Namespace], None] = asked.command
     command(asked)
     return 0
 
 
-def _supernode(arguments: Arguments) -> None:
+def _supernode(arguments: argparse.Namespace) -> None:
     """Become a SuperNode, unless this device's clock is one that the server refuses.
 
     Flower's SuperNode would end with exit code 0 and no reason.
@@ -68,7 +67,7 @@ def _supernode(arguments: Arguments) -> None:
     for finding in check_server(arguments.superlink, arguments.keys / "ca.crt"):
         if finding.kind == "FAULT" and finding.text.startswith(CLOCK):
             raise FederationError(finding.text)
-    commands.supernode(arguments)
+    programs.supernode(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parts = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, command: Callable[[Arguments], None], text: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         part: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text)
         part.set_defaults(command=command)
         return part
@@ -89,11 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-Add = Callable[[str, Callable[[Arguments], None], str], argparse.ArgumentParser]
+Add = Callable[[str, Callable[[argparse.Namespace], None], str], argparse.ArgumentParser]
 
 
 def _device_parts(add: Add) -> None:
-    part = add("new-client", commands.new_client, "make the bundle of a new edge device")
+    part = add("new-client", devices.new_client, "make the bundle of a new edge device")
     part.add_argument("authority", type=Path, help="the federation's ca.crt")
     part.add_argument("folder", type=Path, help="folder for the bundle, which becomes FOLDER/NAME")
     part.add_argument("name", help="the device's name")
@@ -104,15 +103,15 @@ def _device_parts(add: Add) -> None:
     part.add_argument("--partitions", type=int, required=True, help=PARTITIONS)
     part.add_argument("--width", type=float, help="share of a model's channels that this device can train, such as 0.4")
 
-    part = add("rotate-key", commands.rotate_key, "give a device a new key; revoke the old one and register it")
+    part = add("rotate-key", devices.rotate_key, "give a device a new key; revoke the old one and register it")
     part.add_argument("bundle", type=Path, help="the folder that new-client made")
     part.add_argument(
         "--secret", action="store_true", help="make superexec.key anew and nothing else; the device stays registered"
     )
 
     for name, command, text in (
-        ("register", commands.register, "admit devices (at the server)"),
-        ("revoke", commands.revoke, "shut devices out (at the server)"),
+        ("register", devices.register, "admit devices (at the server)"),
+        ("revoke", devices.revoke, "shut devices out (at the server)"),
     ):
         part = add(name, command, text)
         part.add_argument("keys", nargs="+", metavar="KEY.pub", help=PUBLIC + (SHOWN if name == "revoke" else ""))
@@ -129,7 +128,7 @@ def _device_parts(add: Add) -> None:
             part.add_argument(
                 "--skip-revoked", action="store_true", help="a key that was revoked is told and left out, and no error"
             )
-    _superlink_options(add("nodes", commands.nodes, "list the admitted devices (at the server)"))
+    _superlink_options(add("nodes", devices.nodes, "list the admitted devices (at the server)"))
 
 
 def _superlink_options(part: argparse.ArgumentParser) -> None:
@@ -138,23 +137,23 @@ def _superlink_options(part: argparse.ArgumentParser) -> None:
 
 
 def _certificate_parts(add: Add) -> None:
-    part = add("authority", commands.authority, "make the certificate authority; keep its key offline")
+    part = add("authority", keys.authority, "make the certificate authority; keep its key offline")
     part.add_argument("folder", type=Path)
     part.add_argument("--days", type=int, default=AUTHORITY_DAYS)
 
-    part = add("server", commands.server, "make or rotate the server's certificate")
+    part = add("server", keys.server, "make or rotate the server's certificate")
     part.add_argument("authority", type=Path, help="folder of ca.crt and ca.key")
     part.add_argument("folder", type=Path)
     part.add_argument("names", nargs="+", metavar="NAME", help="host name or IP address that clients use")
     part.add_argument("--days", type=int, default=MAX_LEAF_DAYS)
 
-    part = add("client", commands.client, "make or rotate a client certificate, for a gateway that asks for one")
+    part = add("client", keys.client, "make or rotate a client certificate, for a gateway that asks for one")
     part.add_argument("authority", type=Path, help="folder of ca.crt and ca.key")
     part.add_argument("folder", type=Path)
     part.add_argument("name", help="the device's name")
     part.add_argument("--days", type=int, default=MAX_LEAF_DAYS)
 
-    part = add("revoke-certificate", commands.revoke_certificate, "put certificates on the authority's list ca.crl")
+    part = add("revoke-certificate", keys.revoke_certificate, "put certificates on the authority's list ca.crl")
     part.add_argument("authority", type=Path, help="folder of ca.crt and ca.key")
     part.add_argument(
         "files",
@@ -164,19 +163,17 @@ def _certificate_parts(add: Add) -> None:
         help="certificates to revoke; without any, renew the dates of the list",
     )
 
-    part = add("node", commands.node, "make a SuperNode's key pair")
+    part = add("node", keys.node, "make a SuperNode's key pair")
     part.add_argument("folder", type=Path)
     part.add_argument("name", help="the device's name")
 
-    part = add("check", commands.check, "check signatures, dates and file modes")
+    part = add("check", keys.check, "check signatures, dates and file modes")
     part.add_argument("authority", type=Path, help="the authority's certificate, ca.crt")
     part.add_argument("files", type=Path, nargs="+", metavar="FILE", help="certificates (.crt), keys (.key), ca.crl")
 
 
 def _program_parts(add: Add) -> None:
-    part = add(
-        "federation", commands.federation, "make all missing keys and certificates, renew those that expire soon"
-    )
+    part = add("federation", keys.federation, "make all missing keys and certificates, renew those that expire soon")
     part.add_argument("folder", type=Path)
     part.add_argument(
         "--device", action="append", default=[], metavar="NAME", help="name of a device that gets a key here"
@@ -185,7 +182,7 @@ def _program_parts(add: Add) -> None:
         "--names", default="", help="further names of the gateway, separated by commas; earlier ones stay"
     )
 
-    part = add("kubernetes", commands.kubernetes, "write the federation as Kubernetes manifests")
+    part = add("kubernetes", programs.kubernetes, "write the federation as Kubernetes manifests")
     part.add_argument("folder", type=Path, help="new folder for the manifests")
     part.add_argument("--keys", type=Path, required=True, help="the folder that fedcross deploy federation made")
     part.add_argument(
@@ -197,11 +194,11 @@ def _program_parts(add: Add) -> None:
     part.add_argument("--namespace", default="fedcross")
     part.add_argument("--sample", action="store_true", help="sample data in place of the claims NAME-data")
 
-    part = add("sample", commands.sample, "write sample data: digits, divided unevenly over the devices")
+    part = add("sample", programs.sample, "write sample data: digits, divided unevenly over the devices")
     part.add_argument("folder", type=Path)
     part.add_argument("devices", nargs="+", metavar="NAME")
 
-    part = add("superlink", commands.superlink, "become the SuperLink")
+    part = add("superlink", programs.superlink, "become the SuperLink")
     part.add_argument("keys", type=Path, help="folder of ca.crt, server.crt and server.key")
     part.add_argument("--secret", type=Path, required=True, help="folder of the SuperExec's secret")
     part.add_argument("--database", type=Path, required=True)
@@ -209,13 +206,13 @@ def _program_parts(add: Add) -> None:
         "--host", default="127.0.0.1", help="address to listen on; anyone who reaches it controls the federation"
     )
 
-    part = add("gateway", commands.gateway, "become the gateway (HAProxy), the only door for devices")
+    part = add("gateway", programs.gateway, "become the gateway (HAProxy), the only door for devices")
     part.add_argument("keys", type=Path, help="folder of ca.crt, server.crt and server.key")
     part.add_argument("--work", type=Path, required=True, help="folder for its configuration and socket")
     part.add_argument("--superlink", metavar="HOST:PORT", default="127.0.0.1:8000")
     part.add_argument("--listen", metavar="HOST:PORT", default="0.0.0.0:8443", help="where devices come in")
 
-    part = add("superexec", commands.superexec, "run as the SuperExec, which starts ServerApps")
+    part = add("superexec", programs.superexec, "run as the SuperExec, which starts ServerApps")
     part.add_argument("keys", type=Path, help="folder of ca.crt and the secret")
     part.add_argument("--superlink", required=True, metavar="HOST:PORT")
     part.add_argument("--health", default="127.0.0.1:9100", metavar="HOST:PORT")

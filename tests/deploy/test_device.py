@@ -22,7 +22,8 @@ from fedcross.core.private_files import give
 from fedcross.core.trust import certificates, signing
 from fedcross.core.trust.admission import fingerprint
 from fedcross.core.trust.keys import KeyPair, make_node_key, public_line
-from fedcross.deploy import commands, device, nodes
+from fedcross.deploy import device, nodes
+from fedcross.deploy.actions import devices
 from fedcross.deploy.device import Device, new_client, rotate_key
 from fedcross.deploy.kubernetes.plan import read_bundle
 from fedcross.server.commands import doctor
@@ -308,7 +309,7 @@ def test_keys_that_must_not_or_cannot_be_registered(bundle: Path) -> None:
 def test_a_key_from_standard_input(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = (bundle / "keys" / "porch-node.pub").read_bytes()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-    [(name, key)] = commands.public_keys(["-"])
+    [(name, key)] = devices.public_keys(["-"])
     assert (name, key) == ("-", nodes.read_public_key(content, "x"))
 
 

@@ -17,7 +17,8 @@ from fedcross.core.private_files import write_public
 from fedcross.core.trust.certificates import validity
 from fedcross.core.trust.keys import make_node_key
 from fedcross.core.trust.signing import make_authority, make_server
-from fedcross.deploy import commands, federation
+from fedcross.deploy import federation
+from fedcross.deploy.actions import programs
 from fedcross.deploy.device import Device, new_client
 from fedcross.deploy.federation import SECRET, make_secret
 from fedcross.engines.executor import entry
@@ -192,7 +193,7 @@ def test_the_clock_is_compared_with_the_servers(ahead, kind, told):
 def test_a_device_with_a_wrong_clock_says_so_and_does_not_start(keys, gateway, monkeypatch, capsys, ahead, started):
     """Flower's SuperNode would end with exit code 0 and no reason."""
     found = []
-    monkeypatch.setattr(commands, "supernode", found.append)
+    monkeypatch.setattr(programs, "supernode", found.append)
     monkeypatch.setattr(Gateway, "ahead", -ahead)
     start = ["supernode", str(keys), "--name", "porch", "--partition", "0", "--partitions", "1", "--superlink"]
     if started:

@@ -17,7 +17,6 @@ from fedcross.engines import remote
 from fedcross.engines import runs as control
 from fedcross.engines.runs import Listed
 
-Arguments = argparse.Namespace
 #: Stands for the newest run.
 LAST = "last"
 #: Status of a run whose ServerApp no SuperExec has started yet.
@@ -28,7 +27,7 @@ NOTICED_S = 100.0
 _AGAIN_S = 2.0
 
 
-def show(arguments: Arguments) -> None:
+def show(arguments: argparse.Namespace) -> None:
     """List the runs that the SuperLink knows, the newest first."""
     with connect(*_where(arguments)) as client:
         for run in control.listing(client):
@@ -36,7 +35,7 @@ def show(arguments: Arguments) -> None:
             print(f"{run.run_id:>20}  {run.status:<18}  {run.since[:19]}  {folder(run) or '-'}{reason}")
 
 
-def status(arguments: Arguments) -> None:
+def status(arguments: argparse.Namespace) -> None:
     """Print in a few lines how a federation is: its devices, the runs under way and how many have ended."""
     address, authority = _where(arguments)
     with connect(address, authority) as client:
@@ -67,7 +66,7 @@ def _partition(node: nodes.Node) -> str:
     return nodes.UNBOUND if node.partition is None else f"partition {node.partition}"
 
 
-def stop(arguments: Arguments) -> None:
+def stop(arguments: argparse.Namespace) -> None:
     """Stop runs; their checkpoints stay."""
     with connect(*_where(arguments)) as client:
         for name in arguments.runs:
@@ -78,7 +77,7 @@ def stop(arguments: Arguments) -> None:
             print(f"run {run.run_id} is stopped, its ServerApp ends within a minute; to go on: resume {run.run_id}")
 
 
-def logs(arguments: Arguments) -> None:
+def logs(arguments: argparse.Namespace) -> None:
     """Print a run's log; with ``--follow`` until the run has ended.
 
     Raises
@@ -96,7 +95,7 @@ def logs(arguments: Arguments) -> None:
             raise FederationError(f"run {ended.run_id} is {ended.status}. {ended.details}".rstrip())
 
 
-def resume(arguments: Arguments) -> None:
+def resume(arguments: argparse.Namespace) -> None:
     """Submit an ended run again, with the same settings, to go on from its newest checkpoint.
 
     Raises
@@ -193,7 +192,7 @@ def chosen(known: list[Listed], name: str) -> Listed:
     return found[0]
 
 
-def _where(arguments: Arguments) -> tuple[str, Path]:
+def _where(arguments: argparse.Namespace) -> tuple[str, Path]:
     if not arguments.superlink or not arguments.authority:
         raise ConfigError("Which SuperLink? Give --superlink HOST:PORT and --authority ca.crt.")
     return arguments.superlink, Path(arguments.authority)

@@ -9,7 +9,7 @@ import pytest
 from fedcross.core.errors import ConfigError
 from fedcross.core.overrides import join, quote
 from fedcross.core.trust.admission import fingerprint
-from fedcross.deploy import runs
+from fedcross.deploy.actions import runs
 from fedcross.deploy.nodes import UNBOUND, Node
 from fedcross.engines.runs import Listed
 from tests.support.command import subcommand

@@ -1,0 +1,180 @@
+"""The actions of ``fedcross deploy`` about devices: their bundles and keys, and who is admitted."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcross.core.errors import ConfigError, FederationError, StorageError
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
+
+def new_client(arguments: argparse.Namespace) -> None:
+    """Make the bundle of a device."""
+    from fedcross.deploy.device import Device, registration
+    from fedcross.deploy.device import new_client as make
+
+    device = Device(arguments.name, arguments.superlink, arguments.partition, arguments.partitions, arguments.width)
+    bundle = make(device, arguments.authority, arguments.folder)
+    print(f"{bundle}: take this folder to the device; its keys are secret")
+    print(f"{bundle}/keys/{device.name}-node.pub: take this file to the server, and there: {registration(device)}")
+    print(
+        f"(a server without containers: fedcross deploy register --partition {device.partition} {device.name}-node.pub)"
+    )
+
+
+def rotate_key(arguments: argparse.Namespace) -> None:
+    """Give a device a new key, or only a new secret."""
+    from fedcross.deploy.device import new_secret
+    from fedcross.deploy.device import rotate_key as rotate
+
+    if arguments.secret:
+        print(f"{new_secret(arguments.bundle.resolve())} (secret)\nThe key stays. Start the device again.")
+        return
+    new, old, other = rotate(arguments.bundle.resolve())
+    if not (authority := new.with_name("ca.crt")).exists():
+        print(f"{authority}: missing. Copy the federation's ca.crt there.")
+    if not old.exists():
+        print(
+            "The old public key is lost too: at the server, fedcross deploy nodes lists it, and fedcross deploy revoke "
+            f"takes its number\n{new}: register it then, with the same --partition\nThen start the device again."
+        )
+        return
+    earlier = "" if old.name.endswith("-old.pub") else " (or the one beside it that nodes lists for its partition)"
+    first = f"{old}: revoke it{earlier}"
+    if other is not None:
+        files = [f"{file} ({_fingerprint(file)})" for file in (old, other)]
+        first = (
+            f"{new.name} held another key than {new.stem}.key. Both are kept: {files[0]} is the private key's own, "
+            f"{files[1]} the file's. One may be another device's: revoke the one that fedcross deploy nodes lists for "
+            "this device's partition, and not the other"
+        )
+    print(f"{first}\n{new}: register it then, with the same --partition\nThen start the device again.")
+
+
+def _fingerprint(public: Path) -> str:
+    """Return the fingerprint of a key in a file, as ``nodes`` lists it."""
+    from fedcross.core.trust.admission import fingerprint
+
+    [(_, key)] = public_keys([str(public)])
+    return fingerprint(key)
+
+
+def register(arguments: argparse.Namespace) -> None:
+    """Admit devices; one that is refused keeps none of the others out."""
+    from fedcross.deploy.nodes import RevokedError, any_bound
+
+    partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
+    if len(partitions) != len(arguments.keys) or any(one is not None and one < 0 for one in partitions):
+        raise ConfigError(
+            f"--partition {' --partition '.join(map(str, partitions))}: give one number from 0 for each of the "
+            f"{len(arguments.keys)} keys, in their order, or none at all."
+        )
+    keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
+    refused: list[str] = []
+    unbound: list[tuple[str, int, int]] = []
+    with _connected(arguments) as client:
+        for (name, key), partition in zip(keys, partitions):
+            try:
+                number = _admit(client, name, key, partition)
+            except RevokedError as error:
+                if arguments.skip_revoked:
+                    print(f"{name}: left out: {error}", file=sys.stderr)
+                else:
+                    refused.append(f"{name}: {error}")
+            except FederationError as error:
+                refused.append(f"{name}: {error}")
+            else:
+                unbound += [] if number is None or partition is None else [(name, number, partition)]
+        others_bound = bool(unbound) and any_bound(client)
+    if others_bound:
+        refused += (
+            f"{name}: node {number} was registered without a partition, and this cannot be changed. Other keys "
+            "have one, so the server gives it none: revoke it, give the device a new key (fedcross deploy "
+            f"rotate-key) and register that with --partition {partition}."
+            for name, number, partition in unbound
+        )
+    if refused:
+        raise FederationError("\n".join(refused))
+
+
+def _admit(client: ControlHttpClient, name: str, key: bytes, partition: int | None) -> int | None:
+    """Register a key and say so; return the node's number if it was registered before without this `partition`."""
+    from fedcross.deploy.nodes import UNBOUND
+    from fedcross.deploy.nodes import register as admit
+
+    node, new = admit(client, key, partition)
+    bound = f", {UNBOUND}" if node.partition is None else f", partition {node.partition}"
+    lacks = partition is not None and node.partition is None
+    if lacks:
+        bound = f", not bound to partition {partition}: it needs a new key for that (see rotate-key)"
+    print(f"{name}: node {node.node_id}{bound}{'' if new else ', already registered'}")
+    return node.node_id if lacks else None
+
+
+def revoke(arguments: argparse.Namespace) -> None:
+    """Shut devices out: those with a public key, a number or a fingerprint; a bad name keeps none of the others in.
+
+    A file of the same name comes before a number or fingerprint.
+    """
+    from fedcross.deploy.nodes import SHOWN, called
+    from fedcross.deploy.nodes import revoke as shut_out
+
+    keys: dict[str, bytes | None] = {}  # None: a number or a fingerprint
+    unread, refused = [], []
+    for name in dict.fromkeys(arguments.keys):
+        try:
+            shown = SHOWN.fullmatch(name) and not Path(name).exists()
+            keys |= {name: None} if shown else dict(public_keys([name]))
+        except (StorageError, ConfigError) as error:
+            unread.append(str(error))
+    if keys:
+        with _connected(arguments) as client:
+            for name, key in keys.items():
+                try:
+                    print(f"{name}: node {shut_out(client, key or called(client, name).key)} is revoked")
+                except FederationError as error:
+                    refused.append(f"{name}: {error}")
+    if unread:
+        raise StorageError("\n".join(unread + refused))
+    if refused:
+        raise FederationError("\n".join(refused))
+
+
+def nodes(arguments: argparse.Namespace) -> None:
+    """List the devices that the SuperLink knows."""
+    from fedcross.deploy.nodes import UNBOUND, listing
+
+    with _connected(arguments) as client:
+        for node in listing(client):
+            bound = UNBOUND if node.partition is None else f"partition {node.partition}"
+            print(f"{node.node_id:>20}  {node.status:<12}  {node.fingerprint}  {bound}")
+
+
+def public_keys(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and key of each file; ``-`` is standard input."""
+    from fedcross.deploy.nodes import read_public_key
+
+    for name in names:
+        try:
+            content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        except OSError as error:
+            raise StorageError(f"{name}: this key cannot be read ({error.strerror}).") from error
+        yield name, read_public_key(content, name)
+
+
+@contextlib.contextmanager
+def _connected(arguments: argparse.Namespace) -> Iterator[ControlHttpClient]:
+    """Yield a client of the SuperLink in the options; raise its refusals as errors with its message."""
+    if not arguments.superlink or not arguments.authority:
+        raise ConfigError("Which SuperLink? Give --superlink HOST:PORT and --authority ca.crt.")
+    from fedcross.deploy.nodes import connect
+
+    with connect(arguments.superlink, Path(arguments.authority)) as client:
+        yield client
