@@ -20,6 +20,10 @@ PAGE_LIBRARIES = ("starlette", "uvicorn", "prometheus_client")
 #: Engines whose clients run on this machine.
 SIMULATING = frozenset({"local", "batched", "ray"})
 
+#: A pool that mixes with the least similar model and keeps less than this of its own is not defended (measured:
+#: docs/reliability.md).
+ALPHA = 0.8
+
 
 def cross_faults(config: RunConfig) -> list[str]:
     """Return the faults that involve more than one setting."""
@@ -145,6 +149,12 @@ def remarks(config: RunConfig) -> list[str]:
             f"defence.enabled=true, federation.enough_replies={enough} of {config.clients_per_round}: the first "
             f"replies count, so {(enough + 1) // 2} hostile devices that answer first are half of a round. Raise it."
         )
+    if defends and (alpha := _weakest_alpha(config)) < ALPHA:
+        found.append(
+            f"defence.enabled=true, method.selection=lowest_similarity, method.alpha={alpha:g}: all take 1 - alpha of "
+            "the model that differs most, so one hostile device can ruin the pool, and nothing looks too long. Choose "
+            f"method.selection=least_similar_derangement, or an alpha of {ALPHA:g} or more."
+        )
     if config.defence.enabled and config.modules["method"] == "scaffold":
         found.append(
             "defence.enabled=true: it shortens the models that SCAFFOLD's clients send, not their control variates, "
@@ -160,6 +170,14 @@ def remarks(config: RunConfig) -> list[str]:
     if config.privacy.enabled and config.privacy.randomness == "seed":
         found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")
     return found
+
+
+def _weakest_alpha(config: RunConfig) -> float:
+    """Return the smallest alpha of a pool whose models all mix with the least similar one; 1 for all others."""
+    method: Any = config.method
+    if getattr(method, "selection", None) != "lowest_similarity" or not hasattr(method, "alpha"):
+        return 1.0
+    return min(map(float, method.alpha.values()))
 
 
 def _width_remarks(config: RunConfig) -> list[str]:

@@ -127,10 +127,20 @@ class SlicedPool(Pool):
                 raise UploadError("wrong_dtype", f"{name} has dtype {arrays[name].dtype}, expected {dtype}")
 
     def replace(self, slots: Sequence[int], members: Sequence[int]) -> None:
-        """Make each of `slots` the uniform mean of those `members` that have its size; it stays if none has."""
+        """Make each of `slots` the uniform mean of those `members` that have its size.
+
+        Of one alone it would be a copy, perhaps a hostile one's. Then each trained value is the mean of all `members`
+        that have it, and what is not trained stays as it is.
+        """
         for slot in slots:
-            if own := [member for member in members if self.ranks[member] == self.ranks[slot]]:
+            rank = self.ranks[slot]
+            own = [member for member in members if self.ranks[member] == rank]
+            if len(own) > 1:
                 super().replace([slot], own)
+                continue
+            for band in (one for one in self.bands if one.trained and one.rank <= rank):
+                if having := [member for member in members if self.ranks[member] >= band.rank]:
+                    blocks.mean(self.rows[:, band.columns], np.array(having), self.rows[slot, band.columns])
 
     def model(self, i: int) -> Arrays:
         """Return model i, of the slot's size, as arrays of its own."""

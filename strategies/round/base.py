@@ -25,7 +25,6 @@ from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
-from fedcross.strategies.round.defence import lower_median
 from fedcross.strategies.round.defender import Defender
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
@@ -344,14 +343,14 @@ class Method(Sizes[P]):
     def _mean_loss(self, uploads: list[Upload], before: float | None) -> float | None:
         """Return the mean training loss over the examples of those that tell one; `before` if nobody does.
 
-        With the defence on, one counts as ``defence.weight`` times the median at most and, where that is not below
-        zero, as zero at least.
+        With the defence on, one counts as ``defence.weight`` times the upper quartile at most and, where that is not
+        below zero, as zero at least.
         """
         told = [(one.metrics["train-loss"], one.num_examples) for one in uploads if "train-loss" in one.metrics]
         if not told:
             return before
-        if self._defending and (middle := lower_median([loss for loss, _ in told])) >= 0:
-            most = middle * self.federation.defence.weight
+        if self._defending and (upper := sorted(loss for loss, _ in told)[max(0, 3 * len(told) // 4 - 1)]) >= 0:
+            most = upper * self.federation.defence.weight
             told = [(min(max(loss, 0.0), most), examples) for loss, examples in told]
         return float(np.sum([loss * examples for loss, examples in told])) / sum(examples for _, examples in told)
 

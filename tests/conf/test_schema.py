@@ -60,6 +60,16 @@ def test_more_clients_a_round_than_there_are():
     assert "clients_per_round=30: the federation has 20 clients" in found
 
 
+def test_a_pool_that_mixes_much_with_the_least_similar_is_not_defended():
+    (found,) = remarks(load(("defence.enabled=true", "method.alpha=0.5")))
+    assert "method.alpha=0.5: all take 1 - alpha of the model that differs most" in found
+    (found,) = remarks(load(("defence.enabled=true", "method=fedcross_dynamic_alpha")))
+    assert "method.alpha=0.5" in found
+    for other in ("method.alpha=0.8", "method.selection=in_order", "method=fedavg", "defence.enabled=false"):
+        alpha = () if other.startswith(("method.alpha", "method=")) else ("method.alpha=0.5",)
+        assert remarks(load(("defence.enabled=true", *alpha, other))) == []
+
+
 @pytest.mark.parametrize(("enough", "asked", "half"), [(3, 10, 2), (6, 10, 3), (5, 6, 3)])
 def test_who_answers_first_may_be_half_of_a_round(enough, asked, half):
     settings = (f"clients_per_round={asked}", f"federation.enough_replies={enough}", "method=fedavg")

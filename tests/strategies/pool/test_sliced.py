@@ -226,9 +226,21 @@ def test_among_leaves_a_row_alone_of_which_nothing_goes():
 
 
 def test_a_slot_becomes_the_mean_of_others_of_its_size():
-    """Starts 0 and 20 of the middle size give 10; the only slot of the narrow size stays."""
+    """Starts 0 and 20 of the middle size give 10."""
     pool = write(pool_of(MIDDLE, MIDDLE, MIDDLE, NARROW), 0, 20, 90, 40, counts=(2, 5, 9, 7))
-    pool.replace([2, 3], [0, 1])
+    pool.replace([2], [0, 1, 3])
     expected = PLAN.corner(full(10, 3), MIDDLE)
     assert all((pool.model(2)[name] == array).all() for name, array in expected.items())
-    assert pool.model(3)["in"].tolist() == [[40, 41]]
+
+
+@pytest.mark.parametrize("members", [[0, 1, 3], [0, 1]])
+def test_where_one_other_has_its_size_a_slot_is_no_copy_of_that(members):
+    """Trained values are the mean of all that have them, with 3 among the members or not; the statistics stay."""
+    pool = write(pool_of(WIDE, MIDDLE, NARROW, NARROW), 0, 20, 90, 40, counts=(2, 5, 9, 7))
+    pool.replace([2], members)
+    start = sum((0, 20, 0, 40)[member] for member in members) / len(members)
+    found, before = pool.model(2), PLAN.corner(full(90, 9), NARROW)
+    assert found["in"].tolist() == [[start, start + 1]]
+    assert found["out"].tolist() == [[10 + start]]
+    assert found["bias"].tolist() == [100 + start]
+    assert (found["mean"], found["n"]) == (before["mean"], before["n"])

@@ -208,10 +208,16 @@ def test_the_training_loss_is_that_of_the_clients_that_tell_it():
 
 @pytest.mark.parametrize(
     ("losses", "mean"),
-    [((2.0, 1.0, 1e9), 2.0), ((2.0, 1.0, -1e9), 2.5 / 3), ((-2.0, -1.0, -9.0), -4.0), ((2.0, 1.0, 2.5), 5.5 / 3)],
+    [
+        ((2.0, 1.0, 1e9), 2.0),
+        ((2.0, 1.0, -1e9), 2.5 / 3),
+        ((-2.0, -1.0, -9.0), -4.0),
+        ((2.0, 1.0, 2.5), 5.5 / 3),
+        ((0.1, 0.1, 0.1, 0.1, 0.1, 2.0, 2.0, 9.0), 7.5 / 8),
+    ],
 )
 def test_with_the_defence_on_one_device_does_not_decide_the_mean_loss(losses, mean):
-    """A median of 2 allows 3 at most, one of 1 allows 1.5: (2 + 1 + 3) / 3 and (1.5 + 1 + 0) / 3."""
+    """Of three the second, times 1.5, is the most: (2 + 1 + 3) / 3 and (1.5 + 1 + 0) / 3; of eight the sixth, 2."""
     arrays = {"w": np.ones(1, np.float32)}
     method = FedAvg(clients_per_round=3, defence=Defence(enabled=True, weight=1.5))
     method.begin(arrays)
