@@ -63,6 +63,8 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
             f"--database {database}: {database.resolve().parent} is no folder. Make it, or name another."
         )
     check_database(database)
+    if said := barred.open_folder(database):
+        print(said, file=sys.stderr)
     return [
         *(sys.executable, "-m", "fedcross.deploy.patience", "flower-superlink"),
         *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),

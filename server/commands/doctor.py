@@ -179,7 +179,7 @@ def check_connect(address: str) -> Finding:
     """Check that HOST:PORT accepts connections."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), CONNECT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
             return ok(f"{address} answers")
     except (OSError, OverflowError) as error:
         return fault(f"{address}: no connection ({error}). Is the server up, the name right, the firewall open?")

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from fedcross.core.errors import StorageError, quoted
+from fedcross.core.links import dangling
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
 #: With this much time left, a certificate can be rotated in working hours.
@@ -41,7 +42,12 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     root = authority or folder / "ca.crt"
     if certificates and not root.exists():
         if not _lacks_root(folder, files):
-            yield fault(f"{root}: no such file. Name the authority's certificate with --authority.")
+            away = dangling(root)
+            yield fault(
+                f"{away} Is its disk mounted?"
+                if away
+                else f"{root}: no such file. Name the authority's certificate with --authority."
+            )
         certificates = []
     lists = [path for path in files if path.suffix == ".crl" or path.name.endswith("token") or path.name == FILE]
     told: set[str] = set()
@@ -208,7 +214,7 @@ def _is_alone(public: Path, names: Collection[str]) -> bool:
 
 def _look(path: Path) -> None:
     """Raise StorageError unless a folder of keys, a key, a token or a record is what it should be, and private."""
-    from fedcross.core.exposed import check_owner
+    from fedcross.core.exposed import check_folder_owner, check_owner
     from fedcross.core.private_files import check_folder, check_place
     from fedcross.core.trust import issued
     from fedcross.core.trust.certificates import check_key
@@ -217,11 +223,12 @@ def _look(path: Path) -> None:
 
     if path.is_dir():
         check_place(check_folder(path).resolve().parent)
+        check_folder_owner(path)
         return
     if path.suffix == ".key":
         check_key(path)
     elif path.name == issued.FILE:
-        issued.valid(path.parent)
+        issued.kept(path.parent)
     elif path.parent.resolve().name == PAGE:
         tokens.check(path, shortest=1)  # the page's can be an operator's own word
     else:

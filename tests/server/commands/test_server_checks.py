@@ -20,7 +20,7 @@ from fedcross.deploy import federation
 from fedcross.engines.executor import barred, entry
 from fedcross.server.commands import doctor, server_checks
 from fedcross.server.commands.findings import Finding
-from tests.engines.executor.test_barred import copied, register, revoke
+from tests.engines.executor.test_barred import REPLACED, copied, register, revoke
 from tests.server.commands.test_device_checks import Gateway
 from tests.support.link_state import opened
 
@@ -127,7 +127,7 @@ def test_an_address_without_tls_or_keys_without_a_certificate_compare_nothing(
 
 @pytest.fixture
 def attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("initialize", "delete_node"):
+    for name in REPLACED:
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
     barred.attach()
 
