@@ -78,19 +78,19 @@ def check_owner(path: Path) -> Path:
     )
 
 
-def check_folder_owner(path: Path) -> Path:
-    """Return `path` if a folder of keys belongs to the owner of the one above, or this user, or that one is root's.
+def other_owner(path: Path) -> str:
+    """Return what to say of a folder of keys that is another user's than the folder above and than this user's; or "".
 
-    Root's folder may hold those of services, each with a user of its own.
+    Root's folder may hold those of services, each with a user of its own. A user's may too, so this is no fault.
     """
     place = Path(os.path.realpath(path))
     owner, above = place.stat().st_uid, place.parent.stat().st_uid
     if owner in (above, 0) or above == 0 or owner == os.geteuid():
-        return path
-    raise StorageError(
+        return ""
+    return (
         f"{path}: user {owner} owns this folder of keys, and can read them, though user {above} owns {place.parent}. "
-        f"Give it to that user: chown -R {above} {quoted(place)}\nIf user {owner} is a stranger, the keys in it may "
-        "have been read: make them anew."
+        f"That is right for a service's own user. If user {owner} is a stranger: chown -R {above} {quoted(place)}, and "
+        "make the keys in it anew."
     )
 
 

@@ -189,6 +189,7 @@ def rotate_key(bundle: Path) -> Rotation:
     refuse_link(private)
     pair = KeyPair(private.with_suffix(".pub"), private)
     with alone(private_folder(keys)):
+        _refuse_moved(bundle, keys)
         tidy(keys)
         return _rotate(pair) if name in held(keys) else _first(pair, bundle)
 
@@ -203,8 +204,15 @@ def new_secret(bundle: Path) -> Path:
     if not private.exists():
         raise StorageError(f"{private}: missing. fedcross deploy rotate-key without --secret makes both anew.")
     with alone(keys):
-        _secret(keys / SECRET, private.stat())
+        _refuse_moved(bundle, keys)
+        _secret(keys / SECRET, private.lstat())
     return keys / SECRET
+
+
+def _refuse_moved(bundle: Path, keys: Path) -> None:
+    """Raise StorageError if another folder lies in the place of `keys` since :func:`deploy.bundle.locate` looked."""
+    if (now := locate(bundle)[0]) != keys:
+        raise StorageError(f"{keys}: {now} is in its place since this call began. Who moved it? Then call this again.")
 
 
 def _first(pair: KeyPair, bundle: Path) -> Rotation:

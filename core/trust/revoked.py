@@ -130,8 +130,10 @@ def _refuse_lost_link(path: Path) -> None:
     if not path.is_symlink():
         return
     target = quoted(followed(path))
+    if not (said := dangling(path)):
+        return
     raise StorageError(
-        f"{dangling(path)} Is its disk mounted? If the list is lost, put its newest copy there; if there is none, make "
+        f"{said} Is its disk mounted? If the list is lost, put its newest copy there; if there is none, make "
         f"one of what {issued.FILE} records, and link it: rm {quoted(path)} && fedcross deploy revoke-certificate "
         f"{quoted(path.parent)} && mv {quoted(path)} {target} && ln -s {target} {quoted(path)}"
     )

@@ -214,7 +214,7 @@ def _is_alone(public: Path, names: Collection[str]) -> bool:
 
 def _look(path: Path) -> None:
     """Raise StorageError unless a folder of keys, a key, a token or a record is what it should be, and private."""
-    from fedcross.core.exposed import check_folder_owner, check_owner
+    from fedcross.core.exposed import check_owner
     from fedcross.core.private_files import check_folder, check_place
     from fedcross.core.trust import issued
     from fedcross.core.trust.certificates import check_key
@@ -223,7 +223,6 @@ def _look(path: Path) -> None:
 
     if path.is_dir():
         check_place(check_folder(path).resolve().parent)
-        check_folder_owner(path)
         return
     if path.suffix == ".key":
         check_key(path)
@@ -238,6 +237,7 @@ def _look(path: Path) -> None:
 
 def _of_file(path: Path, authority: Path) -> Finding:
     """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
+    from fedcross.core.exposed import other_owner
     from fedcross.core.trust.certificates import check_certificate, one_certificate, refuse_private
     from fedcross.core.trust.lasting import ends_with, renewal, soon
     from fedcross.deploy.federation import RENEW
@@ -262,6 +262,8 @@ def _of_file(path: Path, authority: Path) -> Finding:
             )
     else:
         _look(path)
+        if path.is_dir() and (said := other_owner(path)):
+            return note(said)
         return ok(f"{path}: {'readable' if path.suffix == '.json' else 'private'}")
     text = f"{path}: {left.days} days left"
     if left < SOON:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from fedcross.core import plain_files
 from fedcross.core.errors import StorageError
 from fedcross.core.links import resolved
 from fedcross.core.trust import signing
+from fedcross.deploy import device
 from fedcross.deploy.device import Device, new_client, new_secret, rotate_key
 from tests.support.command import subcommand
 
@@ -141,3 +144,24 @@ def test_the_folder_of_keys_itself_is_no_bundle(bundles: tuple[Path, Path]) -> N
     with pytest.raises(StorageError, match=rf"keys: the keys of a bundle\. Name the folder .* above it: {a}$"):
         rotate_key(a / "keys")
     assert stat.S_IMODE((a / "keys").stat().st_mode) == 0o700
+
+
+@needs_root
+def test_a_folder_that_is_replaced_while_the_call_waits_is_not_taken(
+    bundles: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, honest = bundles
+    owned(HONEST, honest)
+    before = contents(honest / "keys")
+
+    @contextlib.contextmanager
+    def swapped(folder: Path) -> Iterator[None]:
+        folder.rename(a / "keys.x")
+        folder.symlink_to(honest / "keys")
+        os.chown(folder, THIEF, THIEF, follow_symlinks=False)
+        yield
+
+    monkeypatch.setattr(device, "alone", swapped)
+    with pytest.raises(StorageError, match=rf"keys: a link of user {THIEF}"):
+        rotate_key(a)
+    assert contents(honest / "keys") == before
