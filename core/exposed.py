@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from fedcross.core.errors import StorageError, quoted
+from fedcross.core.links import dangling
 
 _AUTHORITY = "make a new authority and hand its ca.crt to all devices"
 
@@ -50,11 +51,22 @@ def replacement(path: Path) -> str:
 def check_owner(path: Path) -> Path:
     """Return `path` if this key or token belongs to the owner of its folder, or to this user; else raise StorageError.
 
-    A private mode keeps out all but the owner: another user as the owner can read it, and who needs it cannot.
+    A private mode keeps out all but the owner: another user as the owner can read it, and who needs it cannot. What a
+    link leads to belongs to the owner of the link's folder too, or to root, as a mounted secret does.
     """
+    if said := dangling(path):
+        raise StorageError(f"{said} Is its disk mounted?")
     place = Path(os.path.realpath(path))
     owner, folder, user = place.stat().st_uid, place.parent.stat().st_uid, os.geteuid()
-    if owner == folder or owner == user != 0:
+    if owner == user != 0:
+        return path
+    if path.is_symlink() and owner not in (0, here := path.parent.stat().st_uid):
+        raise StorageError(
+            f"{path}: a link to {place}, which user {owner} owns, and can read, though user {here} owns the link's "
+            f"folder. Put the file itself here, or give it to that user. If user {owner} is a stranger, "
+            f"{replacement(path)}."
+        )
+    if owner == folder:
         return path
     if owner == 0:
         raise StorageError(
@@ -63,6 +75,22 @@ def check_owner(path: Path) -> Path:
     raise StorageError(
         f"{path}: user {owner} owns it, and can read it, though user {folder} owns its folder. {given(path)}\n"
         f"If that is a stranger, {replacement(path)}."
+    )
+
+
+def other_owner(path: Path) -> str:
+    """Return what to say of a folder of keys that is another user's than the folder above and than this user's; or "".
+
+    Root's folder may hold those of services, each with a user of its own. A user's may too, so this is no fault.
+    """
+    place = Path(os.path.realpath(path))
+    owner, above = place.stat().st_uid, place.parent.stat().st_uid
+    if owner in (above, 0) or above == 0 or owner == os.geteuid():
+        return ""
+    return (
+        f"{path}: user {owner} owns this folder of keys, and can read them, though user {above} owns {place.parent}. "
+        f"That is right for a service's own user. If user {owner} is a stranger: chown -R {above} {quoted(place)}, and "
+        "make the keys in it anew."
     )
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from fedcross.core import exposed
 from fedcross.core.errors import StorageError, quoted, remedy
-from fedcross.core.links import followed, refuse_link
+from fedcross.core.links import dangling, followed, refuse_link
 from fedcross.core.replacing import PART, inherit, replacing, sync_folder
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -96,7 +96,8 @@ def check_private(path: Path) -> Path:
         If it is missing, is no regular file, is open to group or others, or this user may not read it.
     """
     if not _seen(path, Path.is_file):
-        raise StorageError(f"{path}: no such key file. {_maker(path)}")
+        there = dangling(path) or f"{path}: no such key file."
+        raise StorageError(f"{there} {_maker(path)}")
     _check_mode(path, "600")
     return check_readable(path)
 
@@ -162,7 +163,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 def give(path: Path, owner: os.stat_result) -> None:
     """Give the file the owner that another one had: what root replaces stays readable for who uses it.
 
-    A link stays as it is: it could lead to any file, which root would give away.
+    A link stays as it is, and a file with a second name (a hard link): root would give away any file.
 
     Raises
     ------
@@ -171,7 +172,8 @@ def give(path: Path, owner: os.stat_result) -> None:
     """
     try:
         found = path.lstat()
-        if (found.st_uid, found.st_gid) != (owner.st_uid, owner.st_gid) and not path.is_symlink():
+        other = stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1)
+        if (found.st_uid, found.st_gid) != (owner.st_uid, owner.st_gid) and not other:
             os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
     except OSError as error:
         whose = f"{owner.st_uid}:{owner.st_gid}"

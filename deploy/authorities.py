@@ -76,9 +76,51 @@ def refuse_mixed(authority: Path, folder: Path) -> None:
         return
     raise StorageError(
         f"{copy}: of another authority than {authority}, so devices that trust it would refuse the new server.crt. "
-        f"Name the right folder of the authority. To change it on purpose: cp {quoted(authority)} {quoted(copy)}, call "
-        "this again, and hand that ca.crt to all devices."
+        f"Name the right folder of the authority. To change it on purpose: {_change(authority, folder.parent, there)}, "
+        "call this again, and hand that ca.crt to all devices."
     )
+
+
+def refuse_superseded(authority: Path, server: Path) -> None:
+    """Raise StorageError if the server's certificate and the ca.crt beside it are of another authority that lasts.
+
+    So ``deploy server`` leaves them after a change of the authority; to sign for the server with the one in the folder
+    would undo that, and lock out who has the new ca.crt.
+
+    Parameters
+    ----------
+    authority, server : Path
+        The certificates in a federation's folders ``authority`` and ``server``.
+    """
+    copy = server.with_name("ca.crt")
+    own, other = _root(authority), _root(copy)
+    if own is None or other is None or own.public_key() == other.public_key() or not not_expired([copy]):
+        return
+    try:
+        found = certificates.read_certificate(server)
+    except StorageError:  # none, or a damaged one
+        return
+    if not certificates.signed(found, other) or found.not_valid_after_utc <= datetime.now(UTC):
+        return
+    raise StorageError(
+        f"{server}: signed by the authority in {copy}, as after a change of it, and not by {authority}. To sign it "
+        f"again would lock out the devices that have {copy}.\nIf that one is the federation's now: "
+        f"{_change(copy, server.parent.parent, own)}, then call this again. If {authority} is: rm {quoted(copy)}, then "
+        "call this again."
+    )
+
+
+def _change(new: Path, root: Path, earlier: x509.Certificate) -> str:
+    """Return the commands that put the authority `new` into all folders below `root` that have the `earlier` one.
+
+    An earlier authority's key stays beside, under another name: it does not fit any more.
+    """
+    found = sorted(path for path in root.glob("*/ca.crt") if path.resolve() != new.resolve())
+    copies = [path for path in found if (there := _root(path)) and there.public_key() == earlier.public_key()]
+    key = root / "authority" / "ca.key"
+    moves = [f"mv {quoted(key)} {quoted(f'{key}.old')}"] if key.with_name("ca.crt") in copies and key.exists() else []
+    each = f'for copy in {" ".join(map(quoted, copies))}; do cp {quoted(new)} "$copy"; done'
+    return " && ".join([*moves, each])
 
 
 def warn_of_end(authority: Path) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcross.core.errors import StorageError, quoted
+from fedcross.core.links import resolved
+from fedcross.core.plain_files import read_plain
+from fedcross.core.private_files import check_place
 from fedcross.deploy.federation import OWN
 
 _NAMED = re.compile(r"(?<![\w-])--name[= ]([A-Za-z0-9-]+)")
@@ -21,12 +24,21 @@ def locate(bundle: Path) -> tuple[Path, str]:
     itself. The name is that under which the bundle starts the device, else that of its key's files. The name of the
     folder counts where neither tells.
 
+    Both are without links: no link of another user, but root's, is followed (:func:`core.links.resolved`).
+
     Raises
     ------
     StorageError
-        If it is neither kind of folder, or whose keys are in it cannot be told.
+        If it is neither kind of folder, whose keys are in it cannot be told, a link of another user leads there, or its
+        folder ``keys`` has another owner.
     """
-    keys = bundle / "keys"
+    bundle = resolved(bundle)
+    if bundle.name == "keys" and bundle.name not in held(bundle) and (bundle.parent / "docker-compose.yml").exists():
+        raise StorageError(
+            f"{bundle}: the keys of a bundle. Name the folder that new-client made, above it: {quoted(bundle.parent)}"
+        )
+    keys = resolved(bundle / "keys")
+    _refuse_others(bundle, keys)
     if bundle.name in held(bundle):
         return bundle, bundle.name
     names, started = held(keys), started_as(bundle)
@@ -42,6 +54,23 @@ def locate(bundle: Path) -> tuple[Path, str]:
     raise StorageError(
         f"{keys}: no *-node.key in it, and no files of a bundle beside it. Name the folder that new-client made. If "
         "new-client was cut off, remove what it has left and call it again."
+    )
+
+
+def _refuse_others(bundle: Path, keys: Path) -> None:
+    """Raise StorageError if a bundle's folder of keys belongs to another user than the bundle, unless that is root's.
+
+    Who owns the bundle can put any folder, a link of root's among them, in the place of `keys`.
+    """
+    if not keys.exists():
+        return
+    owner, whose = keys.stat().st_uid, check_place(bundle).stat().st_uid
+    if whose in (0, owner):
+        return
+    raise StorageError(
+        f"{keys}: user {owner} owns it, and user {whose} the bundle {bundle}, who could lead what is written there to "
+        f"another device's keys. If it is this device's, give both to one user: chown -R USER {quoted(bundle)} "
+        f"{quoted(keys)}"
     )
 
 
@@ -71,8 +100,8 @@ def started_as(bundle: Path) -> str | None:
     """Return the one name under which a bundle's compose file and unit start the device; None if they tell no one."""
     found: set[str] = set()
     for file in (bundle / "docker-compose.yml", *bundle.glob("fedcross-*.service")):
-        with contextlib.suppress(OSError):
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        with contextlib.suppress(OSError, StorageError):
+            lines = read_plain(file).decode(errors="replace").splitlines()
             found |= {name for line in lines if not line.lstrip().startswith("#") for name in _NAMED.findall(line)}
     return found.pop() if len(found) == 1 else None
 

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.links import refuse_link
+from fedcross.core.plain_files import read_plain
 from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, write_public
 from fedcross.core.replacing import tidy
 from fedcross.core.trust import certificates, signing
@@ -174,17 +175,21 @@ def rotate_key(bundle: Path) -> Rotation:
     time. A secret that is missing or too short is made anew. A bundle that has lost both key files gets new ones, and
     the second path is of no file.
 
+    Root does this for a device's user, who owns the folders: no link of that user is followed, and no file of it that
+    this call has not written is given away.
+
     Raises
     ------
     StorageError
-        If it is neither kind of folder, the key is a link or cannot be told from others', or a file cannot be read or
-        written.
+        If it is neither kind of folder, a folder is another user's link or has another owner than the bundle, the key
+        is a link or cannot be told from others', or a file cannot be read or written.
     """
     keys, name = locate(bundle)
     private = keys / f"{name}-node.key"
     refuse_link(private)
     pair = KeyPair(private.with_suffix(".pub"), private)
     with alone(private_folder(keys)):
+        _refuse_moved(bundle, keys)
         tidy(keys)
         return _rotate(pair) if name in held(keys) else _first(pair, bundle)
 
@@ -199,8 +204,15 @@ def new_secret(bundle: Path) -> Path:
     if not private.exists():
         raise StorageError(f"{private}: missing. fedcross deploy rotate-key without --secret makes both anew.")
     with alone(keys):
-        _secret(keys / SECRET, private.stat())
+        _refuse_moved(bundle, keys)
+        _secret(keys / SECRET, private.lstat())
     return keys / SECRET
+
+
+def _refuse_moved(bundle: Path, keys: Path) -> None:
+    """Raise StorageError if another folder lies in the place of `keys` since :func:`deploy.bundle.locate` looked."""
+    if (now := locate(bundle)[0]) != keys:
+        raise StorageError(f"{keys}: {now} is in its place since this call began. Who moved it? Then call this again.")
 
 
 def _first(pair: KeyPair, bundle: Path) -> Rotation:
@@ -226,7 +238,7 @@ def _is_secret(path: Path) -> bool:
 
 def _rotate(pair: KeyPair) -> Rotation:
     name, keys, before = _name(pair), pair.private.parent, _content(pair.private)
-    owner = (pair.private if before is not None else pair.public).stat()
+    owner = (pair.private if before is not None else pair.public).lstat()
     line = _own_line(pair, name)
     if not _is_secret(keys / SECRET):  # lost, or a bundle of version 0.2 or older
         _secret(keys / SECRET, owner)
@@ -243,7 +255,7 @@ def _rotate(pair: KeyPair) -> Rotation:
         if not kept and _content(pair.private) == before:
             old.unlink()  # the key is the valid one still
         raise
-    for path in (pair.private, pair.public, old, keys / SECRET):
+    for path in (pair.private, pair.public, old, *([] if kept_other is None else [kept_other])):
         give(path, owner)
     return Rotation(pair.public, old, kept_other)
 
@@ -255,18 +267,20 @@ def _name(pair: KeyPair) -> str:
 def _content(path: Path) -> bytes | None:
     """Return a file's content; None if it is away."""
     try:
-        return path.read_bytes() if path.exists() else None
+        return read_plain(path) if path.exists() else None
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror}). Move it away, or run as its owner.") from error
 
 
 def _other(public: Path, line: bytes) -> bytes | None:
     """Return the content of a .pub file that holds another key than `line`; None if it is the same, damaged or away."""
+    content = _content(public)
+    if content is None:
+        return None
     try:
         read_public_key(public)
     except StorageError:
         return None
-    content = public.read_bytes()
     return None if content.split()[:2] == line.split()[:2] else content
 
 

@@ -103,6 +103,7 @@ def _prepare(root: Path, devices: Sequence[str], names: Sequence[str], made: lis
     authority = root / "authority" / "ca.crt"
     authorities.refuse_successor(authority, copies, root / "server" / "server.crt")
     authorities.refuse_other(authority, [root / name / "ca.crt" for name in (*OWN[1:], *devices)])
+    authorities.refuse_superseded(authority, root / "server" / "server.crt")
     for device in devices:
         _refuse_lost(root / device, root / "public", device)
     folders = {name: private_folder(root / name) for name in (*OWN, *devices)}

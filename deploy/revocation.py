@@ -28,10 +28,10 @@ CRL_DAYS = 90
 def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -> tuple[Path, int]:
     """Put `certificate` on the list ``ca.crl`` beside the authority's certificate, and sign the list anew.
 
-    With a client's certificate, all unexpired ones of the same device that the authority recorded go on the list
-    (:mod:`core.trust.issued`), because a rotated one stays valid; not with one that is on the list already, as its
-    device may have got another one since. What is revoked is recorded there too, so a lost list is made again.
-    Processes that revoke at once wait for each other.
+    With a client's certificate, all of the same device that the authority's record keeps go on the list, expired ones
+    too (:mod:`core.trust.issued`), because a rotated one stays valid, and a fast clock tells wrong; not with one that
+    is on the list already, as its device may have got another one since. What is revoked is recorded there too, so a
+    lost list is made again. Processes that revoke at once wait for each other.
 
     Parameters
     ----------
@@ -50,17 +50,20 @@ def revoke(authority: KeyPair, certificate: Path | None, days: int = CRL_DAYS) -
     Raises
     ------
     StorageError
-        If this authority did not sign the certificate or the list, the certificate is a server's, or the list cannot be
-        written.
+        If this authority did not sign the certificate or the list, the certificate is a server's, the list cannot be
+        written, or the authority has expired or not begun by this clock.
     """
     root, key = certificates.read_authority(authority.public), signing.signing_key(authority)
+    now = datetime.now(UTC)
+    certificates.check_begun(authority.public, now)
+    certificates.refuse_expired(authority.public, root, now)
     path = authority.public.with_name(LIST)
     tidy(path.parent)
     with issued.locked(path.parent):
-        known = {one.serial: one for one in issued.valid(path.parent)}
+        known = {one.serial: one for one in issued.kept(path.parent)}
         revoked = {serial: one.revoked for serial, one in known.items() if one.revoked is not None}
         revoked |= dates(path, root)
-        before, now = len(revoked), datetime.now(UTC)
+        before = len(revoked)
         if certificate is not None:
             leaf = issued.of(_revocable(certificate, root, authority.public))
             known.setdefault(leaf.serial, leaf)
@@ -78,7 +81,7 @@ def is_recorded(certificate: Path, folder: Path) -> bool:
     If not, an earlier version signed it or the record was lost, so what else its device got may not be in it either.
     """
     serial = certificates.read_certificate(certificate).serial_number
-    return any(one.serial == serial for one in issued.valid(folder))
+    return any(one.serial == serial for one in issued.kept(folder))
 
 
 def _revocable(certificate: Path, root: x509.Certificate, authority: Path) -> x509.Certificate:
@@ -103,7 +106,7 @@ def _of_device(leaf: Issued, known: Mapping[int, Issued]) -> list[int]:
 def check_revoked(certificate: Path, authority: Path) -> None:
     """Raise StorageError if the list beside the authority's certificate has `certificate`, is lost or an older one."""
     path = authority.with_name(LIST)
-    if not path.exists():
+    if not is_there(path):
         refuse_loss(path)
         return
     serial = certificates.read_certificate(certificate).serial_number

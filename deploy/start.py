@@ -18,7 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, StorageError, quoted
+from fedcross.core.links import dangling
 from fedcross.core.private_files import check_folder
 from fedcross.core.trust import certificates, lasting
 from fedcross.core.trust.keys import SECRET, KeyPair
@@ -63,6 +64,8 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
             f"--database {database}: {database.resolve().parent} is no folder. Make it, or name another."
         )
     check_database(database)
+    if said := barred.open_folder(database):
+        print(said, file=sys.stderr)
     return [
         *(sys.executable, "-m", "fedcross.deploy.patience", "flower-superlink"),
         *("--host", host, "--port", str(SUPERLINK_PORT), "--isolation", "process"),
@@ -82,6 +85,9 @@ def check_database(path: Path) -> None:
         barred.read(barred.beside(path))
     except ValueError as error:
         raise StorageError(str(error)) from error
+    if said := dangling(path):
+        target = quoted(path.resolve())
+        raise StorageError(f"--database {said} Is its disk mounted? If the file is to be made there: touch {target}")
     if not path.exists():
         return
     try:

@@ -16,6 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedcross.core import exposed
 from fedcross.core.errors import StorageError
+from fedcross.core.links import dangling
 from fedcross.core.private_files import check_private
 
 from . import cures, keys
@@ -158,6 +159,8 @@ def read_certificate(path: Path, cure: str = "") -> x509.Certificate:
     except PermissionError as error:
         raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}). Run as its owner.") from error
     except OSError as error:
+        if said := dangling(path):
+            raise StorageError(f"{said} Is its disk mounted? {cure}") from error
         raise StorageError(f"{path}: this certificate cannot be read ({error.strerror}). {cure}") from error
     except ValueError as error:
         raise StorageError(f"{path}: this is no PEM certificate ({error}). {cure}") from error
@@ -172,7 +175,8 @@ def one_certificate(path: Path) -> x509.Certificate:
 
 
 def refuse_private(path: Path) -> None:
-    """Raise StorageError if a certificate's file, which others can read, has a private key in it too."""
+    """Raise StorageError if a certificate's file cannot be read, or has a private key too and others can read it."""
+    read_certificate(path)
     if b"PRIVATE KEY-----" in path.read_bytes() and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         raise StorageError(
             f"{path}: a private key is in it, and others on this machine can read it (mode "

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, quoted
+from fedcross.core.links import dangling
 from fedcross.core.private_files import write_record
 from fedcross.core.replacing import inherit
 
 FILE = "issued.json"
 LOCK = ".lock"
+#: How long a certificate stays on the list after its end. As long as an authority lives, unless it was made for longer:
+#: no clock with which it can sign takes one off that is valid.
+KEPT = timedelta(days=730)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ def locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock
 
     lock = FileLock(folder / LOCK)
+    if (folder / LOCK).is_symlink():
+        raise StorageError(f"{folder / LOCK}: a link in the place of a lock. Remove it: rm {quoted(folder / LOCK)}")
     try:
         lock.acquire()
         inherit(folder / LOCK, folder)
@@ -71,8 +78,8 @@ def of(certificate: x509.Certificate) -> Issued:
     return Issued(certificate.serial_number, name, certificate.not_valid_after_utc)
 
 
-def valid(folder: Path) -> list[Issued]:
-    """Return the listed certificates that have not expired; none if there is no list.
+def kept(folder: Path) -> list[Issued]:
+    """Return the listed certificates, but those that have ended :data:`KEPT` ago; none if there is no list.
 
     Raises
     ------
@@ -84,14 +91,18 @@ def valid(folder: Path) -> list[Issued]:
         told = json.loads(path.read_bytes())
         if not isinstance(told, list):
             raise TypeError(f"a list, not {type(told).__name__}")
-        return [one for one in map(_read, told) if one.until > datetime.now(UTC)]
-    except FileNotFoundError:
+        return [one for one in map(_read, told) if one.until + KEPT > datetime.now(UTC)]
+    except FileNotFoundError as error:
+        if said := dangling(path):
+            raise StorageError(
+                f"{said} Is its disk mounted? If that never was there: echo '[]' > {quoted(os.path.realpath(path))}"
+            ) from error
         return []
     except OSError as error:
         raise StorageError(
             f"{path}: cannot be read ({error.strerror}). Run as the owner of the authority's folder."
         ) from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StorageError(
             f"{path}: no readable list of certificates ({error}). Bring it back from a copy, or remove it: then only "
             "the certificates whose files you name can be revoked."
@@ -111,12 +122,12 @@ def _told(one: Issued) -> dict[str, str]:
 def add(
     folder: Path, certificates: Sequence[x509.Certificate], revoked: Mapping[int, datetime], latest: datetime
 ) -> None:
-    """Put `certificates` on the list, and take expired ones off; call it inside :func:`locked`.
+    """Put `certificates` on the list, and take off those that ended long ago; call it inside :func:`locked`.
 
     `revoked` is what the list of revoked ones has, which a record that was lost or is an older copy may lack;
     `latest` as :func:`with_revoked` takes it.
     """
-    found = {one.serial: one for one in valid(folder)}
+    found = {one.serial: one for one in kept(folder)}
     for one in map(of, certificates):
         found.setdefault(one.serial, one)
     before = {serial: one.revoked for serial, one in found.items() if one.revoked is not None}

@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography import x509
 
 from fedcross.core.errors import StorageError, quoted
+from fedcross.core.links import dangling, followed
 from fedcross.core.trust import issued
 
 #: The list's file.
@@ -20,7 +21,12 @@ def read(path: Path, root: x509.Certificate) -> x509.CertificateRevocationList:
     """Return the list in `path`; raise StorageError if there is none, or the authority `root` did not sign it."""
     try:
         found = x509.load_pem_x509_crl(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except PermissionError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}). Run as its owner.") from error
+    except OSError as error:
+        _refuse_lost_link(path)
+        raise StorageError(f"{path}: no readable list of revoked certificates ({error}). {_cure(path)}") from error
+    except ValueError as error:
         raise StorageError(f"{path}: no readable list of revoked certificates ({error}). {_cure(path)}") from error
     if not found.is_signature_valid(root.public_key()):  # type: ignore[arg-type]
         raise StorageError(f"{path}: not signed by the authority beside it. Somebody changed it. {_cure(path)}")
@@ -115,13 +121,32 @@ def refuse_loss(path: Path) -> None:
 def _recorded(folder: Path) -> set[int]:
     """Return the serial numbers that the record in `folder` has as revoked; none if this user cannot read it."""
     with contextlib.suppress(StorageError):
-        return {one.serial for one in issued.valid(folder) if one.revoked is not None}
+        return {one.serial for one in issued.kept(folder) if one.revoked is not None}
     return set()
 
 
+def _refuse_lost_link(path: Path) -> None:
+    """Raise StorageError if the list is a link to where none is: the gateway reads it there, so the link must stay."""
+    if not path.is_symlink():
+        return
+    target = quoted(followed(path))
+    if not (said := dangling(path)):
+        return
+    raise StorageError(
+        f"{said} Is its disk mounted? If the list is lost, put its newest copy there; if there is none, make "
+        f"one of what {issued.FILE} records, and link it: rm {quoted(path)} && fedcross deploy revoke-certificate "
+        f"{quoted(path.parent)} && mv {quoted(path)} {target} && ln -s {target} {quoted(path)}"
+    )
+
+
 def _cure(path: Path) -> str:
-    """Return what to do about a list that is none: an older copy would let in again what was revoked since."""
+    """Return what to do about a list that is none: an older copy would let in again what was revoked since.
+
+    What a link leads to is to be removed, and not the link.
+    """
     again = f"fedcross deploy revoke-certificate {quoted(path.parent)}"
+    if path.is_symlink():
+        return f"It is a link: put the list's newest copy at {followed(path)}, then {again} signs it anew."
     if recorded := len(_recorded(path.parent)):
         return (
             f"Remove it, then {again} makes it again from what {issued.FILE} records as revoked ({recorded}; name any "

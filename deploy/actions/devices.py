@@ -35,9 +35,9 @@ def rotate_key(arguments: argparse.Namespace) -> None:
     from fedcross.deploy.device import rotate_key as rotate
 
     if arguments.secret:
-        print(f"{new_secret(arguments.bundle.resolve())} (secret)\nThe key stays. Start the device again.")
+        print(f"{new_secret(arguments.bundle)} (secret)\nThe key stays. Start the device again.")
         return
-    new, old, other = rotate(arguments.bundle.resolve())
+    new, old, other = rotate(arguments.bundle)
     if not (authority := new.with_name("ca.crt")).exists():
         print(f"{authority}: missing. Copy the federation's ca.crt there.")
     if not old.exists():

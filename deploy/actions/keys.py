@@ -72,7 +72,7 @@ def revoke_certificate(arguments: argparse.Namespace) -> None:
         except StorageError as error:
             faults.append(str(error))
             continue
-        said = f"(all unexpired ones of its device in {issued.FILE})"
+        said = f"(all of its device in {issued.FILE})"
         if not new:
             said = "(it was before; what its device got since is valid)"
         elif not recorded:

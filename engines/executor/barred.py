@@ -2,131 +2,29 @@
 
 Flower's database alone says which keys are revoked. Its file is lost, or an older copy takes its place, and whoever was
 shut out since is let in again; what was revoked in the last seconds before a loss of power may not be on the disk yet
-(SQLite, ``synchronous=NORMAL``). So the SuperLink writes each key into :data:`FILE`, in the database's folder and
-flushed to the disk, before the database has it as revoked and before the call is answered. At its start it makes both
-agree (:func:`agree`): what one of them has as revoked is revoked in the other. The file outlives the database's, also
-if that has another name; only an older copy of the file itself forgets.
+(SQLite, ``synchronous=NORMAL``). So the SuperLink writes each key into a file (:mod:`recorded`), in the database's
+folder and flushed to the disk, before the database has it as revoked and before the call is answered. At its start it
+makes both agree (:func:`agree`): what one of them has as revoked is revoked in the other. The file outlives the
+database's, also if that has another name; only an older copy of the file itself forgets. While the SuperLink runs, a
+recorded key is nobody's, whatever the database says, so a full disk keeps none in.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
-import hashlib
-import json
-import os
 import sys
-import threading
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-#: The record's name in the folder of the database.
-FILE = "revoked-keys.json"
-#: Status of an answer: the key is shut out, but this is not on record.
+from .recorded import FILE, Record, beside, open_folder, read, short, strangers
+
+__all__ = ["FILE", "UNRECORDED", "Record", "agree", "attach", "beside", "open_folder", "read", "short", "strangers"]
+#: Status of an answer: the key is shut out, but this is not on the disk as it should be.
 UNRECORDED = 507
-
-
-def beside(database: Path) -> Path:
-    """Return where the record of this database lies."""
-    return Path(os.path.realpath(database)).parent / FILE
-
-
-def read(path: Path) -> dict[bytes, str]:
-    """Return the keys in the record and since when each is revoked (ISO 8601); none if there is no record.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be read.
-    """
-    try:
-        told = json.loads(path.read_bytes())
-        return {base64.b64decode(one["key"], validate=True): str(one["revoked"]) for one in told["keys"]}
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error.strerror}), and it says which keys are revoked. Run as the owner of the "
-            "SuperLink's database."
-        ) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"{path}: no readable record of revoked keys ({error!r}). Bring its newest copy back. If there is none, "
-            "remove it: the SuperLink makes it again of what its database has as revoked; revoke again what was "
-            "revoked since, if the database is an older copy."
-        ) from error
-
-
-def short(key: bytes) -> str:
-    """Return a key's name in tables, as ``core.trust.admission.fingerprint`` does."""
-    return hashlib.sha256(key).hexdigest()[:16]
-
-
-class Record:
-    """The keys that are revoked, in a file.
-
-    Parameters
-    ----------
-    path : Path
-        Of the file, which need not be there; of a link, what it leads to is written.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.realpath(path))
-        self._keys = read(self.path)
-        self._turn, self._unwritten = threading.Lock(), False
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._keys
-
-    def __iter__(self) -> Any:
-        return iter(tuple(self._keys))
-
-    def add(self, keys: Iterable[bytes]) -> None:
-        """Record `keys` as revoked; they are on the disk at the end.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be written; the next call writes these keys too.
-        """
-        with self._turn:
-            new = [key for key in keys if key not in self._keys]
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            self._keys |= dict.fromkeys(new, now)
-            self._unwritten = self._unwritten or bool(new)
-            if self._unwritten:
-                self._write()
-                self._unwritten = False
-
-    def _write(self) -> None:
-        with contextlib.suppress(ValueError):  # another SuperLink's database in the same folder
-            self._keys = read(self.path) | self._keys
-        told = [
-            {"key": base64.b64encode(key).decode(), "fingerprint": short(key), "revoked": when}
-            for key, when in self._keys.items()
-        ]
-        part = self.path.with_name(f".{self.path.name}.part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps({"keys": told}, indent=1).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def agree(state: Any, record: Record) -> None:
@@ -158,11 +56,14 @@ def agree(state: Any, record: Record) -> None:
 def attach() -> None:
     """Let the SuperLink of this process keep the record; a state in memory stays Flower's."""
     from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+    from sqlalchemy.exc import OperationalError
 
     from .turns import in_file
 
     states: Any = SqlLinkState
     initialize, delete_node = states.initialize, states.delete_node
+    number_of, listed = states.get_node_id_by_public_key, states.get_node_info
+    tag, untagged = states._check_and_tag_offline_nodes, ContextVar("untagged", default=False)
 
     @functools.wraps(initialize)
     def initialized(state: Any, *arguments: Any, **named: Any) -> Any:
@@ -173,29 +74,81 @@ def attach() -> None:
 
     @functools.wraps(delete_node)
     def deleted(state: Any, owner_aid: str, node_id: int) -> None:
-        record: Record | None = getattr(state, "fedcross_barred", None)
-        fault = "" if record is None else _recorded(record, state.get_node_info(node_ids=[node_id]), owner_aid)
-        delete_node(state, owner_aid, node_id)
-        if fault:
-            from fastapi import HTTPException
+        if (record := _of(state)) is None:
+            delete_node(state, owner_aid, node_id)
+            return
+        fault = _recorded(record, state.get_node_info(node_ids=[node_id]), owner_aid)
+        with _told(fault):
+            delete_node(state, owner_aid, node_id)
 
-            raise HTTPException(UNRECORDED, fault)
+    @functools.wraps(number_of)
+    def numbered(state: Any, public_key: bytes) -> Any:
+        barred = public_key in (_of(state) or ())
+        return None if barred else number_of(state, public_key)
 
-    states.initialize, states.delete_node = initialized, deleted
+    @functools.wraps(listed)
+    def listing(state: Any, **named: Any) -> Any:
+        try:
+            return listed(state, **named)
+        except OperationalError:  # a full disk, and whoever revokes lists the nodes first
+            if _of(state) is None:
+                raise
+        before = untagged.set(True)
+        try:
+            return listed(state, **named)
+        finally:
+            untagged.reset(before)
+
+    @functools.wraps(tag)
+    def tagged(state: Any, *arguments: Any, **named: Any) -> None:
+        if not untagged.get():
+            tag(state, *arguments, **named)
+
+    states.initialize, states.delete_node, states.get_node_info = initialized, deleted, listing
+    states.get_node_id_by_public_key, states._check_and_tag_offline_nodes = numbered, tagged
+
+
+def _of(state: Any) -> Record | None:
+    """Return the record of a state that is in a file, once it is open."""
+    found: Record | None = getattr(state, "fedcross_barred", None)
+    return found
+
+
+@contextlib.contextmanager
+def _told(fault: str) -> Iterator[None]:
+    """Answer a call in words if the database does not take what the block writes, or after a `fault` of the record."""
+    from fastapi import HTTPException
+    from sqlalchemy.exc import OperationalError
+
+    try:
+        yield
+    except OperationalError as error:
+        said = (
+            f"shut out, but the database cannot be written ({error.orig}), so it lists the key as registered still. "
+            "Free or open its disk, then revoke the key again, or restart the SuperLink."
+        )
+        raise HTTPException(UNRECORDED, f"{said} {fault}".strip()) from error
+    if fault:
+        raise HTTPException(UNRECORDED, fault)
 
 
 def _opened(state: Any) -> Record:
     """Return the record beside the state's file, with which the state agrees; end the process if there is none."""
     from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import OperationalError
 
-    path = beside(Path(str(make_url(state.database_url).database)))
+    database = Path(str(make_url(state.database_url).database))
+    path = beside(database)
     try:
-        record = Record(path)
+        record = Record(path, database)
         agree(state, record)
     except ValueError as error:
         sys.exit(str(error))
+    except OperationalError as error:
+        sys.exit(f"{state.database_url}: cannot be written ({error.orig}), and keys of {path} are to be revoked in it.")
     except OSError as error:
-        sys.exit(f"{path}: cannot be written ({error.strerror}), and it keeps revoked keys out. Free or open its disk.")
+        named = error.filename or path
+        sys.exit(f"{named}: cannot be written ({error.strerror}): {FILE} keeps revoked keys out. Free its disk.")
     return record
 
 

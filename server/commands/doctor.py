@@ -4,7 +4,7 @@
 
     fedcross doctor                                             # this machine: versions, disk, GPU, data
     fedcross doctor --keys keys/server --authority keys/public/ca.crt --listen 8443              # a server
-    fedcross doctor --keys keys/server --connect 127.0.0.1:8443 --database state/superlink.db    # one that is up
+    fedcross doctor --keys keys/server --connect 127.0.0.1:8443 127.0.0.1:8000 --database state/superlink.db    # is up
     fedcross doctor --device keys --superlink fl.example.org:8443 --data data --output state     # on a device
 
 The exit code is 0 if all is well, 1 after a fault (a line that begins with ``FAULT``), 2 for wrong use.
@@ -179,7 +179,7 @@ def check_connect(address: str) -> Finding:
     """Check that HOST:PORT accepts connections."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), CONNECT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
             return ok(f"{address} answers")
     except (OSError, OverflowError) as error:
         return fault(f"{address}: no connection ({error}). Is the server up, the name right, the firewall open?")

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from fedcross.core.errors import StorageError, quoted
+from fedcross.core.links import dangling
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
 #: With this much time left, a certificate can be rotated in working hours.
@@ -41,7 +42,12 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     root = authority or folder / "ca.crt"
     if certificates and not root.exists():
         if not _lacks_root(folder, files):
-            yield fault(f"{root}: no such file. Name the authority's certificate with --authority.")
+            away = dangling(root)
+            yield fault(
+                f"{away} Is its disk mounted?"
+                if away
+                else f"{root}: no such file. Name the authority's certificate with --authority."
+            )
         certificates = []
     lists = [path for path in files if path.suffix == ".crl" or path.name.endswith("token") or path.name == FILE]
     told: set[str] = set()
@@ -221,7 +227,7 @@ def _look(path: Path) -> None:
     if path.suffix == ".key":
         check_key(path)
     elif path.name == issued.FILE:
-        issued.valid(path.parent)
+        issued.kept(path.parent)
     elif path.parent.resolve().name == PAGE:
         tokens.check(path, shortest=1)  # the page's can be an operator's own word
     else:
@@ -231,6 +237,7 @@ def _look(path: Path) -> None:
 
 def _of_file(path: Path, authority: Path) -> Finding:
     """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
+    from fedcross.core.exposed import other_owner
     from fedcross.core.trust.certificates import check_certificate, one_certificate, refuse_private
     from fedcross.core.trust.lasting import ends_with, renewal, soon
     from fedcross.deploy.federation import RENEW
@@ -255,6 +262,8 @@ def _of_file(path: Path, authority: Path) -> Finding:
             )
     else:
         _look(path)
+        if path.is_dir() and (said := other_owner(path)):
+            return note(said)
         return ok(f"{path}: {'readable' if path.suffix == '.json' else 'private'}")
     text = f"{path}: {left.days} days left"
     if left < SOON:

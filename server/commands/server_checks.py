@@ -121,6 +121,10 @@ def check_database(path: Path) -> Iterator[Finding]:
     except sqlite3.Error as error:
         yield fault(f"{path}: cannot be read ({error}). Run as the owner of the SuperLink's database.")
         return
+    if said := barred.open_folder(path):
+        yield fault(said)
+    if record.exists() and record.stat().st_uid != path.stat().st_uid and (said := barred.strangers(record)):
+        yield fault(f"{record}: {said}. Only its owner can read it, and another one can change what is revoked.")
     revoked = {key for key, status in known.items() if status == UNREGISTERED}
     if entered := [key for key in recorded if key not in revoked]:
         yield fault(

@@ -115,3 +115,50 @@ def test_doctor_and_server_tell_of_a_place_where_others_can_put_keys(
         assert f"others on this machine can put keys of theirs there: chmod o-w {root}" in capsys.readouterr().err
     [told] = [one.text for one in key_checks.check_keys(root / "server", None) if one.kind == "FAULT"]
     assert told.endswith(f"chmod o-w {root}")
+
+
+@pytest.fixture
+def owners(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    """Paths and who owns them; anything else is the user's, 10001, who asks."""
+    told: dict[Path, int] = {}
+    found = Path.stat
+
+    def owned(path: Path, **options: bool) -> os.stat_result:
+        fields = list(found(path, **options))
+        fields[4:6] = [told.get(path, 10001)] * 2
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "stat", owned)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("above", "owner", "told"), [(10001, 777, True), (0, 10001, False), (10001, 10001, False), (0, 0, False)]
+)
+def test_a_folder_of_keys_belongs_to_the_owner_of_its_federation(
+    tmp_path: Path, owners: dict[Path, int], above: int, owner: int, told: bool
+) -> None:
+    federation.prepare(tmp_path, [])
+    owners |= {tmp_path: above, tmp_path / "server": owner}
+    owners |= dict.fromkeys((tmp_path / "server").iterdir(), owner)
+    notes = [one.text for one in key_checks.check_keys(tmp_path / "server", None) if one.kind != "ok"]
+    assert len(notes) == told
+    says = f"{tmp_path / 'server'}: user 777 owns this folder of keys, and can read them, though user 10001 owns"
+    assert not told or notes[0].startswith(says)
+
+
+@pytest.mark.parametrize(("vault", "told"), [(777, True), (10001, False), (0, False)])
+def test_a_key_that_a_link_leads_to_belongs_to_the_owner_of_the_links_folder(
+    tmp_path: Path, owners: dict[Path, int], vault: int, told: bool
+) -> None:
+    root, place = tmp_path / "keys", tmp_path / "vault"
+    federation.prepare(root, [])
+    place.mkdir(mode=0o700)
+    key = root / "server" / "server.key"
+    key.rename(place / "server.key")
+    key.symlink_to(place / "server.key")
+    owners |= {place: vault, place / "server.key": vault}
+    faults = [one.text for one in key_checks.check_keys(root / "server", None) if one.kind == "FAULT"]
+    assert len(faults) == told
+    assert not told or f"{key}: a link to {place}/server.key, which user 777 owns, and can read" in faults[0]

@@ -241,9 +241,39 @@ def test_the_server_of_another_authority_gets_no_certificate(root: Path, other: 
         authorities.refuse_mixed(other / "authority" / "ca.crt", root / "server")
     assert contents(root) == before
     words = str(error.value).split("on purpose: ")[1].split(", call this")[0]
-    subprocess.run(shlex.split(words), check=True)
+    subprocess.run(words, shell=True, check=True)
     assert deploy(call) == 0
     assert certificates.check_certificate(root / "server" / "server.crt", root / "server" / "ca.crt")
+    after = contents(root)
+    assert federation.prepare(root, ["porch"]) == []  # it does not sign back
+    assert contents(root) == after
+    new = (other / "authority" / "ca.crt").read_bytes()
+    assert {path.read_bytes() for path in root.glob("*/ca.crt")} == {new}
+
+
+@pytest.mark.parametrize("way", ["on", "back"])
+def test_federation_does_not_undo_a_change_of_the_authority(root: Path, other: Path, way: str) -> None:
+    """Who has the new ca.crt already would be locked out."""
+    server = root / "server"
+    shutil.copy(other / "authority" / "ca.crt", server / "ca.crt")
+    signing.make_server(
+        KeyPair(other / "authority" / "ca.crt", other / "authority" / "ca.key"), server, ["superlink", "gateway"]
+    )
+    before, signed = contents(root), (server / "server.crt").read_bytes()
+    with pytest.raises(
+        StorageError, match=r"server\.crt: signed by the authority in .*server/ca\.crt, as after"
+    ) as error:
+        federation.prepare(root, [])
+    assert contents(root) == before
+    words = str(error.value).split("federation's now: ")[1].split(", then call")[0]
+    if way == "back":
+        words = str(error.value).split("/authority/ca.crt is: ")[1].split(", then call")[0]
+    subprocess.run(words, shell=True, check=True)
+    federation.prepare(root, ["porch"])
+    assert ((server / "server.crt").read_bytes() == signed) == (way == "on")
+    roots = {path.read_bytes() for path in root.glob("*/ca.crt")}
+    assert roots == {((other if way == "on" else root) / "authority" / "ca.crt").read_bytes()}
+    assert certificates.check_certificate(server / "server.crt", server / "ca.crt")
 
 
 def test_what_puts_a_devices_ca_crt_right_is_told(root: Path, tmp_path: Path) -> None:

@@ -163,8 +163,11 @@ def test_a_new_key_has_the_owner_of_the_old_one_whoever_makes_it(bundle: Path, m
     before, given = (bundle / "keys" / "porch-node.key").stat().st_ino, {}
     monkeypatch.setattr("fedcross.deploy.device.give", lambda path, owner: given.update({path.name: owner.st_ino}))
     rotate_key(bundle)
-    names = {"porch-node.key", "porch-node.pub", "porch-node-old.pub", "superexec.key"}
+    names = {"porch-node.key", "porch-node.pub", "porch-node-old.pub"}
     assert given == dict.fromkeys(names, before)
+    (bundle / "keys" / "superexec.key").unlink()
+    rotate_key(bundle)
+    assert "superexec.key" in given  # now it is one that the call has written
 
 
 def test_a_file_is_given_to_the_owner_of_another_or_the_message_says_how(
@@ -183,6 +186,10 @@ def test_a_file_is_given_to_the_owner_of_another_or_the_message_says_how(
     (tmp_path / "link").symlink_to(tmp_path / "key")
     give(tmp_path / "link", other)
     assert len(given) == 1
+    (tmp_path / "second").hardlink_to(tmp_path / "key")
+    give(tmp_path / "second", other)
+    assert len(given) == 1
+    (tmp_path / "second").unlink()
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")

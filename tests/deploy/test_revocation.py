@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
 import socket
 import ssl
+import subprocess
 import threading
 import time
-from datetime import datetime
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -15,6 +20,8 @@ from cryptography import x509
 from fedcross.core.errors import StorageError
 from fedcross.core.trust import certificates, issued, signing
 from fedcross.core.trust.keys import KeyPair
+from fedcross.core.trust.revoked import read
+from fedcross.deploy import revocation
 from fedcross.deploy.revocation import check_revoked, revoke
 from tests.support.command import subcommand
 
@@ -118,7 +125,7 @@ def test_an_authority_of_an_earlier_version_revokes_what_it_knows(authority: Key
     list_of_it.unlink()
     assert revoke(authority, old.public)[1] == 1
     new = signing.make_client(authority, tmp_path / "d", "porch")  # the list gets what this one replaces
-    assert {one.serial for one in issued.valid(list_of_it.parent)} == {first, serial(new)}
+    assert {one.serial for one in issued.kept(list_of_it.parent)} == {first, serial(new)}
 
 
 def test_the_list_of_serials_forgets_expired_ones_and_is_never_guessed(authority: KeyPair, tmp_path: Path) -> None:
@@ -209,9 +216,116 @@ def test_check_misses_a_lost_list(authority: KeyPair, tmp_path: Path, capsys: py
 def test_a_link_that_leads_nowhere_is_no_new_list(authority: KeyPair, tmp_path: Path) -> None:
     crl = authority.public.with_name("ca.crl")
     crl.symlink_to(tmp_path / "none")
-    with pytest.raises(StorageError, match=r"no readable list of revoked certificates .*or remove it and name"):
+    with pytest.raises(
+        StorageError, match=r"ca\.crl: a link to .*none, which is not there\. Is its disk mounted\?"
+    ) as error:
         revoke(authority, None)
     assert crl.is_symlink()
+    with pytest.raises(StorageError, match=r"Is its disk mounted\?"):
+        check_revoked(authority.public, authority.public)
+    one, two, three, four = str(error.value).split("link it: ")[1].split(" && ")
+    subprocess.run(shlex.split(one), check=True)
+    assert subcommand("deploy")(shlex.split(two)[2:]) == 0
+    subprocess.run(f"{three} && {four}", shell=True, check=True)
+    assert crl.is_symlink()
+    assert listed(tmp_path / "none") == set()
+    crl.unlink()
+    crl.symlink_to(tmp_path / "away" / "ca.crl")
+    with pytest.raises(StorageError, match=r"away/ca\.crl, whose folder is not there\. Is its disk mounted\?"):
+        revoke(authority, None)
+
+
+def test_a_list_that_cannot_be_read_or_is_linked_is_not_to_be_removed(
+    authority: KeyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway reads it where the link leads: a new list in the link's place would reach nobody."""
+    crl, _ = revoke(authority, signing.make_client(authority, tmp_path / "d", "porch").public)
+    crl.rename(tmp_path / "gateways")
+    crl.symlink_to(tmp_path / "gateways")
+    (tmp_path / "gateways").write_bytes(b"junk")
+    with pytest.raises(StorageError, match=rf"It is a link: put the list's newest copy at {tmp_path}/gateways, then"):
+        revoke(authority, None)
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, os.strerror(13), str(path))
+
+    root = certificates.read_certificate(authority.public)
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(StorageError, match=r"ca\.crl: cannot be read \(Permission denied\)\. Run as its owner\.$"):
+        read(crl, root)
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Set the clock that revoking, and the record, go by: so many days after now."""
+
+    def set_to(days: int) -> None:
+        moment = datetime.now(UTC) + timedelta(days=days)
+
+        class Clock(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> Clock:
+                return cls.fromtimestamp(moment.timestamp(), tz)
+
+        for module in (revocation, issued):
+            monkeypatch.setattr(module, "datetime", Clock)
+
+    return set_to
+
+
+@pytest.mark.parametrize(("days", "says"), [(-100, "valid from .* is this clock right"), (1000, "expired on .* clock")])
+def test_nothing_is_revoked_with_a_clock_outside_the_authoritys_dates(
+    authority: KeyPair, tmp_path: Path, at: Callable[[int], None], days: int, says: str
+) -> None:
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
+    record = authority.public.with_name(issued.FILE)
+    before = record.read_bytes()
+    at(days)
+    with pytest.raises(StorageError, match=says):
+        revoke(authority, porch.public)
+    assert record.read_bytes() == before
+    assert not authority.public.with_name("ca.crl").exists()
+
+
+@pytest.mark.parametrize("days", [95, 700])
+def test_a_fast_clock_takes_no_valid_certificate_off_the_record(
+    authority: KeyPair, tmp_path: Path, at: Callable[[int], None], days: int
+) -> None:
+    first, second = (serial(signing.make_client(authority, tmp_path / "d", "porch")) for _ in range(2))
+    other = signing.make_client(authority, tmp_path / "d", "barn")
+    at(days)
+    revoke(authority, other.public)
+    at(0)
+    crl, new = revoke(authority, tmp_path / "d" / "porch.crt")
+    assert new == 2
+    assert {first, second} <= listed(crl)
+
+
+def test_a_link_in_the_place_of_the_lock_is_told(authority: KeyPair, tmp_path: Path) -> None:
+    authority.public.with_name(issued.LOCK).symlink_to(tmp_path / "x")
+    with pytest.raises(StorageError, match=r"\.lock: a link in the place of a lock\. Remove it"):
+        revoke(authority, None)
+
+
+def test_a_record_on_a_disk_that_is_away_is_not_begun_anew(
+    authority: KeyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record of all that was signed would be a new file in the mount point."""
+    porch = signing.make_client(authority, tmp_path / "d", "porch")
+    record = authority.public.with_name(issued.FILE)
+    record.rename(tmp_path / "away.json")
+    record.symlink_to(tmp_path / "none.json")
+    for call in (
+        ["client", str(record.parent), str(tmp_path / "d"), "barn"],
+        ["revoke-certificate", str(record.parent)],
+    ):
+        assert subcommand("deploy")(call) == 2
+        said = capsys.readouterr().err
+        assert "issued.json: a link to" in said
+        assert "which is not there. Is its disk mounted?" in said
+    assert not (tmp_path / "none.json").exists()
+    subprocess.run(said.split("never was there: ")[1].split("\n")[0], shell=True, check=True)
+    assert revoke(authority, porch.public)[1] == 1
 
 
 def test_a_damaged_list_is_told_and_made_again_once_it_is_removed(authority: KeyPair, tmp_path: Path) -> None:
@@ -260,7 +374,7 @@ def test_a_new_certificate_does_not_forget_what_is_revoked(authority: KeyPair, t
     record = authority.public.with_name(issued.FILE)
     record.unlink()
     signing.make_client(authority, tmp_path / "d", "attic")
-    assert {one.serial for one in issued.valid(crl.parent) if one.revoked is not None} == {serial(porch)}
+    assert {one.serial for one in issued.kept(crl.parent) if one.revoked is not None} == {serial(porch)}
     crl.unlink()
     with pytest.raises(StorageError, match=r"ca\.crl: missing, though issued\.json records 1 revoked"):
         check_revoked(porch.public, authority.public)
@@ -358,7 +472,7 @@ def test_a_lost_record_is_told_and_stays_told_for_what_it_did_not_have(
     assert first not in listed(crl)
     new = signing.make_client(authority, tmp_path / "d", "barn")
     assert subcommand("deploy")([*command, str(new.public)]) == 0
-    assert "1 (all unexpired ones of its device in issued.json)" in capsys.readouterr().out
+    assert "1 (all of its device in issued.json)" in capsys.readouterr().out
 
 
 def test_a_lost_authoritys_key_is_to_be_brought_back(authority: KeyPair) -> None:

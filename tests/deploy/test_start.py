@@ -224,3 +224,27 @@ def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
     database.mkdir()
     with pytest.raises(StorageError, match="unable to open database file"):
         begin()
+
+
+def test_a_folder_that_all_can_write_is_told_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    federation.prepare(tmp_path, [])
+    state = tmp_path / "state"
+    state.mkdir()
+    for mode, told in ((0o700, False), (0o1777, False), (0o777, True)):
+        state.chmod(mode)
+        start.superlink(tmp_path / "server", tmp_path / "superexec", state / "superlink.db", "127.0.0.1")
+        assert (f"{state}: mode 777, so others on this machine can replace" in capsys.readouterr().err) == told
+
+
+def test_a_database_on_a_disk_that_is_away_is_not_made_anew(tmp_path: Path) -> None:
+    """In the mount point no record of revoked keys would lie beside it."""
+    federation.prepare(tmp_path, [])
+    database, disk = tmp_path / "superlink.db", tmp_path / "disk"
+    disk.mkdir()
+    database.symlink_to(disk / "superlink.db")
+    called = (tmp_path / "server", tmp_path / "superexec", database, "127.0.0.1")
+    with pytest.raises(StorageError, match=r"superlink\.db: a link to .* not there\. Is its disk mounted\?") as error:
+        start.superlink(*called)
+    assert str(error.value).endswith(f"touch {disk}/superlink.db")
+    (disk / "superlink.db").touch()
+    start.superlink(*called)

@@ -8,6 +8,8 @@ import logging
 import os
 import sqlite3
 import stat
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,23 +18,33 @@ from typing import Any
 import pytest
 from fastapi import HTTPException
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.error import FlowerError
 from flwr.superlink.servicer.control import control_handlers
 
+from fedcross.core.errors import StorageError
 from fedcross.core.trust.admission import fingerprint
 from fedcross.core.trust.keys import make_node_key
+from fedcross.deploy import start
 from fedcross.deploy.nodes import read_public_key
 from fedcross.engines.executor import barred
+from tests.support.disk import largest_file
 from tests.support.link_state import opened
 
+REPLACED = (
+    "initialize",
+    "delete_node",
+    "get_node_info",
+    "get_node_id_by_public_key",
+    "_check_and_tag_offline_nodes",
+)
 ACCOUNT: Any = SimpleNamespace(flwr_aid=NOOP_FLWR_AID, account_name=NOOP_ACCOUNT_NAME)
 
 
 @pytest.fixture(autouse=True)
 def attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("initialize", "delete_node"):  # `attach` replaces them for the whole process
+    for name in REPLACED:  # `attach` replaces them for the whole process
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
     barred.attach()
 
@@ -198,6 +210,7 @@ def test_what_another_one_has_recorded_there_stays(tmp_path: Path) -> None:
 def test_a_link_stays_one(tmp_path: Path, key: Callable[[str], bytes]) -> None:
     file, elsewhere = place(tmp_path), tmp_path / "kept.json"
     file.with_name(barred.FILE).symlink_to(elsewhere)
+    elsewhere.write_text('{"keys": []}')
     state = opened(file)
     revoke(state, register(state, key("thief")))
     assert file.with_name(barred.FILE).is_symlink()
@@ -211,3 +224,123 @@ def test_a_state_in_memory_has_no_record(
     state = opened(None)
     revoke(state, register(state, key("thief")))
     assert not [*tmp_path.rglob(barred.FILE)]
+
+
+def test_a_record_on_a_disk_that_is_away_starts_nothing(tmp_path: Path, key: Callable[[str], bytes]) -> None:
+    """A new database without it would let in what was revoked."""
+    file, disk = place(tmp_path), tmp_path / "disk"
+    disk.mkdir()
+    record = file.with_name(barred.FILE)
+    state = opened(file)
+    revoke(state, register(state, key("thief")))
+    record.rename(disk / "keys.json")
+    record.symlink_to(disk / "keys.json")
+    disk.rename(tmp_path / "away")
+    file.unlink()
+    says = rf"revoked-keys\.json: a link to {disk}/keys\.json, which is not there, .* Is its disk mounted\?"
+    with pytest.raises(SystemExit, match=says) as error:
+        opened(file)
+    with pytest.raises(StorageError, match=says):
+        start.check_database(file)
+    disk.mkdir()
+    subprocess.run(str(error.value).split("was one: ")[1], shell=True, check=True)
+    assert barred.read(record) == {}
+
+
+@pytest.mark.parametrize(("root", "whose"), [(True, "folder"), (True, "database"), (False, None)])
+def test_what_root_writes_belongs_to_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool, whose: str | None
+) -> None:
+    folder, database, given = place(tmp_path).parent, place(tmp_path), []
+    database.touch()
+    found = Path.stat
+
+    def owned(path: Path, **options: bool) -> os.stat_result:
+        fields = list(found(path, **options))
+        if path == folder:
+            fields[4:6] = [10001, 10001]
+        if path == database:
+            fields[4:6] = [10002, 10002] if whose == "database" else [0, 0]
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "stat", owned)
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 10001)
+    monkeypatch.setattr(os, "fchown", lambda _, *owner: given.append(owner))
+    barred.Record(folder / barred.FILE, database).add([b"a"])
+    assert given == {"folder": [(10001, 10001)], "database": [(10002, 10002)], None: []}[whose]
+
+
+def test_a_record_of_another_owner_than_its_folder_has_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root has run the SuperLink once."""
+    path, found = tmp_path / barred.FILE, Path.stat
+    barred.Record(path).add([b"a"])
+
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, os.strerror(13), str(path))
+
+    def owned(path: Path, **options: bool) -> os.stat_result:
+        fields = list(found(path, **options))
+        fields[4:6] = [10001 if path == tmp_path else 0] * 2
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ValueError, match=r"Permission denied\).* Run as the owner of the SuperLink's database"):
+        barred.read(path)
+    monkeypatch.setattr(Path, "stat", owned)
+    with pytest.raises(ValueError, match=rf"User 0 owns it, and user 10001 its folder: chown 10001:10001 {path}$"):
+        barred.read(path)
+
+
+def test_on_a_full_disk_the_record_in_memory_keeps_the_key_out(tmp_path: Path, key: Callable[[str], bytes]) -> None:
+    file, thief = place(tmp_path), key("thief")
+    state = opened(file)
+    number = register(state, thief)
+    assert state.activate_node(number, 0.001)
+    assert state.get_node_id_by_public_key(thief) == number
+    time.sleep(0.01)  # it is away: whoever lists the nodes writes that down
+    with largest_file(0):
+        assert control_handlers.list_nodes(ListNodesRequest(), ACCOUNT, state).nodes_info
+        with pytest.raises(HTTPException, match=r"507: shut out, but the database cannot be written .* revoke the key"):
+            revoke(state, number)
+        assert state.get_node_id_by_public_key(thief) is None  # with which the SuperLink compares each call's node
+    assert state.get_node_id_by_public_key(thief) is None
+    assert statuses(state)[thief] != "unregistered"
+    revoke(state, number)
+    assert statuses(state) == {thief: "unregistered"}
+    assert [*barred.read(file.with_name(barred.FILE))] == [thief]
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660])
+def test_a_record_that_others_can_write_starts_nothing(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / barred.FILE
+    barred.Record(path).add([b"a"])
+    path.chmod(mode)
+    with pytest.raises(ValueError, match=rf"mode {mode:o}, so others .* Close it: chmod 600 {path}\n"):
+        barred.Record(path)
+    path.chmod(0o644)
+    assert [*barred.Record(path)] == [b"a"]
+
+
+def test_what_is_said_of_a_record_that_is_no_file(tmp_path: Path) -> None:
+    path = tmp_path / barred.FILE
+    path.mkdir()
+    with pytest.raises(ValueError, match="It is a folder: move that away"):
+        barred.read(path)
+    path.rmdir()
+    path.symlink_to(path)
+    with pytest.raises(ValueError, match="It is a link that leads in a circle"):
+        barred.read(path)
+    path.unlink()
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="no readable record of revoked keys"):
+        barred.read(path)
+
+
+def test_a_part_that_another_user_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / barred.FILE
+    path.with_name(f".{barred.FILE}.part").symlink_to(tmp_path / "x")  # as one that cannot be opened
+    barred.Record(path).add([b"a"])
+    assert [*barred.read(path)] == [b"a"]
+    assert not (tmp_path / "x").exists()

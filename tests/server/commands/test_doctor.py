@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import socket
@@ -160,3 +161,15 @@ def test_what_this_user_may_not_look_at_is_a_fault_and_the_rest_is_checked(tmp_p
     for name in ("data", "keys"):
         assert f"FAULT  {closed / name}: Permission denied, user {os.getuid()} has no right to it." in told
     assert "port 0 is free" in told
+
+
+def test_an_address_of_ipv6_in_brackets_is_one():
+    with contextlib.closing(socket.socket(socket.AF_INET6)) as server:
+        try:
+            server.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        server.listen()
+        port = server.getsockname()[1]
+        for host in ("[::1]", "::1"):
+            assert doctor.check_connect(f"{host}:{port}").kind == "ok"

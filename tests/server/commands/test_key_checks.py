@@ -288,3 +288,23 @@ def test_a_private_key_in_a_public_file_is_a_fault(tmp_path, capsys):
     assert "a private key is in it" in capsys.readouterr().err
     authority.public.chmod(0o600)
     assert faults(tmp_path / "ca") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("authority/issued.json", "which is not there. Is its disk mounted?"),
+        ("authority/ca.key", "which is not there. Bring it back"),
+        ("authority/ca.crt", "which is not there. Is its disk mounted?"),
+        ("server/server.crt", "which is not there. Is its disk mounted? Bring it back"),
+        ("server/server.key", "which is not there. Bring it back"),
+        ("server/gateway.token", "which is not there. Bring it back"),
+    ],
+)
+def test_a_link_to_a_disk_that_is_away_is_a_finding(tmp_path, name, says):
+    federation.prepare(tmp_path, ["a"])
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / "away" / "file")
+    told = [one.text for one in key_checks.check_keys(path.parent, None) if one.kind == "FAULT"]
+    assert any(text.startswith(f"{path}: a link to {tmp_path}/away/file, {says}") for text in told)

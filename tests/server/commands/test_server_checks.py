@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import os
+import re
 import socket
 import ssl
 import threading
@@ -20,7 +22,7 @@ from fedcross.deploy import federation
 from fedcross.engines.executor import barred, entry
 from fedcross.server.commands import doctor, server_checks
 from fedcross.server.commands.findings import Finding
-from tests.engines.executor.test_barred import copied, register, revoke
+from tests.engines.executor.test_barred import REPLACED, copied, register, revoke
 from tests.server.commands.test_device_checks import Gateway
 from tests.support.link_state import opened
 
@@ -127,7 +129,7 @@ def test_an_address_without_tls_or_keys_without_a_certificate_compare_nothing(
 
 @pytest.fixture
 def attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("initialize", "delete_node"):
+    for name in REPLACED:
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
     barred.attach()
 
@@ -175,3 +177,49 @@ def test_a_database_that_lets_revoked_keys_in_is_a_fault(tmp_path: Path, attache
     assert "file is not a database" in told()[0].text
     record.write_text("{")
     assert "no readable record of revoked keys" in told()[0].text
+
+
+def test_a_state_that_others_can_change_is_a_fault(
+    tmp_path: Path, attached: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "state" / "superlink.db"
+    file.parent.mkdir()
+    state: Any = opened(file)
+    revoke(state, register(state, key_of(7)))
+    record, found = barred.beside(file), Path.stat
+    file.parent.chmod(0o777)
+    faults = [one.text for one in server_checks.check_database(file) if one.kind == "FAULT"]
+    assert faults == [barred.open_folder(file)]
+    assert faults[0].endswith(f"let revoked keys in: chmod o-w {file.parent}")
+    file.parent.chmod(0o1777)
+    assert barred.open_folder(file) == ""
+    file.parent.chmod(0o700)
+    record.chmod(0o666)
+    assert "Close it: chmod 600" in next(iter(server_checks.check_database(file))).text
+    record.chmod(0o600)
+
+    def owned(path: Path, **options: bool) -> os.stat_result:
+        fields = list(found(path, **options))
+        fields[4:6] = [0 if path == record else 10001] * 2
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "stat", owned)
+    faults = [one.text for one in server_checks.check_database(file) if one.kind == "FAULT"]
+    assert len(faults) == 1
+    assert f"{record}: User 0 owns it, and user 10001 its folder: chown 10001:10001 {record}" in faults[0]
+
+
+def test_the_commands_that_the_docs_name_ask_gateway_and_superlink() -> None:
+    """A new token that neither has read: the gateway alone, with the old one, gets an answer of a SuperLink with it."""
+    root = Path(__file__).parents[3]
+    pages = [root / "docs" / name for name in ("deploy.md", "deploy-without-containers.md", "reliability.md")]
+    texts = [page.read_text() for page in (*pages, root / "server" / "commands" / "doctor.py")]
+    commands = [
+        line.split("--connect ")[1]
+        for text in texts
+        for line in text.splitlines()
+        if "--keys" in line and "--connect " in line
+    ]
+    asked = [re.match(r"(\S+:8443) (\S+:8000)", one) for one in commands]
+    assert len(asked) == 4
+    assert all(asked)
