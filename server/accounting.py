@@ -24,31 +24,7 @@ from fedcross.core.private_files import open_own
 from fedcross.core.private_files import write_atomically as write_atomically
 from fedcross.core.replacing import sync_folder as sync_folder
 from fedcross.core.strict_json import dumps
-from fedcross.strategies.round.federation import RoundReport
 from fedcross.tasks.scoring import WINDOW, Score, smoothed
-
-
-def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
-    """Return the ``metrics.jsonl`` object of one round."""
-    return {
-        "round": report.round,
-        "test_accuracy": score.accuracy if score else None,
-        "test_loss": score.loss if score and math.isfinite(score.loss) else None,
-        "train_loss": report.train_loss,
-        "clients": report.clients,
-        "dropped": report.dropped,
-        "rejected": dict(report.rejected),
-        "clipped": report.clipped,
-        "lightened": report.lightened,
-        "spares": report.spares,
-        "exchanges": report.exchanges,
-        "bytes_down": report.bytes_down,
-        "bytes_up": report.bytes_up,
-        "seconds": seconds,
-        "seconds_training": report.seconds_training,
-        "seconds_aggregation": report.seconds_aggregation,
-        **report.metrics,
-    }
 
 
 def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Score | None = None) -> dict[str, Any]:

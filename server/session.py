@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import secrets
 import time
@@ -38,6 +39,7 @@ from fedcross.server.snapshots import Snapshots
 from fedcross.server.visit_ledger import VisitLedger
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.clock import clock_of
+from fedcross.strategies.round.federation import RoundReport
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.models.weights import arrays_of, tied, trainable
 from fedcross.tasks.scoring import Score
@@ -214,7 +216,7 @@ class Session:
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
             score, widths = self._evaluated()
             self._last_score = score
-        entry = accounting.line(report, score, time.perf_counter() - started) | widths
+        entry = line(report, score, time.perf_counter() - started) | widths
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.method, self.grid, number)
         return entry
@@ -302,3 +304,26 @@ class Session:
         if self.method.plan is not None and self.method.plan.scaled:
             identity["scaled"] = list(self.method.plan.scaled)
         return identity | ({"base": self.base} if self.base else {})
+
+
+def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, Any]:
+    """Return the ``metrics.jsonl`` object of one round."""
+    return {
+        "round": report.round,
+        "test_accuracy": score.accuracy if score else None,
+        "test_loss": score.loss if score and math.isfinite(score.loss) else None,
+        "train_loss": report.train_loss,
+        "clients": report.clients,
+        "dropped": report.dropped,
+        "rejected": dict(report.rejected),
+        "clipped": report.clipped,
+        "lightened": report.lightened,
+        "spares": report.spares,
+        "exchanges": report.exchanges,
+        "bytes_down": report.bytes_down,
+        "bytes_up": report.bytes_up,
+        "seconds": seconds,
+        "seconds_training": report.seconds_training,
+        "seconds_aggregation": report.seconds_aggregation,
+        **report.metrics,
+    }

@@ -1,7 +1,8 @@
 """One global round, the same code for all methods: sampling, requests, validation, accounting, state.
 
 A method derives from :class:`Method` and defines the abstract methods of :class:`strategies.round.contract.Contract`.
-``Method`` is a Flower ``Strategy``, so any Flower ServerApp can use it (:mod:`strategies.round.flower_hooks`).
+It may override those under "what a method may define". ``Method`` is a Flower ``Strategy``, so any Flower ServerApp
+can use it (:mod:`strategies.round.flower_hooks`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
+from fedcross.strategies.round.defence import Judgement
 from fedcross.strategies.round.defender import Defender
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
@@ -391,6 +393,58 @@ class Method(Sizes[P]):
             self._noticed[upload.slot] = f"{what} {value:.4g}, limit {limit:.4g}"
             self._rejected(upload.client, UploadError("quarantined", self._noticed[upload.slot]))
         return beside.uploads
+
+    # ---- what a method may define ------------------------------------------------------------------------------
+
+    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
+        """Draw the clients (partition ids) of round `number`, uniformly without replacement."""
+        count = min(self.federation.clients_per_round, len(available))
+        drawn = stream(self.federation.seed, "sample", number).choice(len(available), size=count, replace=False)
+        clients = tuple(available[i] for i in drawn)
+        return clients if self.plan is None else self.suited(number, clients, available)
+
+    def upload_model(self, payload: Payload) -> Spec:
+        """Return the names, shapes and dtypes that the client must send as its model."""
+        return self.spec if self.plan is None else self.spec_of(payload)
+
+    def judge_extras(self, uploads: list[Upload]) -> Judgement:
+        """Return what the defence accepts of the extras of `uploads`, whose models it has accepted.
+
+        Called only with the defence on. A method whose server adds up what clients send beside the model must judge it
+        here, because one value could otherwise undo what all others send. ``Judgement.clipped`` counts uploads whose
+        extras were bounded. A quarantined upload counts as lost, so its client forgets the visit too.
+        """
+        return Judgement(uploads, [], 0)
+
+    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
+        """Return names, shapes and dtypes of the groups of arrays that the client must send beside its model."""
+        return {}
+
+    @classmethod
+    def reveals(cls, params: P) -> bool:
+        """Return whether clients send more than their models: differential privacy would not protect it."""
+        return cls.upload_extras is not Method.upload_extras
+
+    def evaluation_models(self) -> list[Arrays]:
+        """Return the models to evaluate; their mean score on the test set is the method's score of this round.
+
+        By default this is the global model. With an empty list nothing is evaluated.
+        """
+        return [self.evaluation_arrays()]
+
+    def evaluation_arrays(self) -> Arrays:
+        """Return the weights to deploy, for the network of :meth:`evaluation_network`."""
+        return self.global_model()
+
+    def stalest(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return `slots`, ordered so that the least recently trained models come first."""
+        return slots
+
+    def stray(self, reply: Message) -> None:
+        """Take a train reply that somebody else has pulled from the grid; only an asynchronous method can use one."""
+
+    def checkpointed(self) -> None:
+        """Note that a checkpoint has been written and the log of replies emptied."""
 
     # ---- the whole state --------------------------------------------------------------------------------------
 

@@ -2,18 +2,17 @@
 
 A method defines what the server sends to each sampled client (:meth:`Contract.dispatch`), how it aggregates the uploads
 (:meth:`Contract.aggregate`), which model is the global one, and which state a checkpoint must hold. For everything else
-(what clients send beside their models, which models are evaluated) there is a default, under "what a method may
-define"; how clients are sampled and which model an upload holds is in :mod:`strategies.round.sizes`.
+(how clients are sampled, what an upload must contain, which models are evaluated) there is a default in
+:mod:`strategies.round.base`, under "what a method may define".
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import torch
-from flwr.app import Message
 from torch import nn
 
 from fedcross.core.errors import ConfigError
@@ -21,7 +20,6 @@ from fedcross.core.randomness import key
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts import objective as client_halves
 from fedcross.strategies.parts.objective import Objective, P
-from fedcross.strategies.round.defence import Judgement
 from fedcross.strategies.round.federation import Federation, State
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Arrays, Spec
@@ -109,8 +107,6 @@ class Contract(ABC, Generic[P]):
     def restore(self, state: State) -> None:
         """Load what :meth:`state` returned; the caller has called :meth:`begin` before."""
 
-    # ---- what a method may define instead of a default ---------------------------------------------------------
-
     @property
     def independent_models(self) -> int:
         """Number of random initial models that :meth:`start_from` needs before the first round; 0 for none."""
@@ -157,42 +153,3 @@ class Contract(ABC, Generic[P]):
         They differ only if inference needs arrays that clients do not train (FedFusion: the last round's extractor).
         """
         return network
-
-    def judge_extras(self, uploads: list[Upload]) -> Judgement:
-        """Return what the defence accepts of the extras of `uploads`, whose models it has accepted.
-
-        Called only with the defence on. A method whose server adds up what clients send beside the model must judge it
-        here, because one value could otherwise undo what all others send. ``Judgement.clipped`` counts uploads whose
-        extras were bounded. A quarantined upload counts as lost, so its client forgets the visit too.
-        """
-        return Judgement(uploads, [], 0)
-
-    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
-        """Return names, shapes and dtypes of the groups of arrays that the client must send beside its model."""
-        return {}
-
-    @classmethod
-    def reveals(cls, params: P) -> bool:
-        """Return whether clients send more than their models: differential privacy would not protect it."""
-        return cls.upload_extras is not Contract.upload_extras
-
-    def evaluation_models(self) -> list[Arrays]:
-        """Return the models to evaluate; their mean score on the test set is the method's score of this round.
-
-        By default this is the global model. With an empty list nothing is evaluated.
-        """
-        return [self.evaluation_arrays()]
-
-    def evaluation_arrays(self) -> Arrays:
-        """Return the weights to deploy, for the network of :meth:`evaluation_network`."""
-        return self.global_model()
-
-    def stalest(self, slots: Sequence[int]) -> Sequence[int]:
-        """Return `slots`, ordered so that the least recently trained models come first."""
-        return slots
-
-    def stray(self, reply: Message) -> None:
-        """Take a train reply that somebody else has pulled from the grid; only an asynchronous method can use one."""
-
-    def checkpointed(self) -> None:
-        """Note that a checkpoint has been written and the log of replies emptied."""

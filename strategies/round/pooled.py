@@ -78,7 +78,8 @@ class Pooled(Method[Q]):
         for upload in uploads:
             self.pool.write(upload.slot, upload.arrays)
         members = [upload.slot for upload in uploads]
-        self.pool.replace(self.doubted, members)
+        if self.doubted:
+            self.pool.replace(self.doubted, members)
         trained = set(members)
         self.queue.sort(key=lambda slot: slot in trained)  # stable: the longest waiting slots stay in front
         self.recombine(current, members)

@@ -1,11 +1,10 @@
-"""Who trains in a round and which slice of the model: each slot's size, who can hold it, what its reply must be."""
+"""Slices of the model in a round: what size each slot has, which device can hold it, and what its reply must be."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.parts.widths import asked, holds
@@ -63,20 +62,9 @@ class Sizes(FlowerHooks[P]):
         """Return whether a client's device can hold the model in `payload`."""
         return not self.slices(self.params) or holds(self.budget(client), asked(payload.config))
 
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw the clients (partition ids) of round `number`, uniformly without replacement."""
-        count = min(self.federation.clients_per_round, len(available))
-        drawn = stream(self.federation.seed, "sample", number).choice(len(available), size=count, replace=False)
-        clients = tuple(available[i] for i in drawn)
-        return clients if self.plan is None else self.suited(number, clients, available)
-
     def suited(self, number: int, clients: tuple[int, ...], available: Sequence[int]) -> tuple[int, ...]:
         """Return the drawn `clients` of round `number`, or others where those cannot hold the round's models."""
         return clients
-
-    def upload_model(self, payload: Payload) -> Spec:
-        """Return the names, shapes and dtypes that the client must send as its model."""
-        return self.spec if self.plan is None else self.spec_of(payload)
 
     def spec_of(self, payload: Payload) -> Spec:
         """Return the names, shapes and dtypes of the model in `payload`."""

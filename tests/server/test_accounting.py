@@ -3,7 +3,8 @@ import json
 import pytest
 
 from fedcross.core.errors import FederationError, StorageError
-from fedcross.server.accounting import Ledger, line, refuse_idle, result, write_atomically
+from fedcross.server.accounting import Ledger, refuse_idle, result, write_atomically
+from fedcross.server.session import line
 from fedcross.strategies.round.federation import RoundReport
 from fedcross.tasks.scoring import Score
 
