@@ -26,7 +26,7 @@ from fedcross.core.trust.keys import SECRET, KeyPair
 from fedcross.deploy import tokens
 from fedcross.deploy.federation import GATEWAY
 from fedcross.engines import guarded
-from fedcross.engines.executor import barred, operators, program
+from fedcross.engines.executor import operators, program, recorded
 
 SWITCHES = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -64,7 +64,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
             f"--database {database}: {database.resolve().parent} is no folder. Make it, or name another."
         )
     check_database(database)
-    if said := barred.open_folder(database):
+    if said := recorded.open_folder(database):
         print(said, file=sys.stderr)
     return [
         *(sys.executable, "-m", "fedcross.deploy.patience", "flower-superlink"),
@@ -82,7 +82,7 @@ def check_database(path: Path) -> None:
     A new or empty database is made by Flower.
     """
     try:
-        barred.read(barred.beside(path))
+        recorded.read(recorded.beside(path))
     except ValueError as error:
         raise StorageError(str(error)) from error
     if said := dangling(path):
@@ -96,7 +96,8 @@ def check_database(path: Path) -> None:
     except sqlite3.Error as error:
         raise StorageError(
             f"--database {path}: {error}. Bring it back from a copy, or name a new file in the same folder, in which "
-            f"every device must be registered again. Leave {barred.FILE} there as it is: it keeps out what was revoked."
+            f"every device must be registered again. Leave {recorded.FILE} there as it is: it keeps out what was "
+            "revoked."
         ) from error
 
 

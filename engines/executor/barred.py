@@ -20,9 +20,8 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from .recorded import FILE, Record, beside, open_folder, read, short, strangers
+from .recorded import FILE, Record, beside, short
 
-__all__ = ["FILE", "UNRECORDED", "Record", "agree", "attach", "beside", "open_folder", "read", "short", "strangers"]
 #: Status of an answer: the key is shut out, but this is not on the disk as it should be.
 UNRECORDED = 507
 

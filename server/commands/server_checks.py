@@ -105,15 +105,15 @@ def _token(address: str, connection: HTTPSConnection, folder: Path) -> Iterator[
 def check_database(path: Path) -> Iterator[Finding]:
     """Check that the database and its record of revoked keys agree, as the SuperLink makes them do at its start."""
     from fedcross.deploy import start
-    from fedcross.engines.executor import barred
+    from fedcross.engines.executor import recorded
 
-    record = barred.beside(path)
+    record = recorded.beside(path)
     if not path.exists():
         yield fault(f"{path}: no such database. Name the file that the SuperLink gets with --database.")
         return
     try:
         start.check_database(path)
-        recorded = barred.read(record)
+        told = recorded.read(record)
         known = _keys(path)
     except (StorageError, ValueError) as error:
         yield fault(str(error))
@@ -121,20 +121,20 @@ def check_database(path: Path) -> Iterator[Finding]:
     except sqlite3.Error as error:
         yield fault(f"{path}: cannot be read ({error}). Run as the owner of the SuperLink's database.")
         return
-    if said := barred.open_folder(path):
+    if said := recorded.open_folder(path):
         yield fault(said)
-    if record.exists() and record.stat().st_uid != path.stat().st_uid and (said := barred.strangers(record)):
+    if record.exists() and record.stat().st_uid != path.stat().st_uid and (said := recorded.strangers(record)):
         yield fault(f"{record}: {said}. Only its owner can read it, and another one can change what is revoked.")
     revoked = {key for key, status in known.items() if status == UNREGISTERED}
-    if entered := [key for key in recorded if key not in revoked]:
+    if entered := [key for key in told if key not in revoked]:
         yield fault(
-            f"{path}: does not have {len(entered)} of the {len(recorded)} keys as revoked that {record} records, as an "
+            f"{path}: does not have {len(entered)} of the {len(told)} keys as revoked that {record} records, as an "
             f"older copy or a new file does ({_names(entered)}). Restart the SuperLink, which revokes them again; then "
             "register the devices that were registered since that copy."
         )
-    if lacks := [key for key in revoked if key not in recorded]:
+    if lacks := [key for key in revoked if key not in told]:
         yield fault(
-            f"{record}: {'lacks' if recorded else 'missing, or lacks'} {len(lacks)} of the {len(revoked)} keys that "
+            f"{record}: {'lacks' if told else 'missing, or lacks'} {len(lacks)} of the {len(revoked)} keys that "
             f"{path} has as revoked ({_names(lacks)}), so an older copy of it would let them in. Restart the "
             "SuperLink, which records them."
         )

@@ -13,7 +13,7 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.trust.signing import make_authority
 from fedcross.deploy import federation, gateway, start
 from fedcross.engines import guarded
-from fedcross.engines.executor import barred, operators, program
+from fedcross.engines.executor import operators, program, recorded
 from tests.deploy.test_authorities import days_ago
 from tests.support.command import subcommand
 
@@ -216,10 +216,10 @@ def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
     told = r"--database .*state\.db: file is not a database\. Bring it back.* Leave revoked-keys\.json there as it is"
     with pytest.raises(StorageError, match=told):
         begin()
-    (tmp_path / barred.FILE).write_text("{")
+    (tmp_path / recorded.FILE).write_text("{")
     with pytest.raises(StorageError, match=r"revoked-keys\.json: no readable record of revoked keys"):
         begin()
-    (tmp_path / barred.FILE).unlink()
+    (tmp_path / recorded.FILE).unlink()
     database.unlink()
     database.mkdir()
     with pytest.raises(StorageError, match="unable to open database file"):

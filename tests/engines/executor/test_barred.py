@@ -28,7 +28,7 @@ from fedcross.core.trust.admission import fingerprint
 from fedcross.core.trust.keys import make_node_key
 from fedcross.deploy import start
 from fedcross.deploy.nodes import read_public_key
-from fedcross.engines.executor import barred
+from fedcross.engines.executor import barred, recorded
 from tests.support.disk import largest_file
 from tests.support.link_state import opened
 
@@ -138,25 +138,25 @@ def test_the_record_is_on_the_disk_before_the_database_has_the_key_as_revoked(
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(Path, "replace", named)
     revoke(state, number)
-    assert done == [("file", "registered"), ("name", f".{barred.FILE}.part"), ("folder", "registered")]
-    record = file.with_name(barred.FILE)
+    assert done == [("file", "registered"), ("name", f".{recorded.FILE}.part"), ("folder", "registered")]
+    record = file.with_name(recorded.FILE)
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
     [told] = json.loads(record.read_text())["keys"]
     assert told["fingerprint"] == fingerprint(thief)
-    assert [*barred.read(record)] == [thief]
-    assert sorted(path.name for path in file.parent.iterdir() if "revoked" in path.name) == [barred.FILE]
+    assert [*recorded.read(record)] == [thief]
+    assert sorted(path.name for path in file.parent.iterdir() if "revoked" in path.name) == [recorded.FILE]
 
 
 def test_a_record_that_is_lost_is_made_again_of_the_database(tmp_path: Path, key: Callable[[str], bytes]) -> None:
     file, thief, other = place(tmp_path), key("thief"), key("other")
-    record = file.with_name(barred.FILE)
+    record = file.with_name(recorded.FILE)
     state = opened(file)
     register(state, other)
     assert not record.exists()
     revoke(state, register(state, thief))
     record.unlink()
     opened(file)
-    assert [*barred.read(record)] == [thief]
+    assert [*recorded.read(record)] == [thief]
 
 
 def test_nobody_is_recorded_whom_the_call_does_not_revoke(tmp_path: Path, key: Callable[[str], bytes]) -> None:
@@ -166,7 +166,7 @@ def test_nobody_is_recorded_whom_the_call_does_not_revoke(tmp_path: Path, key: C
     for wrong, account in ((number + 1, ACCOUNT), (number, SimpleNamespace(flwr_aid="other", account_name="o"))):
         with pytest.raises(FlowerError, match="not found"):
             revoke(state, wrong, account)
-    assert not file.with_name(barred.FILE).exists()
+    assert not file.with_name(recorded.FILE).exists()
 
 
 def test_a_full_disk_keeps_no_key_in_and_is_told(
@@ -185,36 +185,36 @@ def test_a_full_disk_keeps_no_key_in_and_is_told(
     assert statuses(state)[keys[0]] == "unregistered"
     monkeypatch.setattr(os, "fsync", fsync)
     revoke(state, numbers[1])
-    assert {*barred.read(file.with_name(barred.FILE))} == {*keys}  # the first one too
+    assert {*recorded.read(file.with_name(recorded.FILE))} == {*keys}  # the first one too
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"[]", b'{"keys": [{"key": "?"}]}', b'{"keys": 1}', b"\xff"])
 def test_a_damaged_record_starts_nothing(tmp_path: Path, content: bytes) -> None:
     file = place(tmp_path)
-    file.with_name(barred.FILE).write_bytes(content)
+    file.with_name(recorded.FILE).write_bytes(content)
     with pytest.raises(SystemExit, match=r"revoked-keys\.json: no readable record of revoked keys .* newest copy back"):
         opened(file)
 
 
 def test_what_another_one_has_recorded_there_stays(tmp_path: Path) -> None:
-    path = tmp_path / barred.FILE
-    one, other = barred.Record(path), barred.Record(path)
+    path = tmp_path / recorded.FILE
+    one, other = recorded.Record(path), recorded.Record(path)
     one.add([b"a"])
     other.add([b"b"])
-    assert {*barred.read(path)} == {b"a", b"b"}
+    assert {*recorded.read(path)} == {b"a", b"b"}
     path.unlink()
     other.add([b"c"])
-    assert {*barred.read(path)} == {b"a", b"b", b"c"}
+    assert {*recorded.read(path)} == {b"a", b"b", b"c"}
 
 
 def test_a_link_stays_one(tmp_path: Path, key: Callable[[str], bytes]) -> None:
     file, elsewhere = place(tmp_path), tmp_path / "kept.json"
-    file.with_name(barred.FILE).symlink_to(elsewhere)
+    file.with_name(recorded.FILE).symlink_to(elsewhere)
     elsewhere.write_text('{"keys": []}')
     state = opened(file)
     revoke(state, register(state, key("thief")))
-    assert file.with_name(barred.FILE).is_symlink()
-    assert len(barred.read(elsewhere)) == 1
+    assert file.with_name(recorded.FILE).is_symlink()
+    assert len(recorded.read(elsewhere)) == 1
 
 
 def test_a_state_in_memory_has_no_record(
@@ -223,14 +223,14 @@ def test_a_state_in_memory_has_no_record(
     monkeypatch.chdir(tmp_path)
     state = opened(None)
     revoke(state, register(state, key("thief")))
-    assert not [*tmp_path.rglob(barred.FILE)]
+    assert not [*tmp_path.rglob(recorded.FILE)]
 
 
 def test_a_record_on_a_disk_that_is_away_starts_nothing(tmp_path: Path, key: Callable[[str], bytes]) -> None:
     """A new database without it would let in what was revoked."""
     file, disk = place(tmp_path), tmp_path / "disk"
     disk.mkdir()
-    record = file.with_name(barred.FILE)
+    record = file.with_name(recorded.FILE)
     state = opened(file)
     revoke(state, register(state, key("thief")))
     record.rename(disk / "keys.json")
@@ -244,7 +244,7 @@ def test_a_record_on_a_disk_that_is_away_starts_nothing(tmp_path: Path, key: Cal
         start.check_database(file)
     disk.mkdir()
     subprocess.run(str(error.value).split("was one: ")[1], shell=True, check=True)
-    assert barred.read(record) == {}
+    assert recorded.read(record) == {}
 
 
 @pytest.mark.parametrize(("root", "whose"), [(True, "folder"), (True, "database"), (False, None)])
@@ -266,7 +266,7 @@ def test_what_root_writes_belongs_to_the_service(
     monkeypatch.setattr(Path, "stat", owned)
     monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 10001)
     monkeypatch.setattr(os, "fchown", lambda _, *owner: given.append(owner))
-    barred.Record(folder / barred.FILE, database).add([b"a"])
+    recorded.Record(folder / recorded.FILE, database).add([b"a"])
     assert given == {"folder": [(10001, 10001)], "database": [(10002, 10002)], None: []}[whose]
 
 
@@ -274,8 +274,8 @@ def test_a_record_of_another_owner_than_its_folder_has_a_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root has run the SuperLink once."""
-    path, found = tmp_path / barred.FILE, Path.stat
-    barred.Record(path).add([b"a"])
+    path, found = tmp_path / recorded.FILE, Path.stat
+    recorded.Record(path).add([b"a"])
 
     def refused(path: Path, *_: object, **__: object) -> None:
         raise PermissionError(13, os.strerror(13), str(path))
@@ -287,10 +287,10 @@ def test_a_record_of_another_owner_than_its_folder_has_a_way_out(
 
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(ValueError, match=r"Permission denied\).* Run as the owner of the SuperLink's database"):
-        barred.read(path)
+        recorded.read(path)
     monkeypatch.setattr(Path, "stat", owned)
     with pytest.raises(ValueError, match=rf"User 0 owns it, and user 10001 its folder: chown 10001:10001 {path}$"):
-        barred.read(path)
+        recorded.read(path)
 
 
 def test_on_a_full_disk_the_record_in_memory_keeps_the_key_out(tmp_path: Path, key: Callable[[str], bytes]) -> None:
@@ -309,38 +309,38 @@ def test_on_a_full_disk_the_record_in_memory_keeps_the_key_out(tmp_path: Path, k
     assert statuses(state)[thief] != "unregistered"
     revoke(state, number)
     assert statuses(state) == {thief: "unregistered"}
-    assert [*barred.read(file.with_name(barred.FILE))] == [thief]
+    assert [*recorded.read(file.with_name(recorded.FILE))] == [thief]
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o660])
 def test_a_record_that_others_can_write_starts_nothing(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / barred.FILE
-    barred.Record(path).add([b"a"])
+    path = tmp_path / recorded.FILE
+    recorded.Record(path).add([b"a"])
     path.chmod(mode)
     with pytest.raises(ValueError, match=rf"mode {mode:o}, so others .* Close it: chmod 600 {path}\n"):
-        barred.Record(path)
+        recorded.Record(path)
     path.chmod(0o644)
-    assert [*barred.Record(path)] == [b"a"]
+    assert [*recorded.Record(path)] == [b"a"]
 
 
 def test_what_is_said_of_a_record_that_is_no_file(tmp_path: Path) -> None:
-    path = tmp_path / barred.FILE
+    path = tmp_path / recorded.FILE
     path.mkdir()
     with pytest.raises(ValueError, match="It is a folder: move that away"):
-        barred.read(path)
+        recorded.read(path)
     path.rmdir()
     path.symlink_to(path)
     with pytest.raises(ValueError, match="It is a link that leads in a circle"):
-        barred.read(path)
+        recorded.read(path)
     path.unlink()
     path.write_text("[" * 100_000)
     with pytest.raises(ValueError, match="no readable record of revoked keys"):
-        barred.read(path)
+        recorded.read(path)
 
 
 def test_a_part_that_another_user_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
-    path = tmp_path / barred.FILE
-    path.with_name(f".{barred.FILE}.part").symlink_to(tmp_path / "x")  # as one that cannot be opened
-    barred.Record(path).add([b"a"])
-    assert [*barred.read(path)] == [b"a"]
+    path = tmp_path / recorded.FILE
+    path.with_name(f".{recorded.FILE}.part").symlink_to(tmp_path / "x")  # as one that cannot be opened
+    recorded.Record(path).add([b"a"])
+    assert [*recorded.read(path)] == [b"a"]
     assert not (tmp_path / "x").exists()

@@ -19,7 +19,7 @@ from fedcross.core.trust import signing
 from fedcross.core.trust.admission import fingerprint
 from fedcross.core.trust.keys import KeyPair
 from fedcross.deploy import federation
-from fedcross.engines.executor import barred, entry
+from fedcross.engines.executor import barred, entry, recorded
 from fedcross.server.commands import doctor, server_checks
 from fedcross.server.commands.findings import Finding
 from tests.engines.executor.test_barred import REPLACED, copied, register, revoke
@@ -155,11 +155,11 @@ def test_a_database_that_lets_revoked_keys_in_is_a_fault(tmp_path: Path, attache
     register(state, key_of(8))
     copied(file, copy)
     [good] = told()
-    assert (good.kind, good.text) == ("ok", f"{file}: registered keys 2; revoked 0, all in {barred.FILE}")
+    assert (good.kind, good.text) == ("ok", f"{file}: registered keys 2; revoked 0, all in {recorded.FILE}")
     revoke(state, number)
     [good] = told()
-    assert (good.kind, good.text) == ("ok", f"{file}: registered keys 1; revoked 1, all in {barred.FILE}")
-    record = barred.beside(file)
+    assert (good.kind, good.text) == ("ok", f"{file}: registered keys 1; revoked 1, all in {recorded.FILE}")
+    record = recorded.beside(file)
     kept = record.read_bytes()
     record.unlink()
     [lost] = told()
@@ -186,13 +186,13 @@ def test_a_state_that_others_can_change_is_a_fault(
     file.parent.mkdir()
     state: Any = opened(file)
     revoke(state, register(state, key_of(7)))
-    record, found = barred.beside(file), Path.stat
+    record, found = recorded.beside(file), Path.stat
     file.parent.chmod(0o777)
     faults = [one.text for one in server_checks.check_database(file) if one.kind == "FAULT"]
-    assert faults == [barred.open_folder(file)]
+    assert faults == [recorded.open_folder(file)]
     assert faults[0].endswith(f"let revoked keys in: chmod o-w {file.parent}")
     file.parent.chmod(0o1777)
-    assert barred.open_folder(file) == ""
+    assert recorded.open_folder(file) == ""
     file.parent.chmod(0o700)
     record.chmod(0o666)
     assert "Close it: chmod 600" in next(iter(server_checks.check_database(file))).text
