@@ -38,6 +38,7 @@ from uvicorn import Config, Server
 from fedcross.core.errors import StorageError
 from fedcross.core.events import say
 from fedcross.core.private_files import check_private, open_own
+from fedcross.engines.executor.operators import refuse_text
 from fedcross.engines.executor.punctual import Punctual
 from fedcross.server.board import Board
 from fedcross.server.gauges import RunCollector
@@ -201,8 +202,13 @@ def given_token() -> str:
     if given or not named:
         return given
     try:
+        refuse_text(named, TOKEN_FILE, shortest=1)
         found = check_private(Path(named)).read_text(encoding="ascii").strip()
-    except (StorageError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise OSError(f"{TOKEN_FILE}: {named} has characters that no token has") from error
+    except ValueError as error:  # it names its variable itself
+        raise OSError(str(error)) from error
+    except StorageError as error:
         raise OSError(f"{TOKEN_FILE}: {error}") from error
     if not found:
         raise OSError(f"{TOKEN_FILE}: {named} is empty")

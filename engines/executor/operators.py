@@ -8,6 +8,7 @@ not bring the file's text (:mod:`entry`), and fedcross's own programs bring it. 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -51,13 +52,16 @@ def token(variables: Mapping[str, str], variable: str = VARIABLE) -> str:
     return text
 
 
-def refuse_text(name: str, variable: str = VARIABLE) -> None:
-    """Raise ValueError if `name`, which shall be a file's, can be the token itself; the error does not say it."""
+def refuse_text(name: str, variable: str = VARIABLE, shortest: int = SHORTEST) -> None:
+    """Raise ValueError if `name`, which shall be a file's, can be the token itself; the error does not say it.
+
+    A text of fewer characters than `shortest`, those of a token, is a name.
+    """
     path = Path(name)
     try:
-        names = len(name) < SHORTEST or (path.parent != Path() and path.parent.is_dir()) or path.exists()
-    except OSError:  # longer than a file's name can be, or below a folder of somebody else
-        names = path.is_absolute()
+        names = len(name) < shortest or (path.parent.name != "" and path.parent.is_dir()) or path.exists()
+    except OSError as error:  # below a folder of somebody else; a token may be longer than a file's name can be
+        names = path.is_absolute() and error.errno != errno.ENAMETOOLONG
     if not names:
         raise ValueError(
             f"{variable}=({len(name)} characters): there is no such file; is it the token itself? Give the path of the "

@@ -46,7 +46,9 @@ def check_served(address: str, folders: Sequence[Path]) -> Iterator[Finding]:
         try:
             connection.connect()
         except OSError as error:
-            yield note(f"{address}: speaks no TLS ({error}), so no certificate is compared with server.crt.")
+            alert = isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
+            said = "refuses TLS, as a gateway does that asks for a client's certificate" if alert else "speaks no TLS"
+            yield note(f"{address}: {said} ({error}), so no certificate is compared with server.crt.")
             return
         served = load_der_x509_certificate(connection.sock.getpeercert(binary_form=True) or b"")
         found = [folder for folder, certificate in own.items() if certificate == served]

@@ -122,6 +122,15 @@ def test_the_token_may_be_in_a_private_file_and_the_page_behind_a_proxy(tmp_path
             assert "Secure" in answer.headers["set-cookie"]
 
 
+@pytest.mark.parametrize("token", ["secret", "a" * 43, "/" + "b" * 42, "/" + "b" * 300, "c/d" * 20])
+def test_a_token_in_place_of_its_files_name_is_not_said(token, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(live.TOKEN_FILE, token)
+    monkeypatch.chdir(tmp_path)
+    assert live.serve(filled(), tmp_path, "127.0.0.1", 0) is None
+    assert live.TOKEN_FILE in caplog.text
+    assert token not in caplog.text
+
+
 class NotFollowed(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_):
         return None

@@ -26,7 +26,7 @@ from tests.engines.executor.test_barred import REPLACED, copied, register, revok
 from tests.server.commands.test_device_checks import Gateway
 from tests.support.link_state import opened
 
-Serve = Callable[[KeyPair], str]
+Serve = Callable[..., str]
 
 
 class Answers(Gateway):
@@ -49,10 +49,13 @@ def keys(tmp_path: Path) -> Path:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     started = []
 
-    def begun(pair: KeyPair) -> str:
+    def begun(pair: KeyPair, asks: ssl.VerifyMode = ssl.CERT_NONE) -> str:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(pair.public, pair.private)
+        context.verify_mode = asks
+        if asks:  # in TLS 1.3 a client learns of it after the handshake
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -97,6 +100,12 @@ def test_a_certificate_that_was_renewed_and_is_not_served_yet_is_a_fault(
     other = serve(own(tmp_path / "other"))
     _, foreign = findings(["--keys", str(keys / "server"), "--connect", other], tmp_path)
     assert (foreign.kind, "ca.crt did not sign it. Is this the address of the" in foreign.text) == ("FAULT", True)
+
+
+def test_a_gateway_that_asks_for_a_clients_certificate_speaks_tls(keys: Path, serve: Serve, tmp_path: Path) -> None:
+    address = serve(own(keys), asks=ssl.CERT_REQUIRED)
+    *_, found = findings(["--keys", str(keys / "server"), "--connect", address], tmp_path)
+    assert (found.kind, "refuses TLS, as a gateway does that asks for" in found.text) == ("note", True)
 
 
 def test_two_tokens_of_the_gateway_are_a_fault(
