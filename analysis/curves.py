@@ -24,6 +24,10 @@ LONG, WIDE = 40, 110
 """If a name has more letters, all names stand below the axes, in lines of so many."""
 DIRECT = 7
 """Up to this many curves, names stand at the line ends; a panel with more curves has a legend."""
+MOST = 10
+"""Of more curves in a panel, those of :data:`ALWAYS` and the highest at their ends have names; the others are grey."""
+ALWAYS = ("fedavg", "fedcross")
+GREY = "#c4c4c4"
 SMOOTH_FROM = 100
 """With at least this many evaluations, the line is a moving mean, drawn over a thin line of the measured values."""
 
@@ -57,7 +61,7 @@ def plot_curves(groups: Sequence[Group], x: str, path: Path) -> None:
     figure = Figure(figsize=(7.6 * columns, (4.4 + 0.14 * below) * rows), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    style = styles(groups)
+    style = styles([g for panel in panels for g in named([one for one in groups if one.problem == panel])])
     for axes, name in zip(all_axes, panels):
         _panel(axes, [g for g in groups if g.problem == name], x, style)
         axes.set_title(name, loc="left", fontsize=10)
@@ -75,10 +79,29 @@ def _lines(names: Sequence[str]) -> int:
     return sum(len(textwrap.wrap(name, WIDE)) for name in names) if max(map(len, names)) > LONG else 0
 
 
+def named(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups of a panel that have names and colours: all, or :data:`MOST` of them."""
+    if len(groups) <= MOST:
+        return list(groups)
+
+    def rank(group: Group) -> tuple[bool, float]:
+        _, mean, _ = group.curve("rounds")
+        return group.settings["method.name"] in ALWAYS, float(trailing_mean(mean)[-1]) if mean.size else 0.0
+
+    kept = sorted(groups, key=rank, reverse=True)[:MOST]
+    return [group for group in groups if group in kept]
+
+
 def _panel(axes: Axes, groups: Sequence[Group], x: str, style: dict[str, tuple[str, object]]) -> None:
     ends: list[tuple[float, float, str, str]] = []
     smooth = False
-    for group in groups:
+    told = named(groups)
+    rest = [group for group in groups if group not in told]
+    for number, group in enumerate(rest):
+        at, mean, _ = group.curve(x)
+        label = f"{len(rest)} others" if number == len(rest) - 1 else None
+        axes.plot(at, 100 * mean, color=GREY, linewidth=0.8, zorder=1, label=label)
+    for group in told:
         colour, dash = style[group.method]
         at, mean, std = group.curve(x)
         if not at.size:

@@ -132,8 +132,18 @@ def _compares_places(runs: Sequence[Run]) -> bool:
     return any(len(found) > 1 for found in places.values())
 
 
-def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
+LENGTH = ("rounds", "evaluate_every")
+"""How long a run is and how often it was evaluated: runs that differ in nothing else are seeds of one curve."""
+
+
+def group_runs(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Group], list[str]]:
     """Group `runs` by configuration minus seed.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+    but : sequence of str
+        Other settings in which the runs of a group may differ.
 
     Returns
     -------
@@ -143,7 +153,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         A sentence for each run left out because another run has the same configuration and seed.
     """
     notes: list[str] = []
-    ignored = IGNORED if _compares_places(runs) else IGNORED + WHERE
+    ignored = (*IGNORED, *(() if _compares_places(runs) else WHERE), *but)
     cells: dict[tuple[tuple[str, Any], ...], dict[int | None, Run]] = {}
     for run in runs:
         seeds = cells.setdefault(identity(run, ignored), {})

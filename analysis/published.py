@@ -40,7 +40,7 @@ FEDCT_WHOLE = "CAKB+MVKGRL+MFA"
 
 FEDCROSS_ROUNDS = {"cnn": 2000, "resnet20": 2000, "vgg16": 1000}
 TEXT_ROUNDS = {"shakespeare": 1000, "sent140": 3000}
-FEDCROSS_CLIENTS = {"femnist": (180, 18), "shakespeare": (128, 13), "sent140": (803, 80)}
+FEDCROSS_CLIENTS = {"femnist": (180, 18), "shakespeare": (128, 12), "sent140": (803, 80)}
 """Clients and clients per round; 100 and 10 for the others."""
 
 POOL = {

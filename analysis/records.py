@@ -12,13 +12,16 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcross.analysis.axes import AXES
 from fedcross.core.errors import ConfigError, DataError, StorageError
 from fedcross.core.strict_json import dumps
+
+if TYPE_CHECKING:
+    from fedcross.analysis.groups import Group
 
 LIMIT_MB = 10.0
 """Most megabytes (1e6 bytes) that the records of one name may take."""
@@ -233,13 +236,15 @@ class Shown:
     """Rounds whose accuracy is shown."""
     x: str = "rounds"
     """The axis of the curves, a key of ``AXES``."""
+    names: dict[str, str] = field(default_factory=dict)
+    """What a row and its curve are called in place of their label."""
 
 
 def _section(folder: Path, pictures: Path) -> str:
     from fedcross.analysis import formats
     from fedcross.analysis.ablation import plot_grids
-    from fedcross.analysis.curves import plot_curves
-    from fedcross.analysis.groups import group_runs
+    from fedcross.analysis.curves import MOST, plot_curves
+    from fedcross.analysis.groups import LENGTH, group_runs
     from fedcross.analysis.loading import load_runs
     from fedcross.analysis.summary import build
 
@@ -247,18 +252,28 @@ def _section(folder: Path, pictures: Path) -> str:
     loaded = load_runs([folder, *shown.also], until=shown.until, every=shown.every)
     runs = [run for run in loaded.runs if not shown.methods or run.settings["method.name"] in shown.methods]
     groups, notes = group_runs(runs)
+    groups = _renamed(groups, shown.names, folder)
     report = build(groups, [*loaded.notes, *notes], shown.targets, shown.at)
     parts = [f"## {folder.name}\n"]
     if (folder / NOTE).exists():
         parts.append((folder / NOTE).read_text(encoding="utf-8").strip() + "\n")
     parts += [formats.markdown(table).replace("## ", "### ", 1) for table in report.tables]
-    plot_curves(groups, shown.x, pictures / f"results-{folder.name}.png")
-    parts.append(f"![{folder.name}: test accuracy](images/results-{folder.name}.png)\n")
+    if len(groups) <= MOST or not report.grids:  # else the grids say more
+        drawn = _renamed(group_runs(runs, but=LENGTH)[0], shown.names)
+        plot_curves(drawn, shown.x, pictures / f"results-{folder.name}.png")
+        parts.append(f"![{folder.name}: test accuracy](images/results-{folder.name}.png)\n")
     if report.grids:
         plot_grids(report.grids, pictures / f"results-{folder.name}-ablation.png")
         parts.append(f"![{folder.name}: ablation](images/results-{folder.name}-ablation.png)\n")
     parts += [f"- {note.replace(str(folder.resolve()) + os.sep, '')}\n" for note in report.notes]
     return "\n".join([*parts, _provenance([dict(run.result) for run in runs])])
+
+
+def _renamed(groups: Sequence[Group], names: Mapping[str, str], folder: Path | None = None) -> list[Group]:
+    """Return the groups with the names that ``section.json`` gives; with its `folder`, each has to name one."""
+    if folder is not None and (unknown := set(names) - {group.label for group in groups}):
+        raise DataError(f"{folder / SECTION}: 'names' has {sorted(unknown)[0]!r}, which no row is called.")
+    return [replace(group, method=names.get(group.label, group.method)) for group in groups]
 
 
 def _shown(folder: Path) -> Shown:
@@ -283,6 +298,8 @@ def _shown(folder: Path) -> Shown:
             raise ValueError(f"'at' is a list of rounds, not {shown.at!r}")
         if not (isinstance(shown.methods, list) and all(isinstance(name, str) for name in shown.methods)):
             raise ValueError(f"'methods' is a list of names, not {shown.methods!r}")
+        if not (isinstance(shown.names, dict) and all(isinstance(name, str) for name in shown.names.values())):
+            raise ValueError(f"'names' is a list of label: name, not {shown.names!r}")
         if shown.x not in AXES:
             raise ValueError(f"'x' is one of {', '.join(AXES)}, not {shown.x!r}")
     except (ValueError, TypeError, AttributeError) as error:

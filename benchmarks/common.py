@@ -185,13 +185,11 @@ def machine() -> str:
     """Return one line about machine, versions and time."""
     import torch
 
-    model = next(
-        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")),
-        platform.machine(),
-    )
+    from fedcross.core.machine import processor
+
     return (
-        f"Machine: {os.cpu_count()} cores, {model}; Python {platform.python_version()}, torch {torch.__version__}, "
-        f"numpy {np.__version__}; {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+        f"Machine: {os.cpu_count()} cores, {processor()}; Python {platform.python_version()}, "
+        f"torch {torch.__version__}, numpy {np.__version__}; {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import secrets
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from flwr.serverapp import Grid
 
 from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
+from fedcross.core import machine
 from fedcross.core.errors import StorageError, remedy
 from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import watched
@@ -273,7 +273,7 @@ class Session:
                 **{group: names[group] for group in ("method", "task", "model", "partition", "engine")},
                 "seed": self.config.seed,
                 "device": str(self.device),
-                "machine": f"{platform.machine()} {platform.system()}",
+                "machine": machine.described(),
                 "defence": self.config.defence.model_dump() if self.config.defence.enabled else None,
                 **self._privacy(),
                 "audit": None if self.audit is None else self.audit.head.plain(),

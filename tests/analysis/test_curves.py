@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcross.analysis.axes import AXES
-from fedcross.analysis.curves import COLOURS, DASHES, plot_curves, styles, trailing_mean
+from fedcross.analysis.curves import COLOURS, DASHES, MOST, named, plot_curves, styles, trailing_mean
 from fedcross.analysis.groups import Group, group_runs
 from fedcross.analysis.loading import load_runs
 from tests.support.fake import config, write_run
@@ -33,6 +33,17 @@ def test_long_curves_and_many_curves(tmp_path: Path):
         write_run(tmp_path / str(number), list(np.linspace(0.1, 0.5, 120)), config(f"m{number}", 1, 120))
     plot_curves(group_runs(load_runs([tmp_path]).runs)[0], "rounds", tmp_path / "c.png")
     assert (tmp_path / "c.png").stat().st_size > 10_000
+
+
+def test_of_many_curves_the_highest_have_names(tmp_path: Path):
+    for number in range(MOST + 2):
+        write_run(tmp_path / str(number), [0.1, 0.2 + number / 100], config(f"m{number}", 1, 2))
+    write_run(tmp_path / "usual", [0.1, 0.1], config("fedavg", 1, 2))
+    groups, _ = group_runs(load_runs([tmp_path]).runs)
+    found = [group.method for group in named(groups)]
+    assert set(found) == {"fedavg", *(f"m{number}" for number in range(3, MOST + 2))}
+    assert found == [group.method for group in groups if group.method in found]
+    plot_curves(groups, "rounds", tmp_path / "c.png")
 
 
 def test_seeds_without_a_common_round_are_no_error(tmp_path: Path):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcross.analysis.groups import Group, group_runs, spread
+from fedcross.analysis.groups import LENGTH, Group, group_runs, spread
 from fedcross.analysis.loading import load_runs
 from fedcross.analysis.runs import Run
 from tests.support.fake import config, write_run
@@ -38,6 +38,18 @@ def test_seeds_are_one_group_and_other_settings_are_not(tmp_path: Path):
     )
     assert [[run.seed for run in group.runs] for group in found] == [[1, 2], [1]]
     assert [group.label for group in found] == ["fedavg train.lr=0.01", "fedavg train.lr=0.1"]
+
+
+def test_runs_of_several_lengths_can_be_seeds_of_one_curve(tmp_path: Path):
+    write_run(tmp_path / "1", [0.1, 0.2, 0.3, 0.4], config("fedavg", 1, 4))
+    write_run(tmp_path / "2", [0.3, 0.4], config("fedavg", 2, 2))
+    write_run(tmp_path / "3", [0.5, 0.6], config("fedavg", 1, 2))
+    runs = load_runs([tmp_path]).runs
+    assert sorted(group.method for group in group_runs(runs)[0]) == ["fedavg rounds=2", "fedavg rounds=4"]
+    ((group,), (note,)) = group_runs(runs, but=LENGTH)
+    assert group.method == "fedavg"
+    assert [list(axis) for axis in group.curve("rounds")[:2]] == [[1, 2], [0.2, pytest.approx(0.3)]]
+    assert "left out" in note
 
 
 def test_labels_name_only_what_differs(tmp_path: Path):

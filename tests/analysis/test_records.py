@@ -166,6 +166,14 @@ def test_a_section_of_other_records_alone(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_row_has_the_name_that_its_section_gives(tmp_path):
+    record([run(tmp_path / "runs", [0.1])], "n", tmp_path / "results")
+    (tmp_path / "results" / "n" / "section.json").write_text('{"names": {"fedavg": "plain average"}}')
+    text = write_page(tmp_path / "results", tmp_path / "page.md")
+    assert "| plain average " in text
+    assert "| fedavg " not in text
+
+
 def test_the_page_begins_with_its_contents_in_the_order_that_is_asked_for(tmp_path):
     results, page = tmp_path / "results", tmp_path / "results.md"
     for name in ("a", "b", "c"):
@@ -190,6 +198,7 @@ def test_damaged_contents_are_told(tmp_path, text):
 
 WRONG = ['{"until": 0}', '{"untl": 2}', '{"targets": [50]}', '{"targets": 0.5}', '{"x": "y"}', '["long"]']
 WRONG += ['{"at": [0]}', '{"every": 0}', '{"every": "2"}', '{"methods": "fedavg"}', "nonsense"]
+WRONG += ['{"names": {"fedprox": "another"}}', '{"names": {"fedavg": 1}}', '{"names": "fedavg"}']
 
 
 @pytest.mark.parametrize("text", WRONG)
