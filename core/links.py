@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedcross.core.errors import StorageError
@@ -64,6 +65,41 @@ def resolved(folder: Path) -> Path:
         else:
             place = step
     return place
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Path]:
+    """Yield a path that leads to `folder` whatever its user puts in its place meanwhile; messages name `folder`.
+
+    Where the system has no ``/proc`` (no Linux), it is `folder` itself.
+
+    Parameters
+    ----------
+    folder : Path
+        An absolute path without links, as :func:`resolved` returns it.
+
+    Raises
+    ------
+    StorageError
+        If it is no folder, or another one is in its place already.
+    """
+    moved = f"{folder}: another folder or a link is in its place since this call began. Who moved it? Then try again."
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise StorageError(moved) from error
+    try:
+        place = Path(f"/proc/self/fd/{descriptor}")
+        if not place.exists():
+            yield folder
+        elif place.readlink() != folder:
+            raise StorageError(moved)
+        else:
+            yield place
+    except StorageError as error:
+        raise StorageError(str(error).replace(f"/proc/self/fd/{descriptor}", str(folder))) from error
+    finally:
+        os.close(descriptor)
 
 
 def _is_link(path: Path) -> bool:

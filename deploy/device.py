@@ -23,11 +23,12 @@ from string import Template
 from typing import NamedTuple
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.links import refuse_link
+from fedcross.core.links import opened, refuse_link, resolved
 from fedcross.core.plain_files import read_plain
 from fedcross.core.private_files import alone, check_place, give, make_folder, private_folder, write_public
 from fedcross.core.replacing import tidy
 from fedcross.core.trust import certificates, signing
+from fedcross.core.trust.admission import check_partition
 from fedcross.core.trust.keys import (
     LEAST_SECRET,
     SECRET,
@@ -84,14 +85,14 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
     authority : Path
         The federation's ``ca.crt``.
     folder : Path
-        Folder in which the bundle is made.
+        Folder in which the bundle is made; no link of another user, but root's, leads there.
 
     Raises
     ------
     ConfigError
         If the name, the address, the number or the width is not valid.
     StorageError
-        If the bundle exists, or a file cannot be read or written.
+        If the bundle exists, a link of another user leads there, or a file cannot be read or written.
     """
     check_name(device.name)
     _check_address(device.superlink)
@@ -99,10 +100,11 @@ def new_client(device: Device, authority: Path, folder: Path) -> Path:
         raise ConfigError(
             f"partition={device.partition}: devices are numbered 0 to {device.partitions - 1}, one number each."
         )
+    check_partition(device.partition)
     check_width(device.width)
     text = certificates.authority_text(authority)
     certificates.validity(authority)
-    bundle = check_place(folder) / device.name
+    bundle = check_place(resolved(folder)) / device.name
     try:
         make_folder(bundle)
     except FileExistsError as error:
@@ -185,13 +187,15 @@ def rotate_key(bundle: Path) -> Rotation:
         is a link or cannot be told from others', or a file cannot be read or written.
     """
     keys, name = locate(bundle)
-    private = keys / f"{name}-node.key"
-    refuse_link(private)
-    pair = KeyPair(private.with_suffix(".pub"), private)
+    refuse_link(keys / f"{name}-node.key")
     with alone(private_folder(keys)):
         _refuse_moved(bundle, keys)
-        tidy(keys)
-        return _rotate(pair) if name in held(keys) else _first(pair, bundle)
+        with opened(keys) as place:
+            pair = KeyPair(place / f"{name}-node.pub", place / f"{name}-node.key")
+            tidy(place)
+            done = _rotate(pair) if name in held(place) else _first(pair, bundle)
+    other = None if done.other is None else keys / done.other.name
+    return Rotation(keys / done.new.name, keys / done.old.name, other)
 
 
 def new_secret(bundle: Path) -> Path:
@@ -205,7 +209,8 @@ def new_secret(bundle: Path) -> Path:
         raise StorageError(f"{private}: missing. fedcross deploy rotate-key without --secret makes both anew.")
     with alone(keys):
         _refuse_moved(bundle, keys)
-        _secret(keys / SECRET, private.lstat())
+        with opened(keys) as place:
+            _secret(place / SECRET, (place / private.name).lstat())
     return keys / SECRET
 
 
@@ -217,12 +222,13 @@ def _refuse_moved(bundle: Path, keys: Path) -> None:
 
 def _first(pair: KeyPair, bundle: Path) -> Rotation:
     """Make the key of a bundle that has lost both files of its pair."""
-    owner, keys, name = bundle.stat(), pair.private.parent, _name(pair)
+    keys, name = pair.private.parent, _name(pair)
+    owner = bundle.stat() if bundle.stat().st_uid else keys.stat()  # in root's bundle the keys may be a service's
     refuse_remains(keys)
     make_node_key(keys, name)
     if not _is_secret(keys / SECRET):
         _secret(keys / SECRET, owner)
-    for path in (keys, pair.private, pair.public):
+    for path in (pair.private, pair.public):
         give(path, owner)
     return Rotation(pair.public, _old(keys, name, None), None)
 

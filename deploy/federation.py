@@ -26,6 +26,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.links import resolved
 from fedcross.core.private_files import (
     alone,
     check_place,
@@ -75,8 +76,9 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
         If a certificate has expired or lacks a name and the authority's key is not in the folder to sign a new one (one
         that only expires soon is told of on stderr), if the authority's certificate is not in its folder but in
         another, has expired or is not that of the copies, if the names in the server's certificate or the private key
-        of a device are lost, a certificate is not valid yet by this clock, or a file is not what it should be. The
-        message names what was made before that.
+        of a device are lost, a certificate is not valid yet by this clock, a link of another user, but root's, is in
+        the place of a folder or on the way to it, or a file is not what it should be. The message names what was made
+        before that.
     ConfigError
         If a name is none, or a device's is that of one of the federation's own folders.
     """
@@ -86,6 +88,8 @@ def prepare(root: Path, devices: Sequence[str], names: Sequence[str] = ()) -> li
     if taken := sorted({*OWN} & {*devices}):
         raise ConfigError(f"device {taken[0]}: a folder of the federation has this name. Choose another one.")
     made: list[str] = []
+    for folder in (root, *(root / name for name in (*OWN, *devices))):
+        resolved(folder)
     check_place(root)
     try:
         with alone(present_folder(root)):

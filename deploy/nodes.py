@@ -76,8 +76,8 @@ def read_public_key(content: bytes, where: str) -> bytes:
         raise ConfigError(f"{where}: this is a private key. It must never leave its device; give the .pub file.")
     try:
         key = load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{where}: this is no OpenSSH public key ({error}). Give the device's .pub file.") from error
+    except (ValueError, UnsupportedAlgorithm):  # their words repeat the content, which may be a token
+        raise ConfigError(f"{where}: this is no OpenSSH public key. Give the device's .pub file.") from None
     if (number := sum(1 for line in content.splitlines() if line.strip())) > 1:
         raise ConfigError(f"{where}: {number} lines, and a device has one key. Give each key a file of its own.")
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _CURVES:
@@ -107,14 +107,15 @@ def listing(client: ControlHttpClient) -> list[Node]:
 def register(client: ControlHttpClient, key: bytes, partition: int | None = None) -> tuple[Node, bool]:
     """Register `key`, for `partition` and no other if one is given; return the node and whether it is new.
 
-    A key that was registered for no partition, by an older version, stays so: Flower cannot change it.
+    A key that was registered for no partition, by an older version, stays so: Flower cannot change it. The node is the
+    one that the SuperLink lists afterwards, with the partition that it reads there.
 
     Raises
     ------
     RevokedError
         If this key was revoked.
     FederationError
-        If another key holds the partition, or this key was registered for another partition.
+        If another key holds the partition, this key was registered for another one, or is not listed then.
     """
     import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -146,7 +147,10 @@ def register(client: ControlHttpClient, key: bytes, partition: int | None = None
         if _USED not in error.response.text:
             raise
         raise _was_revoked(key) from error
-    return Node(number, "registered", key, partition), True
+    for node in alive(listing(client)):
+        if node.key == key:
+            return node, True
+    raise FederationError(f"key {fingerprint(key)}: registered as node {number}, and not listed. Is it revoked now?")
 
 
 def _was_revoked(key: bytes) -> RevokedError:

@@ -22,6 +22,7 @@ from fedcross.core.errors import ConfigError, StorageError, quoted
 from fedcross.core.links import dangling
 from fedcross.core.private_files import check_folder
 from fedcross.core.trust import certificates, lasting
+from fedcross.core.trust.admission import check_partition
 from fedcross.core.trust.keys import SECRET, KeyPair
 from fedcross.deploy import tokens
 from fedcross.deploy.federation import GATEWAY
@@ -153,6 +154,7 @@ def supernode(
     _dates(authority, authority)
     if not 0 <= partition < partitions:
         raise StorageError(f"partition {partition}: devices are numbered 0 to {partitions - 1} (partitions).")
+    check_partition(partition)
     secret = str(certificates.check_key(folder / SECRET))
     return [
         *(*program.command("supervisor"), "--port", str(port), "--secret", secret, "--", "flower-supernode"),

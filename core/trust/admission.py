@@ -8,7 +8,18 @@ from __future__ import annotations
 import hashlib
 import re
 
+from fedcross.core.errors import ConfigError
+
+#: The highest number of a partition: :func:`bound_partition` and ``engines.executor.admitted`` read nine digits.
+LAST_PARTITION = 999_999_999
 _NAME = re.compile(r"partition-(0|[1-9]\d{0,8})")
+
+
+def check_partition(partition: int) -> int:
+    """Return `partition` if a key can be bound to this number; else raise ConfigError."""
+    if not 0 <= partition <= LAST_PARTITION:
+        raise ConfigError(f"--partition {partition}: give a number from 0 to {LAST_PARTITION}.")
+    return partition
 
 
 def node_name(partition: int) -> str:

@@ -128,10 +128,10 @@ def read_public_key(path: Path) -> PublicKeyTypes:
         return codec.load_ssh_public_key(path.read_bytes())
     except OSError as error:
         raise StorageError(f"{path}: this key cannot be read ({error.strerror}).") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm):  # their words repeat the content, which may be a secret
         raise StorageError(
-            f"{path}: this is no OpenSSH public key ({error}). Bring it back, or remove it if its private key is there."
-        ) from error
+            f"{path}: this is no OpenSSH public key. Bring it back, or remove it if its private key is there."
+        ) from None
 
 
 def again(private: Path) -> str:

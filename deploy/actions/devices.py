@@ -68,13 +68,15 @@ def _fingerprint(public: Path) -> str:
 
 def register(arguments: argparse.Namespace) -> None:
     """Admit devices; one that is refused keeps none of the others out."""
+    from fedcross.core.trust.admission import LAST_PARTITION
     from fedcross.deploy.nodes import RevokedError, any_bound
 
     partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
-    if len(partitions) != len(arguments.keys) or any(one is not None and one < 0 for one in partitions):
+    bindable = all(one is None or 0 <= one <= LAST_PARTITION for one in partitions)
+    if len(partitions) != len(arguments.keys) or not bindable:
         raise ConfigError(
-            f"--partition {' --partition '.join(map(str, partitions))}: give one number from 0 for each of the "
-            f"{len(arguments.keys)} keys, in their order, or none at all."
+            f"--partition {' --partition '.join(map(str, partitions))}: give one number from 0 to {LAST_PARTITION} for "
+            f"each of the {len(arguments.keys)} keys, in their order, or none at all."
         )
     keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
     refused: list[str] = []
@@ -158,10 +160,22 @@ def nodes(arguments: argparse.Namespace) -> None:
 
 
 def public_keys(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and key of each file; ``-`` is standard input."""
+    """Yield name and key of each file; ``-`` is standard input.
+
+    Raises
+    ------
+    ConfigError
+        If it is no public key, or its name is no file's, but perhaps a file's content, which no message repeats.
+    StorageError
+        If it cannot be read.
+    """
     from fedcross.deploy.nodes import read_public_key
 
     for name in names:
+        if not name.isprintable():
+            raise ConfigError(
+                f"A name of {len(name)} characters has a line break or the like. Give a file's name, not its content."
+            )
         try:
             content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         except OSError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedcross.core.errors import StorageError
 from fedcross.core.exposed import check_owner
+from fedcross.core.links import resolved
 from fedcross.core.private_files import alone, check_place
 from fedcross.core.trust import certificates, issued, lasting, revoked, signing
 from fedcross.core.trust.keys import KeyPair, make_node_key
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def authority(arguments: argparse.Namespace) -> None:
     """Make the authority."""
-    check_place(arguments.folder.parent)
+    _check_way(arguments.folder)
     found = sorted(arguments.folder.parent.glob("*/ca.crt"))
     copies = [path for path in found if path.parent != arguments.folder and not path.with_name("ca.key").exists()]
     _tell(signing.make_authority(arguments.folder, arguments.days))
@@ -38,7 +39,7 @@ def server(arguments: argparse.Namespace) -> None:
     from fedcross.deploy.federation import INNER_NAMES, gateway_token
 
     root, before = _root(arguments.authority), (arguments.folder / "server.key").exists()
-    check_place(arguments.folder.parent)
+    _check_way(arguments.folder)
     authorities.refuse_mixed(root.public, arguments.folder)
     names = [*arguments.names, *INNER_NAMES]
     with alone(arguments.authority):  # federation, which renews this pair too, waits
@@ -54,7 +55,7 @@ def server(arguments: argparse.Namespace) -> None:
 def client(arguments: argparse.Namespace) -> None:
     """Make a client certificate."""
     root = _root(arguments.authority)
-    check_place(arguments.folder.parent)
+    _check_way(arguments.folder)
     _tell(signing.make_client(root, arguments.folder, arguments.name, arguments.days))
 
 
@@ -86,6 +87,7 @@ def revoke_certificate(arguments: argparse.Namespace) -> None:
 
 def node(arguments: argparse.Namespace) -> None:
     """Make a SuperNode's key pair."""
+    _check_way(arguments.folder)
     _tell(make_node_key(arguments.folder, arguments.name))
 
 
@@ -134,6 +136,12 @@ def federation(arguments: argparse.Namespace) -> None:
     print("\n".join(made or ["nothing to do"]))
     for line in restarts.after(arguments.folder, made):
         print(line, file=sys.stderr)
+
+
+def _check_way(folder: Path) -> None:
+    """Raise StorageError if another user's link leads to `folder`, for keys, or others can put theirs in its place."""
+    resolved(folder)
+    check_place(folder.parent)
 
 
 def _root(folder: Path) -> KeyPair:

@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import HTTPException
 from flwr.supercore.constant import NodeStatus
 
+#: As ``core.trust.admission`` reads it.
 NAME = re.compile(r"partition-(0|[1-9]\d{0,8})")
 CONFLICT = 409
 

@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.trust.signing import AUTHORITY_DAYS, MAX_LEAF_DAYS
 from fedcross.deploy.actions import devices, keys, programs, runs
 from fedcross.engines import guarded
@@ -40,6 +40,8 @@ PARTITIONS = "number of devices, above --partition; runs of the fedcross command
 def main(arguments: Sequence[str]) -> int:
     """Run the command; the exit code is 0, 1 if the SuperLink refuses, 2 for wrong use or unusable files."""
     os.umask(0o077)
+    if "PRIVATE KEY-----" in " ".join(arguments):  # before any message repeats it
+        raise ConfigError("A private key stands among the arguments. Give a file's name, not its content.")
     parser = _parser()
     asked, rest = parser.parse_known_args(arguments)
     if rest and ("settings" not in asked or any(one.startswith("-") for one in rest)):

@@ -127,6 +127,7 @@ def test_the_check_that_its_page_names_is_one_that_doctor_takes(bundle: Path) ->
         (Device("a", "h", 0, 1), "HOST:PORT"),
         (Device("a", "h:1", 1, 1), "numbered 0 to 0"),
         (Device("a", "h:1", -1, 1), "numbered 0 to 0"),
+        (Device("a", "h:1", 10**9, 10**10), "--partition 1000000000: give a number from 0 to 999999999"),
         (Device("a", "h:1", 0, 1, 0.0), "--width 0: give a number above 0, up to 1"),
         (Device("a", "h:1", 0, 1, float("nan")), "--width nan: give a number"),
     ],
@@ -288,7 +289,7 @@ def test_the_command_binds_each_key_to_its_partition(
     assert link.known[0].name == "partition-3"
     for wrong in (["--partition", "3", "--partition", "4"], ["--partition", "-1"]):
         assert deploy(["register", *where, *wrong, key]) == 2
-        assert "give one number from 0 for each of the 1 keys" in capsys.readouterr().err
+        assert "give one number from 0 to 999999999 for each of the 1 keys" in capsys.readouterr().err
     assert deploy(["nodes", *where]) == 0
     assert "partition 3" in capsys.readouterr().out
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedcross.core import plain_files
+from fedcross.core import links, plain_files
 from fedcross.core.errors import StorageError
 from fedcross.core.links import resolved
 from fedcross.core.trust import signing
-from fedcross.deploy import device
+from fedcross.deploy import device, federation
 from fedcross.deploy.device import Device, new_client, new_secret, rotate_key
 from tests.support.command import subcommand
 
@@ -165,3 +165,90 @@ def test_a_folder_that_is_replaced_while_the_call_waits_is_not_taken(
     with pytest.raises(StorageError, match=rf"keys: a link of user {THIEF}"):
         rotate_key(a)
     assert contents(honest / "keys") == before
+
+
+@needs_root
+def test_what_is_put_in_place_of_the_folder_while_root_writes_gets_nothing(
+    bundles: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, honest = bundles
+    owned(HONEST, honest)
+    owned(THIEF, a)
+    before = contents(honest / "keys")
+
+    def swap(*_: object) -> None:
+        (a / "keys").rename(a / "keys.x")
+        (a / "keys").symlink_to(honest / "keys")
+
+    for call, moment in ((rotate_key, "tidy"), (new_secret, "make_secret")):
+        old = contents(a / "keys")
+        with monkeypatch.context() as patched:
+            make = getattr(device, moment)
+            patched.setattr(device, moment, lambda path, make=make: (swap(), make(path)))
+            made = call(a)
+        assert contents(honest / "keys") == before
+        (a / "keys").unlink()
+        (a / "keys.x").rename(a / "keys")
+        assert contents(a / "keys") != old
+        assert {path.stat().st_uid for path in (a / "keys").iterdir()} == {THIEF}
+        assert (made if isinstance(made, Path) else made.new).parent == a / "keys"
+
+
+def test_messages_name_the_folder_that_is_written(bundles: tuple[Path, Path]) -> None:
+    a, _ = bundles
+    for end in ("key", "pub"):
+        (a / "keys" / f"a-node.{end}").write_text("damaged")
+    with pytest.raises(StorageError, match=rf"^{a}/keys/a-node\.pub: ") as caught:
+        rotate_key(a)
+    assert "/proc" not in str(caught.value)
+    (a / "x").symlink_to(a / "keys")
+    for place in (a / "x", a / "none", a / "x" / ".." / "keys"):
+        with pytest.raises(StorageError, match="another folder or a link is in its place"), links.opened(place):
+            pytest.fail("opened")
+
+
+@needs_root
+def test_a_first_key_in_a_bundle_of_roots_is_the_services(bundles: tuple[Path, Path]) -> None:
+    a, _ = bundles
+    for end in ("key", "pub"):
+        (a / "keys" / f"a-node.{end}").unlink()
+    owned(THIEF, a / "keys")
+    rotate_key(a)
+    assert {path.stat().st_uid for path in [a / "keys", *(a / "keys").iterdir()]} == {THIEF}
+
+
+@needs_root
+@pytest.mark.parametrize("above", [False, True])
+def test_root_makes_no_keys_where_another_users_link_leads(
+    tmp_path: Path, above: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    link.symlink_to(target)
+    os.chown(link, THIEF, THIEF, follow_symlinks=False)
+    folder, ca = str(link / "new" if above else link), tmp_path / "ca"
+    signing.make_authority(ca)
+    device_of = ["--superlink", "h:1", "--partition", "0", "--partitions", "1", str(ca / "ca.crt")]
+    for words in (
+        ["new-client", *device_of, folder, "porch"],
+        ["federation", folder],
+        ["authority", folder],
+        ["server", str(ca), folder, "localhost"],
+        ["client", str(ca), folder, "porch"],
+        ["node", folder, "porch"],
+    ):
+        assert deploy(words) == 2
+        assert f"{link}: a link of user {THIEF}, which user 0 does not follow" in capsys.readouterr().err
+        assert not list(target.iterdir())
+
+
+@needs_root
+def test_federation_makes_no_keys_where_a_link_in_its_folder_leads(tmp_path: Path) -> None:
+    root, target = tmp_path / "keys", tmp_path / "target"
+    target.mkdir(mode=0o700)
+    root.mkdir(mode=0o700)
+    (root / "server").symlink_to(target)
+    owned(THIEF, root)
+    with pytest.raises(StorageError, match=rf"server: a link of user {THIEF}"):
+        federation.prepare(root, [])
+    assert not list(target.iterdir())

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from fastapi import HTTPException
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.trust.admission import fingerprint
-from fedcross.core.trust.keys import make_node_key
+from fedcross.core.trust.keys import make_node_key, read_public_key
 from fedcross.deploy import nodes
 from fedcross.engines.executor import admitted
 from tests.deploy.test_device import FakeSuperLink
@@ -207,9 +207,13 @@ def test_of_keys_that_are_registered_for_a_partition_at_once_one_gets_it(
     state = SimpleNamespace(get_node_info=lambda: link.known)
     guarded = admitted.one_key(lambda request, account, state: FakeSuperLink.RegisterNode(link, request))
 
+    looked = threading.local()
+
     def listed(_: object) -> Any:
         found = SimpleNamespace(nodes_info=list(link.known))
-        looks.wait()
+        if not hasattr(looked, "once"):  # who registers looks again afterwards
+            looked.once = True
+            looks.wait()
         return found
 
     def registered(request: Any) -> Any:
@@ -246,3 +250,57 @@ def test_a_partition_of_a_revoked_key_and_a_node_without_one_are_free_at_the_sup
     guarded(SimpleNamespace(public_key=b"f", name="partition-2"), None, state)
     with pytest.raises(HTTPException, match="409: partition 2: it belongs to key"):
         guarded(SimpleNamespace(public_key=b"g", name="partition-2"), None, state)
+
+
+def test_a_partition_that_no_key_can_be_bound_to_is_refused(
+    link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two keys got the same one: the server reads nine digits."""
+    file = str(make_node_key(tmp_path, "shed").public)
+    assert deploy(["register", *WHERE, "--partition", "1000000000", file]) == 2
+    assert "--partition 1000000000: give one number from 0 to 999999999" in capsys.readouterr().err
+    assert not link.known
+    assert deploy(["register", *WHERE, "--partition", "999999999", file]) == 0
+    assert nodes.listing(link)[0].partition == 999_999_999
+    assert admitted.NAME.fullmatch(link.known[0].name)
+
+
+def test_register_reports_what_the_superlink_keeps(
+    link: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(make_node_key(tmp_path, "shed").public)
+    enter = link.RegisterNode
+    monkeypatch.setattr(
+        link, "RegisterNode", lambda request: enter(SimpleNamespace(public_key=request.public_key, name=""))
+    )
+    assert deploy(["register", *WHERE, "--partition", "3", file]) == 0
+    assert capsys.readouterr().out.startswith(f"{file}: node 1, not bound to partition 3: it needs a new key")
+    monkeypatch.setattr(link, "RegisterNode", lambda request: SimpleNamespace(node_id=7))
+    with pytest.raises(FederationError, match="registered as node 7, and not listed"):
+        nodes.register(link, b"other")
+
+
+@pytest.mark.parametrize("command", ["register", "revoke", "rotate-key"])
+def test_a_key_that_stands_among_the_arguments_is_not_printed(
+    link: Any, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = make_node_key(tmp_path, "shed").private.read_text().strip()
+    where, part = ([], []) if command == "rotate-key" else (WHERE, ["\n".join(key.splitlines()[1:3])])
+    for given in filter(None, ([key], key.split(), part)):
+        assert deploy([command, *where, *given]) == 2
+        said = "".join(capsys.readouterr())
+        assert "Give a file's name, not its content" in said
+        assert not [line for line in key.splitlines() if line in said]
+
+
+def test_what_a_file_has_in_place_of_a_public_key_is_not_printed(
+    link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("byzk-0123456789abcdef-0123456789")
+    assert deploy(["register", *WHERE, str(tmp_path / "token")]) == 2
+    said = capsys.readouterr().err
+    assert "token: this is no OpenSSH public key. Give the device's .pub file." in said
+    assert "byzk" not in said
+    with pytest.raises(StorageError, match="this is no OpenSSH public key") as caught:
+        read_public_key(tmp_path / "token")
+    assert "byzk" not in str(caught.value)

@@ -83,6 +83,8 @@ def test_start_commands_use_these_files_and_refuse_open_ones(tmp_path: Path) -> 
     assert len(contents) == 1 + len(DEVICES)
     with pytest.raises(StorageError, match="numbered 0 to 1"):
         start.supernode(device, "client-1", "gateway:8443", 2, 2, 9094)
+    with pytest.raises(ConfigError, match="--partition 1000000000: give a number from 0 to 999999999"):
+        start.supernode(device, "client-1", "gateway:8443", 10**9, 10**10, 9094)
     narrow = start.supernode(device, "client-1", "gateway:8443", 1, 2, 9094, 0.4)
     assert narrow[-1] == "partition-id=1 num-partitions=2 device.width=0.4"
     with pytest.raises(ConfigError, match="--width 1"):
