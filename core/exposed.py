@@ -22,10 +22,22 @@ def cure(path: Path, mode: str) -> str:
         return f"{close}\nIf it may have been read, {replacement(path)}."
     inside: list[Path] = []
     with contextlib.suppress(OSError):  # a folder that this user may not list
-        inside = sorted(file for file in path.iterdir() if file.suffix == ".key" or file.name.endswith("token"))
+        inside = sorted(file for file in path.iterdir() if _is_secret(file))
     kinds = {replacement(file): file.name for file in reversed(inside)}
     told = "; ".join(f"{name}: {words}" for words, name in reversed(kinds.items()))
     return f"{close}\nIf what is in it may have been read: {told}." if told else close
+
+
+def key_in(folder: Path) -> Path | None:
+    """Return the first file by which `folder` is one of keys: a key, a token or ``ca.crt``; None without one."""
+    with contextlib.suppress(OSError):  # no folder, or one that this user may not list
+        files = (file for file in sorted(folder.iterdir()) if not file.is_dir())
+        return next((file for file in files if _is_secret(file) or file.name == "ca.crt"), None)
+    return None
+
+
+def _is_secret(file: Path) -> bool:
+    return file.suffix == ".key" or file.name.endswith("token")
 
 
 def replacement(path: Path) -> str:

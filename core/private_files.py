@@ -46,6 +46,8 @@ def present_folder(path: Path) -> Path:
         make_folder(path)
     except OSError as error:
         if not _seen(path, Path.is_dir):
+            if said := dangling(path):
+                raise StorageError(f"{said} Is its disk mounted?") from error
             raise StorageError(f"{path}: this folder cannot be made ({error.strerror}). Choose another one.") from error
     return path
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from cryptography import x509
 
 from fedcross.core.errors import StorageError, quoted
+from fedcross.core.links import dangling
 from fedcross.core.trust import certificates, keys, lasting
 
 
@@ -22,6 +23,8 @@ def refuse_successor(authority: Path, copies: Sequence[Path], server: Path) -> N
     """
     if authority.exists():
         return
+    if said := dangling(authority.parent) or dangling(authority):
+        raise StorageError(f"{said} Is its disk mounted?")
     found = [copy for copy in copies if copy.exists()]
     if not found and server.exists():
         raise StorageError(

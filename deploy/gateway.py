@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedcross.core.errors import StorageError
+from fedcross.core.exposed import key_in
 from fedcross.core.private_files import private_folder, write_private
 from fedcross.core.trust import certificates
 from fedcross.core.trust.keys import KeyPair
@@ -46,16 +47,20 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
     Raises
     ------
     StorageError
-        If a certificate or key is missing, expired, of another pair or readable by others, a path has
-        characters that HAProxy reads otherwise, or HAProxy is missing.
+        If a certificate, key or token is missing, expired, of another pair or readable by others, HAProxy is missing,
+        `work` is a folder of keys, or a path has characters that HAProxy reads otherwise. No file is written then.
     ConfigError
         If an address has another form.
     """
     pair = KeyPair(keys / "server.crt", keys / "server.key")
     certificates.check_certificate(pair.public, keys / "ca.crt")
     certificates.check_key(pair.private)
+    token = tokens.check(keys / GATEWAY)
     host_and_port(superlink)
     host_and_port(listen)
+    haproxy = _haproxy()
+    if (key := key_in(work)) is not None:
+        raise StorageError(f"--work {work}: a folder of keys, with {key.name}. Name another, which may be new.")
     place, authority = private_folder(work).resolve(), (keys / "ca.crt").resolve()
     for path in (place, authority):
         if odd := sorted({one for one in str(path) if one in _MEANING or one.isspace() or not one.isprintable()}):
@@ -74,12 +79,12 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
             "/keys/server/server.crt": str(place / PAIR),
             "/keys/server/ca.crt": str(authority),
             "superlink:8000": superlink,
-            SAID: tokens.check(keys / GATEWAY),
+            SAID: token,
             _RESOLVED: "",
         },
     )
     write_private(place / CONFIG, config)
-    return [_haproxy(), "-W", "-db", "-f", str(place / CONFIG)]
+    return [haproxy, "-W", "-db", "-f", str(place / CONFIG)]
 
 
 def _haproxy() -> str:

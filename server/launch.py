@@ -71,7 +71,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     from fedcross.conf.cross_checks import remarks
     from fedcross.conf.schema import load
     from fedcross.engines.job import engine_of
-    from fedcross.server.run_folder import claimed, free, refuse_used
+    from fedcross.server.run_folder import claimed, free, refuse_keys, refuse_used
 
     config = load(overrides)
     for remark in remarks(config):
@@ -91,6 +91,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         if numbered and not config.output and free(folder) != folder:
             folder = free(folder)
             say(f"folder {folder}")
+        refuse_keys(folder)  # before a lock lies in it
     try:
         if not claim:
             _run(config, overrides, folder)

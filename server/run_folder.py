@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.exposed import key_in
 from fedcross.core.private_files import close_own, own_folder
 
 #: Lock file, held by the process that runs in the folder.
@@ -97,7 +98,8 @@ def claimed(folder: Path) -> Iterator[Path]:
 
 
 def refuse_used(folder: Path) -> None:
-    """Raise a ConfigError if `folder` holds a run, or folders of runs; the message says how to go on."""
+    """Raise a ConfigError if `folder` holds a run, folders of runs, or keys; the message says how to go on."""
+    refuse_keys(folder)
     if not used(folder):
         if inside := run_inside(folder):
             raise ConfigError(
@@ -109,6 +111,12 @@ def refuse_used(folder: Path) -> None:
         f"output={folder}: it already holds a run ({standing(folder)}). Continue it with resume={folder}, or choose "
         "another output=."
     )
+
+
+def refuse_keys(folder: Path) -> None:
+    """Raise a ConfigError if `folder` is one of keys: who may read a run, or copies it away, shall not get them."""
+    if (key := key_in(folder)) is not None:
+        raise ConfigError(f"output={folder}: a folder of keys, with {key.name}. Choose another output=.")
 
 
 def used(folder: Path) -> bool:

@@ -295,3 +295,17 @@ def test_what_puts_a_devices_ca_crt_right_is_told(root: Path, tmp_path: Path) ->
     [told] = [one.text for one in key_checks.check_one_authority([root / "authority", root / "server", bundle])]
     subprocess.run(shlex.split(told.split("the federation's: ")[1]), check=True)
     assert doctor(root / "authority", root / "server", bundle) == []
+
+
+@pytest.mark.parametrize("name", ["authority", "authority/ca.crt", "server"])
+def test_a_disk_that_is_away_is_asked_for(root: Path, tmp_path: Path, name: str) -> None:
+    """The advice to copy a ca.crt there failed."""
+    (root / name).rename(tmp_path / "disk")
+    (root / name).symlink_to(tmp_path / "stick")
+    before = {path: path.lstat().st_mtime_ns for path in root.rglob("*")}
+    with pytest.raises(StorageError) as caught:
+        federation.prepare(root, ["porch"])
+    assert str(caught.value) == f"{root / name}: a link to {tmp_path}/stick, which is not there. Is its disk mounted?"
+    assert {path: path.lstat().st_mtime_ns for path in root.rglob("*")} == before
+    (tmp_path / "disk").rename(tmp_path / "stick")
+    assert federation.prepare(root, ["porch"]) == []

@@ -275,3 +275,19 @@ def test_a_query_another_type_and_large_headers_do_not_reach_the_superlinks_log(
     ]
     assert [line for line in lines if line in denied] == denied
     assert lines.index(denied[-1]) < lines.index("http-request wait-for-body time 10s if small")
+
+
+def test_nothing_is_written_where_haproxy_is_missing(keys, tmp_path, monkeypatch):
+    monkeypatch.setattr(gateway.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(StorageError, match="haproxy: not found"):
+        gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+    assert not (tmp_path / "gateway").exists()
+
+
+@pytest.mark.parametrize("folder", ["server", "public", "page"])
+def test_its_files_do_not_lie_among_keys(keys, haproxy, folder):
+    work = keys.parent / folder
+    before = sorted(work.iterdir())
+    with pytest.raises(StorageError, match=rf"--work {work}: a folder of keys, with ca\.crt\. Name another"):
+        gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")
+    assert sorted(work.iterdir()) == before

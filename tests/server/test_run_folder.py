@@ -199,3 +199,17 @@ def test_a_list_of_a_data_set_that_is_not_utf8_is_one_line(tmp_path):
     (tmp_path / "wnids.txt").write_bytes(b"n01443537\n\xe4\xff\n")
     with pytest.raises(DataError, match=r"wnids\.txt: not a readable UTF-8 text file"):
         read_lines(tmp_path / "wnids.txt")
+
+
+@pytest.mark.parametrize("how", ["output", "hydra.run.dir"])
+@pytest.mark.parametrize("name", ["server.key", "gateway.token", "token", "ca.crt"])
+def test_a_folder_of_keys_gets_no_run(tmp_path: Path, how: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).touch()
+    assert main([*SMALL, "method=fedavg", f"{how}={tmp_path}"]) == 2
+    assert f"output={tmp_path}: a folder of keys, with {name}. Choose another output=." in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_with_the_name_of_a_token_is_none_of_keys(tmp_path: Path) -> None:
+    (tmp_path / "token").mkdir()
+    refuse_used(tmp_path)
