@@ -67,6 +67,12 @@ def cross_faults(config: RunConfig) -> list[str]:
     faults += own(config.clients_per_round) if callable(own) else []
     place = getattr(config.engine, "faults", None)
     faults += place(device_name(config.device)) if callable(place) else []
+    faults += [
+        f"logger.{name}: a user's name or password stands in this address, and the run's files would show it. Leave it "
+        "out (logger=mlflow reads the variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)."
+        for name, value in config.logger.model_dump().items()
+        if "@" in str(value).partition("://")[2]
+    ]
     if config.resume is not None and not Path(config.resume).is_dir():
         faults.append(f"resume={config.resume}: no such run folder. Name the folder of a run.")
     elif config.resume and config.output and Path(config.resume).resolve() != Path(config.output).resolve():

@@ -236,3 +236,13 @@ def test_no_setting_of_the_server_reaches_a_device(tmp_path):
     assert same == dict.fromkeys([*SERVER_SETTINGS, "all"], True)
     assert set(told) == set(SERVER_SETTINGS)
     assert not leaked
+
+
+@pytest.mark.parametrize("user", ["somebody:hunter2", "hunter2", ":hunter2"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(user):
+    """The run's files and the SuperLink's database would keep it."""
+    (fault,) = faults("logger=mlflow", f"logger.uri='https://{user}@mlflow.example.org/a'")
+    assert fault.startswith("logger.uri: ")
+    assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in fault
+    assert "hunter2" not in fault
+    assert load(["logger=mlflow", "logger.uri=https://mlflow.example.org:5000/a"]).logger.model_dump()["uri"]
