@@ -71,7 +71,7 @@ def cross_faults(config: RunConfig) -> list[str]:
         f"logger.{name}: a user's name or password stands in this address, and the run's files would show it. Leave it "
         "out (logger=mlflow reads the variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)."
         for name, value in config.logger.model_dump().items()
-        if "@" in str(value).partition("://")[2]
+        if "@" in str(value).partition("://")[2].partition("/")[0]
     ]
     if config.resume is not None and not Path(config.resume).is_dir():
         faults.append(f"resume={config.resume}: no such run folder. Name the folder of a run.")
