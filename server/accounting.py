@@ -31,10 +31,16 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
     """Return the ``result.json`` object for a run with metric `lines` and the descriptive fields of `identity`.
 
     `final` is the last evaluation. Its accuracies per class become ``class_accuracy``; a class without test examples
-    gets null. Where models have several widths, ``width_accuracy`` has the last accuracy of each.
+    gets null. Where models have several widths, ``width_accuracy`` has the last accuracy of each, and
+    ``width_replies`` the number of replies that were accepted for it in all rounds.
     """
     class_accuracy = [None if math.isnan(share) else share for share in final.per_class] if final else None
     widths = [entry["width_accuracy"] for entry in lines if entry.get("width_accuracy")]
+    replies: Counter[str] = Counter()
+    for entry in lines:
+        replies.update(entry.get("width_replies", {}))
+    if replies and widths:
+        replies = Counter({**dict.fromkeys(widths[-1], 0), **replies})
     accuracies = [entry["test_accuracy"] for entry in lines if entry["test_accuracy"] is not None]
     return {
         **identity,
@@ -45,6 +51,7 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
         "last_ten_accuracy": float(np.mean(accuracies[-WINDOW:])) if accuracies else None,
         "class_accuracy": class_accuracy,
         **({"width_accuracy": widths[-1]} if widths else {}),
+        **({"width_replies": dict(replies)} if replies else {}),
         "bytes_total": sum(entry["bytes_down"] + entry["bytes_up"] for entry in lines),
         "seconds_total": sum(entry["seconds"] for entry in lines),
         "versions": {name: version(name) for name in ("flwr", "torch", "numpy")},

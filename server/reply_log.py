@@ -2,8 +2,9 @@
 
 ``checkpoints/accepted.log`` holds all replies accepted since the last checkpoint. A reply counts as accepted when its
 record is on disk (append, fdatasync). After a crash, the server repeats the rounds since that checkpoint: it selects
-the same clients, takes the accepted replies from the log and sends new requests for the rest. Each checkpoint empties
-the log.
+the same clients, takes the accepted replies from the log and sends new requests for the rest. Where models have several
+widths, the log also has what width each device had told when the round was drawn, so that each client gets the slot and
+the model that it had. Each checkpoint empties the log.
 
 A record is ``magic, length, CRC-32, bytes``; the bytes are a safetensors file whose header describes the record. The
 log ends before the first incomplete or damaged record; the rest is dropped with a warning.
@@ -16,7 +17,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from logging import INFO, WARNING
 from pathlib import Path
@@ -58,6 +59,7 @@ class WriteAheadLog:
         self.path = folder / "checkpoints" / "accepted.log"
         self.run = run
         self._available: dict[int, list[int]] = {}
+        self._widths: dict[int, dict[int, float]] = {}
         self._accepted: dict[_Place, list[Upload]] = {}
         self._over: set[_Place] = set()
         self._order: list[tuple[int, int, float | None]] = []
@@ -72,9 +74,26 @@ class WriteAheadLog:
         """Return the partitions from which round `number` drew its clients; None if the round had not begun."""
         return self._available.get(number)
 
-    def draw(self, number: int, available: Sequence[int]) -> None:
-        """Record from which partitions round `number` draws its clients; the first reply syncs it to disk."""
-        self._append({"kind": "draw", "round": number, "available": _spans(available)}, durable=False)
+    def widths(self, number: int) -> dict[int, float] | None:
+        """Return partition -> width that its device had told when round `number` was drawn.
+
+        None if the round had not begun, depends on no widths, or was drawn by a version that did not record them (up to
+        27 November 2026).
+        """
+        return self._widths.get(number)
+
+    def draw(self, number: int, available: Sequence[int], widths: Mapping[int, float] | None = None) -> None:
+        """Record from which partitions round `number` draws its clients; the first reply syncs it to disk.
+
+        `widths`: partition -> width that its device has told, for a round whose draw depends on them.
+        """
+        facts = {"kind": "draw", "round": number, "available": _spans(available)}
+        if widths is not None:
+            facts["widths"] = [
+                [width, _spans(sorted(one for one in widths if widths[one] == width))]
+                for width in sorted(set(widths.values()))
+            ]
+        self._append(facts, durable=False)
 
     def accepted(self, current: Round) -> list[Upload]:
         """Return the uploads accepted in this exchange; each upload is returned once."""
@@ -172,7 +191,10 @@ class WriteAheadLog:
 
     def _take(self, facts: dict[str, Any], arrays: Arrays) -> None:
         if facts["kind"] == "draw":
-            self._available[facts["round"]] = [p for first, last in facts["available"] for p in range(first, last + 1)]
+            self._available[facts["round"]] = _numbers(facts["available"])
+            if "widths" in facts:
+                widths = {one: width for width, spans in facts["widths"] for one in _numbers(spans)}
+                self._widths[facts["round"]] = widths
         elif facts["kind"] == "end":
             self._over.add((facts["round"], facts["exchange"]))
             self._order.append((facts["round"], facts["exchange"], facts.get("at")))
@@ -247,3 +269,8 @@ def _spans(numbers: Sequence[int]) -> list[list[int]]:
         else:
             spans.append([number, number])
     return spans
+
+
+def _numbers(spans: Sequence[Sequence[int]]) -> list[int]:
+    """Return the numbers of which :func:`_spans` has made `spans`."""
+    return [number for first, last in spans for number in range(first, last + 1)]

@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ from fedcross.tasks.scoring import Score
 
 #: Reasons for which replies are rejected where clients train with a learning rate that is too large.
 DIVERGED = ("non_finite", "bad_metrics")
+#: After so many rounds, one after another, with slots of a width but no accepted reply, a run says so.
+IDLE_ROUNDS = 10
 
 
 class Session:
@@ -78,6 +80,7 @@ class Session:
         self.evaluator = Evaluator(kind.evaluation_network(model, config.method), data, self.device)
         self._last_score: Score | None = None
         self._doubted = False
+        self._idle_told: set[str] = set()  # widths without accepted replies of which the log has said so
         self.done, self.run = 0, secrets.token_hex(8)
         state, head = None, None
         if config.resume is not None:
@@ -107,6 +110,7 @@ class Session:
             self.method.start_from(arrangements.independent(config, data.task, self.method.independent_models))
         if state is not None:
             self.method.resume(state)
+        self.method.local_due = lambda number: config.evaluate_local and self._due(number)
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
         self.reply_log = (
             WriteAheadLog(self.folder, self.run, self.done) if arrangements.logs_replies(config, grid) else None
@@ -159,6 +163,7 @@ class Session:
                     ledger.add(entry)
                     self._tell("round_finished", entry)
                     self._doubt(entry)
+                    self._tell_idle(ledger.lines)
                     if number % config.checkpoint.every == 0 or number == last:
                         self._checkpoint(number)
                     logger.add(entry)
@@ -213,13 +218,17 @@ class Session:
             self.snapshots.model(number, self.method.global_model())
         score: Score | None = None
         widths: dict[str, Any] = {}
-        if number % self.config.evaluate_every == 0 or number == self.config.rounds:
+        if self._due(number):
             score, widths = self._evaluated()
             self._last_score = score
         entry = line(report, score, time.perf_counter() - started) | widths
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.method, self.grid, number)
         return entry
+
+    def _due(self, number: int) -> bool:
+        """Return whether round `number` is evaluated."""
+        return number % self.config.evaluate_every == 0 or number == self.config.rounds
 
     def _evaluated(self) -> tuple[Score | None, dict[str, Any]]:
         """Return the score of the global model and, where models have several sizes, ``width_accuracy`` of each."""
@@ -243,6 +252,23 @@ class Session:
             "reply may have ruined the model."
         )
         log(WARNING, f"fedcross: round {entry['round']}: {count} of {asked} replies rejected, {why}. {advice}")
+
+    def _tell_idle(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Say once of a width that its slots go out and no reply for them is accepted."""
+        for size, count in lines[-1].get("width_replies", {}).items():
+            if count or size in self._idle_told:
+                continue
+            last = [line["width_replies"][size] for line in reversed(lines) if size in line.get("width_replies", {})]
+            if len(last) < IDLE_ROUNDS or any(last[:IDLE_ROUNDS]):
+                continue
+            self._idle_told.add(size)
+            log(
+                WARNING,
+                f"fedcross: round {lines[-1]['round']}: models of width {size} went out in {IDLE_ROUNDS} rounds and no "
+                "reply was accepted, so what only they have is not trained, and their accuracy is of such a model. See "
+                "`rejected` and the warnings above; look at the devices that can hold this width, or leave it out of "
+                "method.widths.",
+            )
 
     def _note(self, ended: dict[str, Any]) -> None:
         """Add a line on a request to the audit trail, with the key of its node where that is known."""
@@ -325,5 +351,6 @@ def line(report: RoundReport, score: Score | None, seconds: float) -> dict[str, 
         "seconds": seconds,
         "seconds_training": report.seconds_training,
         "seconds_aggregation": report.seconds_aggregation,
+        **({"width_replies": dict(report.width_replies)} if report.width_replies else {}),
         **report.metrics,
     }

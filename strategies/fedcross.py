@@ -69,7 +69,8 @@ class FedCrossParams(Widths):
         a ramp are rounded to whole numbers.
     diagnostics_every : int
         Rounds between measurements of ``pool_similarity_mean`` and ``pool_spread``; 0 for never. In rounds where the
-        selection computes the pool's Gram matrix anyway, both are always measured.
+        selection computes the pool's Gram matrix anyway, both are always measured. With `widths` they are of the
+        narrowest corner, which all models have, and say nothing of what only wider ones have.
     independent_start : bool
         Whether the K models start as K different random networks (seeded by run seed and slot) instead of K copies of
         one. The paper writes w_0^1 ... w_0^K and does not say which it means; the public code copies one.

@@ -273,7 +273,8 @@ def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict
 
     ``pool_similarity_mean`` is the mean cosine over all pairs (1 if there is one model), ``pool_spread`` the root
     mean square distance of the models to their mean, relative to the mean's norm. The spread is a difference of large
-    numbers: below about 3e-4 (float32 rows) it is rounding noise.
+    numbers: below about 3e-4 (float32 rows) it is rounding noise. Both are of what `gram` covers: in a pool of several
+    widths the narrowest corner alone.
 
     Parameters
     ----------

@@ -78,9 +78,8 @@ class Asking(Method[P]):
             decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
             trail=self._trail(visit=visit.index),
         )
-        for upload in logged.accepted(place) if logged is not None else ():
+        for upload in self._logged_uploads(place, [payload]) if logged is not None else ():
             inbox.take(upload)
-            self.requests[upload.client] += 1
         over = logged is not None and logged.is_over(place)
 
         def ask(one: Payload, seconds: float) -> tuple[Message, Ticket] | None:

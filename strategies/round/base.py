@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from logging import WARNING
 from math import prod
@@ -24,6 +24,7 @@ from fedcross.core.errors import ConfigError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
+from fedcross.strategies.parts.widths import asked
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.defence import Judgement
@@ -99,6 +100,8 @@ class Method(Sizes[P]):
         self.clock: Clock | None = None
         #: Called with the line of ``visits.jsonl`` of each visit of an asynchronous method.
         self.on_visit: Callable[[dict[str, Any]], None] | None = None
+        #: Whether clients measure their local accuracy in a round; what they tell in another one is not used.
+        self.local_due: Callable[[int], bool] = lambda _: True
         #: Called with a line on each request of an exchange that has ended (:mod:`strategies.round.trail`).
         self.on_ended: Callable[[dict[str, Any]], None] | None = None
         #: Called with the name of an event and its fields, for a structured log and live views.
@@ -147,13 +150,17 @@ class Method(Sizes[P]):
         self._report = RoundReport(number)
         rules = self.federation
         needed = rules.min_clients or rules.clients_per_round
+        sized, self.told = self.plan is not None, None
         if self.log is not None and (before := self.log.available(number)) is not None:
+            self.told = self.log.widths(number)
+            if sized and self.told is None:  # a log that has no widths: those of now are the best guess
+                self.nodes.wait_for(grid, needed, rules.wait_s)
             clients = self.sample(number, before)
             self._available = self.nodes.wait_for(grid, needed, rules.wait_s, clients)
             return clients
         self._available = self.nodes.wait_for(grid, needed, rules.wait_s)
         if self.log is not None:
-            self.log.draw(number, self._available)
+            self.log.draw(number, self._available, self.nodes.widths() if sized else None)
         return self.sample(number, self._available)
 
     def _open(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> Exchange:
@@ -165,6 +172,8 @@ class Method(Sizes[P]):
             self.tell("round_started", {"round": current.number, "clients": list(current.clients)})
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
         payloads = self._payloads(current)
+        if current.exchange + 1 == self.exchanges:
+            self.told = None  # the round is dealt: from here on counts what devices can hold now
         inbox = Inbox(
             rules.nonce,
             self._rejected,
@@ -172,9 +181,8 @@ class Method(Sizes[P]):
             decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
             trail=self._trail(round=current.number, exchange=current.exchange),
         )
-        for upload in logged.accepted(current) if logged is not None else ():
+        for upload in self._logged_uploads(current, payloads) if logged is not None else ():
             inbox.take(upload)
-            self.requests[upload.client] += 1
         over = not payloads or (logged is not None and logged.is_over(current))
         before = [payload.nbytes for payload in payloads if over or payload.slot in inbox.won]
         report.clients += len(before)
@@ -186,6 +194,34 @@ class Method(Sizes[P]):
         stalest = self.stalest([payload.slot for payload in payloads]) if rules.hedge else ()
         spares = self._spares(current, payloads)
         return Exchange(current, grid, rules, payloads, inbox, ask, spares, stalest, over, self.fits)
+
+    def _logged_uploads(self, place: Round, payloads: Sequence[Payload]) -> Iterator[Upload]:
+        """Yield the uploads that the log has of the exchange at `place`; count the requests for all of them.
+
+        One that answers none of `payloads` is left out with a warning: the run goes on with other settings or other
+        devices, or the log is of a version that did not store the devices' widths.
+        """
+        sent = {payload.slot: payload for payload in payloads}
+        for upload in self.log.accepted(place) if self.log is not None else ():
+            self.requests[upload.client] += 1
+            if why := self._mismatch(upload, sent.get(upload.slot)):
+                what = f"the logged reply of client {upload.client} for slot {upload.slot} is not used: {why}"
+                log(WARNING, "fedcross: round %s: %s", place.number, what)
+            else:
+                yield upload
+
+    def _mismatch(self, upload: Upload, payload: Payload | None) -> str:
+        """Return why `upload` is no answer to what its slot sends, `payload`; empty if it is one."""
+        if payload is None:
+            return "no model goes out in this slot now"
+        if upload.client != payload.client and not self.interchangeable:
+            return f"the slot's model goes to client {payload.client} now"
+        groups = {"": self.upload_model(payload), **self.upload_extras(payload)}
+        expected = {group: {name: shape for name, (shape, _) in spec.items()} for group, spec in groups.items()}
+        sent = {"": upload.arrays, **upload.extras}
+        if {group: {name: array.shape for name, array in found.items()} for group, found in sent.items()} != expected:
+            return "it has other shapes than the slot's model has now"
+        return ""
 
     def _close(self, exchange: Exchange) -> None:
         """Record the costs of `exchange` and aggregate its uploads; used by both ways to drive a round."""
@@ -206,6 +242,9 @@ class Method(Sizes[P]):
             number, connected = exchange.current.number, len(self._available)
             end_if_common(self._faults, asked, number, connected, heard=self._heard, said=self._said)
         self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
+        if self.plan is not None:
+            accepted = exchange.inbox.won.keys() - self._overruled.keys()
+            report.width_replies.update(self.replies_by_size(exchange.payloads, accepted))
         self._ended_requests(exchange, self._overruled)
 
     def _trail(self, **place: int) -> Trail | None:
@@ -286,9 +325,19 @@ class Method(Sizes[P]):
     def _request(
         self, current: Round, payload: Payload, config: Mapping[str, Any], seconds: float
     ) -> tuple[Message, Ticket] | None:
-        """Return the message for `payload` and its ticket; None if its client is not connected."""
+        """Return the message for `payload` and its ticket; None if its client is not connected, or cannot hold it."""
         node = self.nodes.online.get(payload.client)
         if node is None:
+            return None
+        if self.plan is not None and not self.fits(payload, payload.client):  # it came back with less after a crash
+            what = f"width {asked(payload.config).width:g}, its device holds {self.budget(payload.client):g} now"
+            log(
+                WARNING,
+                "fedcross: client %s is not asked for slot %s: the model has %s",
+                payload.client,
+                payload.slot,
+                what,
+            )
             return None
         self.requests[payload.client] += 1
         if self.on_request is not None:
@@ -331,7 +380,7 @@ class Method(Sizes[P]):
         report.bytes_up += sum(upload.nbytes for upload in uploads)
         report.train_loss = self._mean_loss(uploads, report.train_loss)
         local = [u.metrics["local-accuracy"] for u in uploads if "local-accuracy" in u.metrics]
-        if local:
+        if local and self.local_due(current.number):
             report.metrics["local_accuracy"] = float(np.mean(local))
         if self.observer is not None:
             self.observer(current, uploads)

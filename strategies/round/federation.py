@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -94,6 +94,8 @@ class RoundReport:
     train_loss: float | None = None
     seconds_training: float = 0.0
     seconds_aggregation: float = 0.0
+    #: Size -> accepted replies, of the sizes that went out; only where models have several.
+    width_replies: Counter[str] = field(default_factory=Counter)
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -103,8 +105,11 @@ class ReplyLog(Protocol):
     def available(self, number: int) -> list[int] | None:
         """Return the partitions that round `number` was drawn from before a crash; None if it was not drawn yet."""
 
-    def draw(self, number: int, available: Sequence[int]) -> None:
-        """Store the partitions that round `number` is drawn from."""
+    def widths(self, number: int) -> dict[int, float] | None:
+        """Return the widths that devices had told when round `number` was drawn; None if they were not stored."""
+
+    def draw(self, number: int, available: Sequence[int], widths: Mapping[int, float] | None = None) -> None:
+        """Store the partitions that round `number` is drawn from, and the devices' widths if it depends on them."""
 
     def accepted(self, current: Round) -> list[Upload]:
         """Return the uploads that this exchange had accepted before the server crashed."""

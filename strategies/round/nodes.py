@@ -96,6 +96,10 @@ class Nodes:
         """
         return self._widths.get(self.online.get(partition, -1))
 
+    def widths(self) -> dict[int, float]:
+        """Return partition -> width of its device, for the connected ones whose holder has told one."""
+        return {one: self._widths[node] for one, node in self.online.items() if node in self._widths}
+
     def refresh(self, grid: Grid) -> list[int]:
         """Get the connected nodes from the grid, ask new ones for their partition, return the sorted partition ids."""
         if isinstance(grid, LocalClients):

@@ -23,7 +23,8 @@ class PooledParams(Settings):
     ----------
     diagnostics_every : int
         Rounds between measurements of ``pool_similarity_mean`` and ``pool_spread``, of the pool that the next round
-        sends; 0 for never. Each takes one pass over the pool.
+        sends; 0 for never. Each takes one pass over the pool. In a pool of several widths they are of the narrowest
+        corner, which all models have, and say nothing of what only wider ones have.
     storage : Storage
         Where the pool lies.
     """

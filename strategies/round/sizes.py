@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
@@ -26,11 +26,15 @@ class Sizes(FlowerHooks[P]):
         How the network is sliced; set before :meth:`begin` if :meth:`slices` says that the method needs it.
     budgets : mapping of int to float
         Client -> width of its device, as ``devices.widths`` deals them.
+    told : mapping of int to float, or None
+        Client -> width that its node had told when this round was drawn, while a round is dealt again after a crash;
+        None if what nodes tell now counts, as always else.
     """
 
     nodes: Nodes
     plan: Plan | None = None
     budgets: Mapping[int, float] = {}
+    told: Mapping[int, float] | None = None
 
     @classmethod
     def slices(cls, params: Settings) -> bool:
@@ -55,7 +59,7 @@ class Sizes(FlowerHooks[P]):
 
     def budget(self, client: int) -> float:
         """Return the width of a client's device: what its node says, else ``devices.widths``, else 1."""
-        told = self.nodes.width(client)
+        told = self.nodes.width(client) if self.told is None else self.told.get(client)
         return self.budgets.get(client, 1.0) if told is None else told
 
     def fits(self, payload: Payload, client: int) -> bool:
@@ -102,6 +106,18 @@ class Sizes(FlowerHooks[P]):
     def all_sizes(self) -> Sequence[Size]:
         """Return every size that the method trains, the largest first; empty without slices."""
         return [Size(width) for width in sorted(getattr(self.params, "widths", ()), reverse=True)]
+
+    def replies_by_size(self, payloads: Sequence[Payload], accepted: Collection[int]) -> dict[str, int]:
+        """Return, for each size in `payloads`, how many of its slots are `accepted`; empty if there is one size only.
+
+        Keys are :attr:`Size.text`, the largest size first; a size that did not go out has none.
+        """
+        sizes = self.all_sizes()
+        if len(sizes) < 2:
+            return {}
+        slots = [(asked(payload.config), payload.slot) for payload in payloads]
+        out = [size for size in sizes if any(size == one for one, _ in slots)]
+        return {size.text: sum(one == size and slot in accepted for one, slot in slots) for size in out}
 
     def check_budgets(self) -> None:
         """Raise a ConfigError if the widths of all devices are known and fit no model, or do not fit some slot's.

@@ -233,7 +233,8 @@ class AsyncMethod(Asking[P]):
             return
         self._heard = True
         report.bytes_up += upload.nbytes
-        self._local += [upload.metrics["local-accuracy"]] if "local-accuracy" in upload.metrics else []
+        if "local-accuracy" in upload.metrics and self.local_due(visit.round):
+            self._local.append(upload.metrics["local-accuracy"])
         if "train-loss" in upload.metrics:
             loss, examples = self._losses
             self._losses = (

@@ -40,6 +40,15 @@ def test_the_last_ten_evaluations_are_averaged_without_a_maximum():
     assert result([entry(1, None)], {})["last_ten_accuracy"] is None
 
 
+def test_replies_by_width_are_summed_and_a_width_that_never_went_out_has_none():
+    counted = [{"width_replies": {"1": 0, "0.4": 2}}, {}, {"width_replies": {"0.4": 1}}]
+    lines = [entry(number) | one for number, one in enumerate(counted, 1)]
+    assert result(lines, {})["width_replies"] == {"1": 0, "0.4": 3}
+    lines[1]["width_accuracy"] = {"1": 0.5, "0.66": 0.5, "0.4": 0.5}
+    assert list(result(lines, {})["width_replies"].items()) == [("1", 0), ("0.66", 0), ("0.4", 3)]
+    assert "width_replies" not in result([entry(1)], {})
+
+
 def test_a_continued_ledger_drops_later_and_broken_lines(tmp_path):
     ledger = Ledger(tmp_path)
     for number in (1, 2, 3):

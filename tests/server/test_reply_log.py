@@ -64,6 +64,19 @@ def test_what_was_accepted_comes_back(written):
     assert log.accepted(SECOND) == []
 
 
+def test_the_widths_of_a_draw_come_back(tmp_path):
+    widths = {1: 0.66, 2: 0.4, 3: 0.4, 4: 1.0, 7: 0.1 + 0.2}
+    log = WriteAheadLog(tmp_path, "run", 0)
+    log.draw(1, [1, 2, 3, 4, 5, 7], widths)
+    log.draw(2, [1, 2], {})
+    log.draw(3, [1, 2])  # also what versions up to 27 November 2026 wrote
+    log.close()
+    again = WriteAheadLog(tmp_path, "run", 0)
+    assert [again.widths(number) for number in (1, 2, 3, 4)] == [widths, {}, None, None]
+    assert again.available(1) == [1, 2, 3, 4, 5, 7]
+    assert "widths" not in list(records(log.path))[3][0]
+
+
 def test_a_log_goes_on_where_it_ended(written):
     log = WriteAheadLog(written, "run", 2)
     log.accept(SECOND, upload(7, 0))

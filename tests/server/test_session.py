@@ -4,14 +4,17 @@ import re
 
 import numpy as np
 import pytest
+from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
 
+from fedcross.client.app import app as client_app
 from fedcross.conf.later import LATER
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.server.evaluation import across_clients
 from fedcross.server.identity import check_continues, check_same, describe, flatten
 from tests.support.federation import run, same, session
+from tests.support.slices import POOL
 
 
 def test_a_run_leaves_what_the_design_lists(tmp_path):
@@ -134,6 +137,62 @@ def test_a_run_that_diverges_says_so_once(tmp_path, caplog):
     said = [record.getMessage() for record in caplog.records if "diverges" in record.getMessage()]
     assert len(said) == 1
     assert re.search(r"round 1: (\d+) of \1 replies rejected, .*lower train\.lr", said[0])
+
+
+def changed(change):
+    """Return the client app with a change: `change(asked, reply)` gets each train request's scalars and its reply."""
+    app = ClientApp()
+    app.query()(client_app)
+
+    @app.train()
+    def train(message, context):
+        reply = client_app(message, context)
+        change(message.content.config_records["config"], reply)
+        return reply
+
+    return app
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbuff"])
+def test_a_local_accuracy_that_nobody_asked_for_is_not_used(tmp_path, method):
+    """One device says 1 in each round; the run measures none, or in rounds 2 and 3 only, where it is one of three."""
+
+    def claims(asked, reply):
+        if asked["client"] == 0:
+            reply.content.metric_records["metrics"]["local-accuracy"] = 1.0
+
+    def locally(name, *overrides):
+        run(tmp_path / name, f"method={method}", "partition.clients=3", *overrides, app=changed(claims))
+        lines = [json.loads(text) for text in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [line.get("local_accuracy") for line in lines]
+
+    assert locally("off") == [None, None, None]
+    found = locally("on", "evaluate_local=true", "evaluate_every=2")
+    assert [value is None for value in found] == [method == "fedavg", False, False]  # a visit of round 2 may end in 1
+    assert all(value < 0.9 for value in found if value is not None)
+
+
+def test_a_width_whose_replies_are_all_lost_is_told_once_and_counted(tmp_path, caplog):
+    def broken(asked, reply):
+        if asked.get("width", 1.0) == 1:
+            raise RuntimeError("lost power")
+
+    run(tmp_path, *POOL, "rounds=12", "evaluate_every=12", app=changed(broken))
+    said = [one.getMessage() for one in caplog.records if "no reply was accepted" in one.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("fedcross: round 10: models of width 1 went out in 10 rounds and no reply was accepted")
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["width_replies"] for line in lines] == [{"1": 0, "0.66": 1, "0.4": 1}] * 12
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["width_replies"] == {"1": 0, "0.66": 12, "0.4": 12}
+
+
+def test_models_of_one_width_have_no_counts_by_width(tmp_path):
+    run(tmp_path / "full", "rounds=1")
+    run(tmp_path / "narrow", *POOL, "method.widths=[0.4]", "rounds=1")
+    for folder in ("full", "narrow"):
+        assert "width_replies" not in (tmp_path / folder / "metrics.jsonl").read_text()
+        assert "width_replies" not in (tmp_path / folder / "result.json").read_text()
 
 
 def test_the_virtual_clock_counts_the_examples_that_a_visit_trains_on(tmp_path):

@@ -43,7 +43,10 @@ class Log:
     def available(self, number):
         return None
 
-    def draw(self, number, available):
+    def widths(self, number):
+        return None
+
+    def draw(self, number, available, widths=None):
         self.kept.append(("draw", number))
 
     def accepted(self, current):

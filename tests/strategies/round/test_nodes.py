@@ -366,6 +366,7 @@ def test_a_node_tells_the_width_of_its_device_and_nonsense_counts_as_nothing():
         nodes._note_width(node, told)
         nodes.online[node + 10] = node
     assert [nodes.width(partition) for partition in range(10, 19)] == [0.4, 1.0, *[None] * 7]
+    assert nodes.widths() == {10: 0.4, 11: 1.0}
     nodes._note_width(0, None)  # its node was started anew, without one
     assert nodes.width(10) is None
 
