@@ -116,7 +116,7 @@ def _new(database: Path) -> str:
     if database.exists() and database.stat().st_size:
         return ""
     revoked = recorded.read(recorded.beside(database))
-    none = f"{len(revoked)} are revoked, in {recorded.FILE}" if revoked else "none is revoked"
+    none = f"keys revoked: {len(revoked)} ({recorded.FILE})" if revoked else "none is revoked"
     return f"--database {database.resolve()}: new: no device is registered here, {none}"
 
 

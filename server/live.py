@@ -1,7 +1,7 @@
 """Serves the live page, its events and ``/metrics`` from a thread of the server's process (``serve.page=true``).
 
 On the loopback interface anybody on this machine may look; requests under another host name are refused, so that a web
-page elsewhere cannot read along. On any other interface a token is needed (:func:`serving.given_token`).
+page elsewhere cannot read along. On any other interface a token is needed (:mod:`page_variables`).
 
 A run must not end or wait because of its page: the thread only reads, and its errors are logged once.
 """
@@ -39,7 +39,7 @@ from fedcross.engines.executor.punctual import Punctual
 from fedcross.server.board import Board
 from fedcross.server.gauges import RunCollector
 from fedcross.server.live_page import PAGE
-from fedcross.server.serving import given_token, is_loopback, proxied
+from fedcross.server.page_variables import given_token, is_loopback, proxied
 
 COOKIE = "fedcross-page"
 #: File in the run's folder with the page's address, and its token if it has one; for this user only, whoever may read

@@ -29,8 +29,8 @@ ANOTHER = (
     "this call brings another operator's token than the SuperLink read at its start. If that was made anew since, "
     f"restart the SuperLink (until then the old one counts); else name the right file in {VARIABLE}"
 )
-#: Variable: the file with the live page's token (``server/serving.py``), an operator's own word perhaps; and its fewest
-#: characters where others than this machine reach the page.
+#: Variable: the file with the live page's token (``server/page_variables.py``), an operator's own word perhaps; and its
+#: fewest characters where others than this machine reach the page.
 PAGE, PAGE_SHORTEST = "FEDCROSS_PAGE_TOKEN_FILE", 16
 
 

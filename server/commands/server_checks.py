@@ -210,10 +210,10 @@ def check_tokens() -> Iterator[Finding]:
         except StorageError as error:
             yield fault(str(error))
     if any(name.startswith("FEDCROSS_PAGE") and value for name, value in os.environ.items()):
-        from fedcross.server import serving
+        from fedcross.server import page_variables
 
         try:
-            serving.check_variables()
+            page_variables.check()
             yield ok("a live page can be served with the variables FEDCROSS_PAGE*")
         except ConfigError as error:
             yield fault(str(error))

@@ -270,7 +270,7 @@ def test_a_new_database_is_told(
     (tmp_path / "s.db").touch()
     assert told() == [f"{new}none is revoked"]
     recorded.Record(tmp_path / recorded.FILE).add([b"key"])
-    assert told() == [f"{new}1 are revoked, in {recorded.FILE}"]
+    assert told() == [f"{new}keys revoked: 1 ({recorded.FILE})"]
     with contextlib.closing(sqlite3.connect("s.db")) as database:
         database.execute("CREATE TABLE node (public_key BLOB)")
     assert told() == []

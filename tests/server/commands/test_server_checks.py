@@ -23,7 +23,7 @@ from fedcross.core.trust.admission import fingerprint
 from fedcross.core.trust.keys import KeyPair
 from fedcross.deploy import federation
 from fedcross.engines.executor import barred, entry, operators, recorded
-from fedcross.server import serving
+from fedcross.server import page_variables as page
 from fedcross.server.commands import doctor, server_checks
 from fedcross.server.commands.findings import Finding
 from tests.engines.executor.test_barred import REPLACED, copied, register, revoke
@@ -233,19 +233,25 @@ def test_variables_that_are_tokens_themselves_are_faults_and_not_printed(
     keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    files = {operators.VARIABLE: keys / "operator" / "token", serving.TOKEN_FILE: keys / "page" / "token"}
-    for name in (operators.VARIABLE, serving.TOKEN, serving.TOKEN_FILE, serving.PLACE, serving.URL):
+    files = {operators.VARIABLE: keys / "operator" / "token", page.TOKEN_FILE: keys / "page" / "token"}
+    for name in (
+        operators.VARIABLE,
+        page.TOKEN,
+        page.TOKEN_FILE,
+        page.PLACE,
+        page.URL,
+    ):
         monkeypatch.delenv(name, raising=False)
     assert list(server_checks.check_tokens()) == []
     for name, file in files.items():
         monkeypatch.setenv(name, str(file))
     assert [one.kind for one in server_checks.check_tokens()] == ["ok", "ok"]
-    monkeypatch.delenv(serving.TOKEN_FILE)
-    monkeypatch.setenv(serving.TOKEN, str(files[serving.TOKEN_FILE]))
+    monkeypatch.delenv(page.TOKEN_FILE)
+    monkeypatch.setenv(page.TOKEN, str(files[page.TOKEN_FILE]))
     assert [one.kind for one in server_checks.check_tokens()] == ["ok", "FAULT"]
-    monkeypatch.delenv(serving.TOKEN)
+    monkeypatch.delenv(page.TOKEN)
     monkeypatch.delenv(operators.VARIABLE)
-    for name in (*files, serving.PLACE, serving.URL):
+    for name in (*files, page.PLACE, page.URL):
         token = files[operators.VARIABLE].read_text()
         monkeypatch.setenv(name, token)
         [found] = server_checks.check_tokens()
