@@ -129,7 +129,7 @@ def _fill(folders: Mapping[str, Path], devices: Sequence[str], names: Sequence[s
     _server(authority, folders["server"], names, next((copy for copy in copies if copy.exists()), None), made)
     made += gateway_token(folders["server"])
     _secret(folders["superexec"] / SECRET, made)
-    _token(folders[PAGE] / TOKEN, made, shortest=1)  # the page takes an operator's own word
+    _token(folders[PAGE] / TOKEN, made, operators.PAGE_SHORTEST)
     _token(folders[OPERATOR] / TOKEN, made)
     for device in devices:
         _device(folders[device], folders["public"], device, made)

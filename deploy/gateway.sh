@@ -19,5 +19,12 @@ for place in "$folder" "$folder/server.key" "$folder/gateway.token"; do
     fi
 done
 FEDCROSS_GATEWAY=$(cat "$folder/gateway.token")
+case $FEDCROSS_GATEWAY in
+*[!A-Za-z0-9._~+/=-]*)
+    echo "$folder/gateway.token: no token, it has letters, digits and ._~+/=- only. Remove it and make a new one," >&2
+    echo "then restart the SuperLink: fedcross deploy federation" >&2
+    exit 2
+    ;;
+esac
 export FEDCROSS_GATEWAY
 exec "$@"

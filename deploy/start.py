@@ -59,12 +59,16 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
     check_folder(server)
     certificates.check_key(pair.private)
     _dates(pair.public, server / "ca.crt")
-    _operator(os.environ.get(operators.VARIABLE))
+    if not check_operator():
+        said = "is not set: who reaches this port can start and stop runs"
+        print(f"{operators.VARIABLE} {said} ({DOCS})", file=sys.stderr)
+    check_database(database)
     if not database.resolve().parent.is_dir():
         raise StorageError(
             f"--database {database}: {database.resolve().parent} is no folder. Make it, or name another."
         )
-    check_database(database)
+    if said := _new(database):
+        print(said, file=sys.stderr)
     if said := recorded.open_folder(database):
         print(said, file=sys.stderr)
     return [
@@ -80,8 +84,14 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
 def check_database(path: Path) -> None:
     """Raise StorageError if SQLite cannot read the file `path`, or the record of revoked keys beside it is none.
 
-    A new or empty database is made by Flower.
+    A new or empty database is made by Flower. What it takes for a database in memory, or for an address, is refused: no
+    record is kept beside that, so that a restart would let revoked keys in.
     """
+    if re.match(r"[a-z0-9+]*:/|:", str(path), re.IGNORECASE):  # a path has one slash of two
+        raise StorageError(
+            f"--database {path}: name a file. A database in memory, or one with an address, keeps no revoked key out "
+            "after a restart. (A file of such a name: give its whole path.)"
+        )
     try:
         recorded.read(recorded.beside(path))
     except ValueError as error:
@@ -102,6 +112,15 @@ def check_database(path: Path) -> None:
         ) from error
 
 
+def _new(database: Path) -> str:
+    """Return what to say of a database that is not there yet or is empty; "" of another one."""
+    if database.exists() and database.stat().st_size:
+        return ""
+    revoked = recorded.read(recorded.beside(database))
+    none = f"keys revoked: {len(revoked)} ({recorded.FILE})" if revoked else "none is revoked"
+    return f"--database {database.resolve()}: new: no device is registered here, {none}"
+
+
 def gateway_of(server: Path) -> dict[str, str]:
     """Return the variable with which the SuperLink takes devices' calls from the gateway only, if it has a token."""
     file = server / GATEWAY
@@ -117,7 +136,12 @@ def gateway_of(server: Path) -> dict[str, str]:
 
 
 def superexec(folder: Path, address: str, health: str) -> list[str]:
-    """Return the command of the SuperExec, which starts the ServerApps."""
+    """Return the command of the SuperExec, which starts the ServerApps and gives them its variables."""
+    check_operator()
+    try:
+        operators.token(os.environ, operators.PAGE, shortest=1)
+    except ValueError as error:
+        raise StorageError(str(error)) from error
     authority = folder / "ca.crt"
     _dates(authority, authority)
     return [
@@ -167,17 +191,16 @@ def supernode(
     ]
 
 
-def _operator(name: str | None) -> None:
-    """Check the file of the operator's token; say what is open without one."""
-    if name:
-        try:
-            operators.refuse_text(name)
-        except ValueError as error:
-            raise StorageError(str(error)) from error
-        tokens.check(Path(name))
-        return
-    variable = operators.VARIABLE
-    print(f"{variable} is not set: who reaches this port can start and stop runs ({DOCS})", file=sys.stderr)
+def check_operator() -> str:
+    """Return the operator's token; "" if no variable names its file, StorageError if there is none in it."""
+    name = os.environ.get(operators.VARIABLE)
+    if not name:
+        return ""
+    try:
+        operators.refuse_text(name)
+    except ValueError as error:
+        raise StorageError(str(error)) from error
+    return tokens.check(Path(name))
 
 
 def check_width(width: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from fedcross.engines.executor import operators
 GATEWAY = "gateway.token"
 #: Bytes of chance in a new token.
 SIZE = 32
+#: What a token is made of. HAProxy's configuration, in which the gateway's stands, reads quotes, $ and % otherwise.
+_SIGNS = re.compile(r"[A-Za-z0-9._~+/=-]*")
 
 
 def make(path: Path) -> None:
@@ -26,15 +29,19 @@ def check(path: Path, shortest: int = operators.SHORTEST) -> str:
     Raises
     ------
     StorageError
-        If it cannot be read, others can, or it is not one line of `shortest` or more characters.
+        If it cannot be read, others can, or it is not one line of `shortest` or more characters, letters, digits and
+        ``._~+/=-``.
     """
     check_private(path)
     try:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{path}: this token cannot be read ({error}). {_again(path)}") from error
-    if len(text) < shortest or not text.isprintable():
-        raise StorageError(f"{path}: no token, it is one line of {shortest} or more characters. {_again(path)}")
+    if len(text) < shortest or not _SIGNS.fullmatch(text):
+        raise StorageError(
+            f"{path}: no token, it is one line of {shortest} or more characters, which are letters, digits and "
+            f"._~+/=- only. {_again(path)}"
+        )
     return text
 
 

@@ -1,9 +1,7 @@
 """Serves the live page, its events and ``/metrics`` from a thread of the server's process (``serve.page=true``).
 
 On the loopback interface anybody on this machine may look; requests under another host name are refused, so that a web
-page elsewhere cannot read along. On any other interface a token is needed: ``FEDCROSS_PAGE_TOKEN``, or the content of
-the file that ``FEDCROSS_PAGE_TOKEN_FILE`` names, or a random one. It never stands among the settings, which travel to
-the clients. Behind a proxy, ``FEDCROSS_PAGE_URL`` is the address under which people reach the page.
+page elsewhere cannot read along. On any other interface a token is needed (:mod:`page_variables`).
 
 A run must not end or wait because of its page: the thread only reads, and its errors are logged once.
 """
@@ -14,15 +12,14 @@ import asyncio
 import contextlib
 import errno
 import hmac
-import ipaddress
 import json
-import os
 import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator
 from logging import WARNING
 from pathlib import Path
+from urllib.parse import quote
 
 from flwr.common.logger import log
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -35,19 +32,18 @@ from starlette.responses import StreamingResponse as Stream
 from starlette.routing import Route
 from uvicorn import Config, Server
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import FedcrossError
 from fedcross.core.events import say
-from fedcross.core.private_files import check_private, open_own
-from fedcross.engines.executor.operators import refuse_text
+from fedcross.core.private_files import write_private
 from fedcross.engines.executor.punctual import Punctual
 from fedcross.server.board import Board
 from fedcross.server.gauges import RunCollector
 from fedcross.server.live_page import PAGE
+from fedcross.server.page_variables import given_token, is_loopback, proxied
 
-TOKEN, TOKEN_FILE = "FEDCROSS_PAGE_TOKEN", "FEDCROSS_PAGE_TOKEN_FILE"
-URL = "FEDCROSS_PAGE_URL"
 COOKIE = "fedcross-page"
-#: File in the run's folder with the page's address, and its token if it has one; for this user only.
+#: File in the run's folder with the page's address, and its token if it has one; for this user only, whoever may read
+#: the run's other files.
 ADDRESS = "page.url"
 #: Seconds between two looks at the board; after so many without news, a sign of life.
 LOOK_S, QUIET_S = 0.5, 15.0
@@ -79,13 +75,15 @@ class Live:
     Raises
     ------
     OSError
-        If the port is taken, or the token's file cannot be read.
+        If the port is taken.
+    FedcrossError
+        If the token is none or cannot be read, or its address cannot be written.
     """
 
     def __init__(self, board: Board, folder: Path, host: str, port: int) -> None:
         self.board = board
         local = is_loopback(host)
-        self.token = given_token() or ("" if local else secrets.token_urlsafe(24))
+        base, self.token = proxied(), given_token(host) or ("" if local else secrets.token_urlsafe(24))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family)
         self.port = int(self._socket.getsockname()[1])
@@ -95,11 +93,11 @@ class Live:
         self._server = Server(Config(self.app(local), timeout_graceful_shutdown=1, **rules))  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run, name="fedcross-page", daemon=True)
         shown = f"[{host}]" if ":" in host else host
-        base = os.environ.get(URL) or f"http://{shown}:{self.port}/"
-        self.url = base + (f"?token={self.token}" if self.token else "")
+        self.url = base or f"http://{shown}:{self.port}/"
+        if self.token:
+            self.url += f"?token={quote(self.token, safe='')}"
         self._address = folder / ADDRESS
-        with open_own(self._address, "w") as file:
-            file.write(f"{self.url}\n")
+        write_private(self._address, f"{self.url}\n".encode())
 
     def app(self, local: bool) -> Starlette:
         """Return the web application; `local`: only this machine reaches it."""
@@ -190,46 +188,13 @@ class Live:
             return json.dumps(json.loads(json.dumps(state), parse_constant=lambda _: None))
 
 
-def given_token() -> str:
-    """Return the token that the environment gives or whose file it names; "" if it gives none.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read, is empty or others can read it: the page must not open without its token.
-    """
-    given, named = os.environ.get(TOKEN, ""), os.environ.get(TOKEN_FILE, "")
-    if given or not named:
-        return given
-    try:
-        refuse_text(named, TOKEN_FILE, shortest=1)
-        found = check_private(Path(named)).read_text(encoding="ascii").strip()
-    except UnicodeDecodeError as error:
-        raise OSError(f"{TOKEN_FILE}: {named} has characters that no token has") from error
-    except ValueError as error:  # it names its variable itself
-        raise OSError(str(error)) from error
-    except StorageError as error:
-        raise OSError(f"{TOKEN_FILE}: {error}") from error
-    if not found:
-        raise OSError(f"{TOKEN_FILE}: {named} is empty")
-    return found
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def serve(board: Board, folder: Path, host: str, port: int) -> Live | None:
     """Start the page and say where it is; None, with a warning, if that is not possible."""
     try:
         live = Live(board, folder, host, port)
-    except OSError as error:
+    except (OSError, FedcrossError) as error:
         # Not the system's words: they would name a cause, should the run fail later of another one.
-        taken = error.errno == errno.EADDRINUSE
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         why = "another program, perhaps another run, has this port" if taken else error
         log(WARNING, "fedcross: no live page at %s:%s (%s); the run goes on without.", host, port, why)
         return None

@@ -7,7 +7,6 @@ federation has it. Of two runs at once the second one finds the port taken, says
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import WARNING
@@ -16,15 +15,12 @@ from typing import TYPE_CHECKING
 
 from flwr.common.logger import log
 
-from fedcross.core.errors import ConfigError
 from fedcross.core.extras import install
 from fedcross.server.board import Board
+from fedcross.server.page_variables import own_place
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
-
-#: Environment variable: where this machine's runs serve their page, as ``HOST:PORT``.
-PLACE = "FEDCROSS_PAGE"
 
 
 def place(config: RunConfig) -> tuple[str, int] | None:
@@ -35,13 +31,8 @@ def place(config: RunConfig) -> tuple[str, int] | None:
     ConfigError
         If ``FEDCROSS_PAGE`` is no address.
     """
-    own = os.environ.get(PLACE, "")
-    if not own:
-        return (config.serve.host, config.serve.port) if config.serve.page else None
-    host, _, port = own.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{PLACE}={own!r}: where is the page? Give HOST:PORT, for example 127.0.0.1:8080.")
-    return host.strip("[]"), int(port)
+    own = own_place()
+    return own or ((config.serve.host, config.serve.port) if config.serve.page else None)
 
 
 def board_of(config: RunConfig) -> Board | None:

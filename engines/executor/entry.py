@@ -35,7 +35,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 
 from .fair import AWAY, current
-from .operators import CONTROL, HEADER, WHY
+from .operators import ANOTHER, CONTROL, HEADER, WHY
 from .replies import AGAIN_S
 
 Message = MutableMapping[str, Any]
@@ -230,7 +230,7 @@ class Entry:
     async def _look(self, scope: Message) -> None:
         path, headers = scope["path"], scope["headers"]
         if path.startswith(CONTROL) and self._operator and not brought(headers, HEADER, self._operator):
-            raise RefusedError(UNAUTHORIZED, WHY)
+            raise RefusedError(UNAUTHORIZED, ANOTHER if any(values(headers, HEADER)) else WHY)
         if path.startswith(FLEET) and self._gateway:
             if not brought(headers, GATEWAY, self._gateway):
                 raise RefusedError(UNAUTHORIZED, NOT_THE_GATEWAY)

@@ -24,15 +24,23 @@ HEADER, CONTROL = "fedcross-operator", "/v1/control/"
 #: Fewest characters of a token.
 SHORTEST = 32
 WHY = f"this interface takes calls with the operator's token only (the file in {VARIABLE})"
+#: What a call is told that brings a token, but not the one that the SuperLink has read.
+ANOTHER = (
+    "this call brings another operator's token than the SuperLink read at its start. If that was made anew since, "
+    f"restart the SuperLink (until then the old one counts); else name the right file in {VARIABLE}"
+)
+#: Variable: the file with the live page's token (``server/page_variables.py``), an operator's own word perhaps; and its
+#: fewest characters where others than this machine reach the page.
+PAGE, PAGE_SHORTEST = "FEDCROSS_PAGE_TOKEN_FILE", 16
 
 
-def token(variables: Mapping[str, str], variable: str = VARIABLE) -> str:
+def token(variables: Mapping[str, str], variable: str = VARIABLE, shortest: int = SHORTEST) -> str:
     """Return the token in the file that `variable` names; empty if it is not set.
 
     Raises
     ------
     ValueError
-        If there is no token in the file, or others on the machine can read it.
+        If there is no token of `shortest` or more characters in the file, or others on the machine can read it.
     """
     if not (name := variables.get(variable)):
         return ""
@@ -47,19 +55,20 @@ def token(variables: Mapping[str, str], variable: str = VARIABLE) -> str:
             f"{variable}={name}: mode {mode:o}, so others on this machine can use it. Make a new token if it may have "
             f"been read (remove it, then fedcross deploy federation), else: chmod 600 {name}"
         )
-    if len(text) < SHORTEST or not text.isprintable():
-        raise ValueError(f"{variable}={name}: this is no token; it has {SHORTEST} characters or more on one line.")
+    if len(text) < shortest or not text.isprintable():
+        raise ValueError(f"{variable}={name}: this is no token; it has {shortest} or more characters on one line.")
     return text
 
 
-def refuse_text(name: str, variable: str = VARIABLE, shortest: int = SHORTEST) -> None:
+def refuse_text(name: str, variable: str = VARIABLE) -> None:
     """Raise ValueError if `name`, which shall be a file's, can be the token itself; the error does not say it.
 
-    A text of fewer characters than `shortest`, those of a token, is a name.
+    What is there is a name, and what can be made in a folder that is there, other than the root or the current one. A
+    short text may be a token too, of the page or of one who does not know how long it must be.
     """
     path = Path(name)
     try:
-        names = len(name) < shortest or (path.parent.name != "" and path.parent.is_dir()) or path.exists()
+        names = (path.parent.name != "" and path.parent.is_dir()) or path.exists()
     except OSError as error:  # below a folder of somebody else; a token may be longer than a file's name can be
         names = path.is_absolute() and error.errno != errno.ENAMETOOLONG
     if not names:

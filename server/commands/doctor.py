@@ -28,7 +28,7 @@ from fedcross.core.errors import closed_to_user
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
 from fedcross.server.commands.key_checks import check_keys, check_one_authority
-from fedcross.server.commands.server_checks import check_database, check_served
+from fedcross.server.commands.server_checks import check_database, check_served, check_tokens
 
 GIB = 2**30
 #: With less free space, the checkpoints of a large pool do not fit.
@@ -197,6 +197,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
 def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
     yield check_versions(unneeded=NOT_ON_DEVICES if arguments.device else ())
     yield check_environment()
+    yield check_tokens()
     yield check_disk(arguments.output)
     named = os.environ.get("FEDCROSS_DATA", "")
     yield check_data(arguments.data or Path(named or "data"), arguments.data is not None, named=bool(named))
@@ -278,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         default=[],
         metavar="HOST:PORT",
-        help="must answer; with --keys and a server.crt there, with this certificate and a gateway's token that counts",
+        help="must answer; with --keys and a server.crt there, with this certificate and the tokens there that count",
     )
     parser.add_argument("--database", type=Path, metavar="FILE", help="the SuperLink's: are revoked keys so in it?")
     return parser

@@ -220,6 +220,7 @@ def _look(path: Path) -> None:
     from fedcross.core.trust.certificates import check_key
     from fedcross.deploy import tokens
     from fedcross.deploy.federation import PAGE
+    from fedcross.engines.executor import operators
 
     if path.is_dir():
         check_place(check_folder(path).resolve().parent)
@@ -229,7 +230,7 @@ def _look(path: Path) -> None:
     elif path.name == issued.FILE:
         issued.kept(path.parent)
     elif path.parent.resolve().name == PAGE:
-        tokens.check(path, shortest=1)  # the page's can be an operator's own word
+        tokens.check(path, operators.PAGE_SHORTEST)  # it can be an operator's own word
     else:
         tokens.check(path)
     check_owner(path)

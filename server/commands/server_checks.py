@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import ssl
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from fedcross.core.errors import StorageError
-from fedcross.server.commands.device_checks import AWAY, CONNECT_S, DOOR, LONGEST, REFUSED, UNKNOWN, signed_call
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.server.commands.device_checks import (
+    AWAY,
+    CONNECT_S,
+    DOOR,
+    LONGEST,
+    MEDIA,
+    REFUSED,
+    UNKNOWN,
+    signed_call,
+)
 from fedcross.server.commands.findings import Finding, fault, note, ok
 
 if TYPE_CHECKING:
     from cryptography import x509
 
+#: Calls a path with a body and headers, and returns the status and the text of the reply.
+Ask = Callable[[str, bytes, dict[str, str]], tuple[int, str]]
+
 RESTART = "Restart the SuperLink and the gateway."
+#: A call of the control interface that changes nothing.
+NODES = "/v1/control/list-nodes"
+#: Status of a call that is taken; from FAILED on, of one that the SuperLink could not answer.
+TAKEN, FAILED = 200, 500
 #: Flower's word for a node whose key is revoked.
 UNREGISTERED = "unregistered"
 
 
 def check_served(address: str, folders: Sequence[Path]) -> Iterator[Finding]:
-    """Check that HOST:PORT serves the ``server.crt`` of one of `folders`, and that its gateway's token is known.
+    """Check that HOST:PORT serves the ``server.crt`` of one of `folders`, and which tokens its SuperLink asks for.
 
-    Nothing is said of an address where no TLS is, or if no folder has a ``server.crt``.
+    Nothing is said of an address where no TLS is, or if no folder has a ``server.crt``. Who does not serve it gets no
+    token.
     """
     from cryptography.x509 import load_der_x509_certificate
 
@@ -39,25 +57,42 @@ def check_served(address: str, folders: Sequence[Path]) -> Iterator[Finding]:
             own[folder] = read_certificate(folder / "server.crt")
     if not own:
         return
+    try:
+        with _connected(address) as connection:
+            served = load_der_x509_certificate(connection.sock.getpeercert(binary_form=True) or b"")
+    except OSError as error:
+        alert = isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
+        said = "refuses TLS, as a gateway does that asks for a client's certificate" if alert else "speaks no TLS"
+        yield note(f"{address}: {said} ({error}), so no certificate is compared with server.crt.")
+        return
+    found = [folder for folder, certificate in own.items() if certificate == served]
+    if not found:
+        yield _another(address, served, *next(iter(own.items())))
+        return
+    yield ok(f"{address} serves {found[0] / 'server.crt'}")
+
+    def ask(path: str, body: bytes, headers: dict[str, str]) -> tuple[int, str]:
+        with _connected(address) as connection:
+            if load_der_x509_certificate(connection.sock.getpeercert(binary_form=True) or b"") != served:
+                raise ConnectionError("another program answers now")
+            connection.request("POST", path, body=body, headers=headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read(LONGEST).decode(errors="replace")
+
+    with suppress(OSError, HTTPException):  # a gateway of another kind, which asks for a client's certificate
+        yield from _token(address, ask, found[0])
+        yield from _guarded(address, ask, found[0], folders)
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[HTTPSConnection]:
+    """Yield a connection; who answers is not looked at: the certificate is compared, byte for byte."""
     host, _, port = address.rpartition(":")
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # the certificate is compared, byte for byte
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     with closing(HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)) as connection:
-        try:
-            connection.connect()
-        except OSError as error:
-            alert = isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
-            said = "refuses TLS, as a gateway does that asks for a client's certificate" if alert else "speaks no TLS"
-            yield note(f"{address}: {said} ({error}), so no certificate is compared with server.crt.")
-            return
-        served = load_der_x509_certificate(connection.sock.getpeercert(binary_form=True) or b"")
-        found = [folder for folder, certificate in own.items() if certificate == served]
-        if not found:
-            yield _another(address, served, *next(iter(own.items())))
-            return
-        yield ok(f"{address} serves {found[0] / 'server.crt'}")
-        with suppress(OSError, HTTPException):  # a gateway of another kind, which asks for a client's certificate
-            yield from _token(address, connection, found[0])
+        connection.connect()
+        yield connection
 
 
 def _another(address: str, served: x509.Certificate, folder: Path, own: x509.Certificate) -> Finding:
@@ -75,7 +110,7 @@ def _another(address: str, served: x509.Certificate, folder: Path, own: x509.Cer
     return fault(f"{said}. Is this the address of the gateway? If it is: {RESTART}")
 
 
-def _token(address: str, connection: HTTPSConnection, folder: Path) -> Iterator[Finding]:
+def _token(address: str, ask: Ask, folder: Path) -> Iterator[Finding]:
     """Ask through the gateway, or the SuperLink itself, whether the gateway's calls count, with a key nobody knows.
 
     The gateway brings its own token in place of the one in `folder`, with which the SuperLink itself is asked.
@@ -90,18 +125,98 @@ def _token(address: str, connection: HTTPSConnection, folder: Path) -> Iterator[
     file = folder / tokens.GATEWAY
     with suppress(StorageError):  # check_keys tells of it
         headers[GATEWAY] = tokens.check(file)
-    connection.request("POST", DOOR, body=body, headers=headers)
-    reply = connection.getresponse()
-    said = reply.read(LONGEST).decode(errors="replace")
-    if reply.status == REFUSED and NO_GATEWAY in said:
+    status, said = ask(DOOR, body, headers)
+    if status == REFUSED and NO_GATEWAY in said:
         yield fault(
             f"{address}: the SuperLink does not take the gateway's calls, so no device gets in: two different "
             f"gateway.token. Both read {file} at their start only. {RESTART}"
         )
-    elif reply.status == UNKNOWN:
+    elif status == UNKNOWN:
         yield ok(f"{address}: the SuperLink takes the gateway's calls")
-    elif reply.status in AWAY:
-        yield note(f"{address}: answers {reply.status}. If this is the gateway: its SuperLink does not answer it.")
+    elif status in AWAY:
+        yield note(f"{address}: answers {status}. If this is the gateway: its SuperLink does not answer it.")
+
+
+def _guarded(address: str, ask: Ask, folder: Path, folders: Sequence[Path]) -> Iterator[Finding]:
+    """Check that the SuperLink, if this is its own address, asks an operator and a device for the tokens in the files.
+
+    A gateway passes no operator's call on (it answers 403), and brings its own token with a device's.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from fedcross.deploy import tokens
+    from fedcross.deploy.start import DOCS
+    from fedcross.engines.executor import operators
+    from fedcross.engines.executor.fleet import NO_GATEWAY
+
+    headers = {"Content-Type": MEDIA}
+    status, said = ask(NODES, b"", headers)
+    closed = status == REFUSED and operators.WHY in said
+    if not closed and status != TAKEN:
+        return
+    if closed:
+        yield ok(f"{address}: no run is started or stopped without the operator's token")
+    else:
+        yield fault(
+            f"{address}: who reaches it can start and stop runs and register devices: the SuperLink was started "
+            f"without {operators.VARIABLE}. Set it, and restart the SuperLink ({DOCS})."
+        )
+    for own, name in _operators(folders).items() if closed else ():
+        status, said = ask(NODES, b"", headers | {operators.HEADER: own})
+        if status == TAKEN:
+            yield ok(f"{address}: the SuperLink takes the operator's token in {name}")
+        elif status == REFUSED:
+            yield fault(
+                f"{address}: the SuperLink does not take the operator's token in {name}. It has read another one at "
+                "its start, which counts until it is restarted, also if it has leaked. Restart the SuperLink."
+            )
+    body, signed = signed_call(ec.generate_private_key(ec.SECP384R1()))
+    status, said = ask(DOOR, body, signed)
+    if status < FAILED and not (status == REFUSED and NO_GATEWAY in said):
+        file = folder / tokens.GATEWAY
+        yield fault(
+            f"{address}: who reaches it can call as a device, past the gateway: the SuperLink has read no {file} at "
+            f"its start. If it is missing: fedcross deploy federation. {RESTART}"
+        )
+
+
+def _operators(folders: Sequence[Path]) -> dict[str, str]:
+    """Return the operator's tokens at hand, the environment's and those in `folders`, and the file of each."""
+    from fedcross.deploy import tokens
+    from fedcross.deploy.federation import OPERATOR, TOKEN
+    from fedcross.engines.executor import operators
+
+    found: dict[str, str] = {}
+    with suppress(ValueError):  # check_tokens tells of it
+        if own := operators.token(os.environ):
+            found[own] = os.environ[operators.VARIABLE]
+    for folder in folders:
+        if folder.resolve().name == OPERATOR:
+            with suppress(StorageError):  # check_keys tells of it
+                found.setdefault(tokens.check(folder / TOKEN), str(folder / TOKEN))
+    return found
+
+
+def check_tokens() -> Iterator[Finding]:
+    """Check the variables of this process that name tokens, and the live page's; no value is said."""
+    from fedcross.engines.executor import operators
+
+    if os.environ.get(operators.VARIABLE):
+        from fedcross.deploy import start
+
+        try:
+            start.check_operator()
+            yield ok(f"{operators.VARIABLE} names the operator's token")
+        except StorageError as error:
+            yield fault(str(error))
+    if any(name.startswith("FEDCROSS_PAGE") and value for name, value in os.environ.items()):
+        from fedcross.server import page_variables
+
+        try:
+            page_variables.check()
+            yield ok("a live page can be served with the variables FEDCROSS_PAGE*")
+        except ConfigError as error:
+            yield fault(str(error))
 
 
 def check_database(path: Path) -> Iterator[Finding]:
@@ -121,8 +236,18 @@ def check_database(path: Path) -> Iterator[Finding]:
         yield fault(str(error))
         return
     except sqlite3.Error as error:
-        yield fault(f"{path}: cannot be read ({error}). Run as the owner of the SuperLink's database.")
+        yield fault(
+            f"{path}: cannot be read as a SuperLink's database ({error}). Run as its owner, and name the file that the "
+            "SuperLink gets with --database."
+        )
         return
+    if known is None and not told:
+        yield fault(
+            f"{path}: no database of a SuperLink, it has no table of devices. Name the file that the SuperLink gets "
+            "with --database; if it is that, start the SuperLink, which makes the table."
+        )
+        return
+    known = known or {}
     if said := recorded.open_folder(path):
         yield fault(said)
     if record.exists() and record.stat().st_uid != path.stat().st_uid and (said := recorded.strangers(record)):
@@ -141,7 +266,8 @@ def check_database(path: Path) -> Iterator[Finding]:
             "SuperLink, which records them."
         )
     if not entered and not lacks:
-        yield ok(f"{path}: registered keys {len(known) - len(revoked)}; revoked {len(revoked)}, all in {record.name}")
+        recorded_all = f", all in {record.name}" if revoked else ""
+        yield ok(f"{path}: registered keys {len(known) - len(revoked)}; revoked {len(revoked)}{recorded_all}")
 
 
 def _names(keys: Iterable[bytes]) -> str:
@@ -150,10 +276,18 @@ def _names(keys: Iterable[bytes]) -> str:
     return ", ".join(sorted(map(fingerprint, keys))[:10])
 
 
-def _keys(path: Path) -> dict[bytes, str]:
-    """Return the keys that the database knows and what it says of each; none if the SuperLink has not started yet."""
+def _keys(path: Path) -> dict[bytes, str] | None:
+    """Return the keys that the database knows and what it says of each; None if it has no table of them.
+
+    Raises
+    ------
+    sqlite3.Error
+        If it cannot be read, or its table is another program's.
+    """
     with contextlib.closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone():
-            return {}
-        rows = database.execute("SELECT public_key, status FROM node WHERE public_key IS NOT NULL")
-        return {bytes(key): str(status) for key, status in rows}
+            return None
+        rows = list(database.execute("SELECT public_key, status FROM node WHERE public_key IS NOT NULL"))
+        if not all(isinstance(key, bytes) for key, _ in rows):
+            raise sqlite3.DataError("keys in its table node are none")
+        return {key: str(status) for key, status in rows}

@@ -71,6 +71,21 @@ def test_the_container_starts_with_its_token_or_not_at_all(keys):
     assert "fedcross deploy federation" in refused.stderr
 
 
+@pytest.mark.parametrize("sign", ['"', " ", "%", "$", "#", "'", "\\", "\n", "{", "é"])
+def test_a_token_that_haproxy_reads_otherwise_starts_no_gateway(keys, tmp_path, haproxy, sign):
+    """``%[env(HOME)]`` in it would be the gateway's home, and a quote would end the header."""
+    (keys / "gateway.token").write_text(f"{'t' * 20}{sign}{'t' * 20}")
+    with pytest.raises(StorageError, match=r"gateway\.token: (no token|this token cannot be read)"):
+        gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+    start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "echo", "started"]
+    refused = subprocess.run(start, capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "fedcross deploy federation" in refused.stderr
+    (keys / "gateway.token").write_text("AZaz09._~+/=-" * 3 + "\n")
+    assert subprocess.run(start, capture_output=True, text=True).stdout == "started\n"
+    gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+
+
 def test_what_it_keeps_is_private(keys, tmp_path, haproxy):
     work = tmp_path / "gateway"
     gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")

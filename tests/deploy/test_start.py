@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -162,8 +164,26 @@ def test_a_variable_that_is_the_token_itself_is_not_printed(tmp_path: Path, monk
     federation.prepare(tmp_path, [])
     token = (tmp_path / "operator" / "token").read_text()
     monkeypatch.setenv(operators.VARIABLE, token)
-    with pytest.raises(StorageError, match=f"{operators.VARIABLE}=.*is it the token itself") as caught:
-        start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "s.db", "127.0.0.1")
+    for begin in (
+        lambda: start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "s.db", "127.0.0.1"),
+        lambda: start.superexec(tmp_path / "superexec", "a:1", "b:2"),
+    ):
+        with pytest.raises(StorageError, match=f"{operators.VARIABLE}=.*is it the token itself") as caught:
+            begin()
+        assert token not in str(caught.value)
+
+
+def test_a_superexec_whose_runs_would_have_no_page_for_their_token_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation.prepare(tmp_path, [])
+    file = tmp_path / "page" / "token"
+    monkeypatch.setenv(operators.PAGE, str(file))
+    start.superexec(tmp_path / "superexec", "a:1", "b:2")
+    token = file.read_text()
+    monkeypatch.setenv(operators.PAGE, token)
+    with pytest.raises(StorageError, match=f"{operators.PAGE}=.*is it the token itself") as caught:
+        start.superexec(tmp_path / "superexec", "a:1", "b:2")
     assert token not in str(caught.value)
 
 
@@ -226,6 +246,36 @@ def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
     database.mkdir()
     with pytest.raises(StorageError, match="unable to open database file"):
         begin()
+
+
+@pytest.mark.parametrize("name", [":memory:", ":flwr-in-memory:", "sqlite:///state.db", "SQLite+x://s.db"])
+def test_a_database_that_keeps_no_revoked_key_out_is_refused(tmp_path: Path, name: str) -> None:
+    federation.prepare(tmp_path, [])
+    with pytest.raises(StorageError, match=r"name a file\. A database in memory"):
+        start.superlink(tmp_path / "server", tmp_path / "superexec", Path(name), "127.0.0.1")
+    start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / ":memory:", "127.0.0.1")  # a file to Flower
+
+
+def test_a_new_database_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In another working directory everybody who was revoked may be registered again."""
+    federation.prepare(tmp_path, [])
+    monkeypatch.chdir(tmp_path)
+
+    def told() -> list[str]:
+        start.superlink(tmp_path / "server", tmp_path / "superexec", Path("s.db"), "127.0.0.1")
+        return [line for line in capsys.readouterr().err.splitlines() if "s.db" in line]
+
+    new = f"--database {tmp_path / 's.db'}: new: no device is registered here, "
+    assert told() == [f"{new}none is revoked"]
+    (tmp_path / "s.db").touch()
+    assert told() == [f"{new}none is revoked"]
+    recorded.Record(tmp_path / recorded.FILE).add([b"key"])
+    assert told() == [f"{new}keys revoked: 1 ({recorded.FILE})"]
+    with contextlib.closing(sqlite3.connect("s.db")) as database:
+        database.execute("CREATE TABLE node (public_key BLOB)")
+    assert told() == []
 
 
 def test_a_folder_that_all_can_write_is_told_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,5 +44,8 @@ def test_a_revoked_device_is_not_let_in_by_an_older_database(tmp_path: Path) -> 
             with pytest.raises(FederationError, match="a revoked key is never accepted again"):
                 nodes.register(client, key)
         server = network.authority.public.parents[1] / "server"
-        assert [one.kind for one in server_checks.check_served(address, [server])] == ["ok", "ok"]
+        *good, operator, gateway = server_checks.check_served(address, [server])  # a SuperLink that asks for no token
+        assert [one.kind for one in (*good, operator, gateway)] == ["ok", "ok", "FAULT", "FAULT"]
+        assert "can start and stop runs" in operator.text
+        assert "can call as a device" in gateway.text
         assert [one.kind for one in server_checks.check_database(file)] == ["ok"]

@@ -13,8 +13,10 @@ from urllib.error import HTTPError
 import pytest
 
 from fedcross.core.causes import cause_of
+from fedcross.core.errors import ConfigError
+from fedcross.core.private_files import SHARE
 from fedcross.engines.executor import punctual
-from fedcross.server import live
+from fedcross.server import live, page_variables
 from fedcross.server.board import Board
 from fedcross.server.live_page import PAGE
 from tests.analysis.test_page import FLAGS, WATCH, browser
@@ -96,20 +98,20 @@ def test_elsewhere_a_token_is_needed(tmp_path, monkeypatch):
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with opener.open(f"http://127.0.0.1:{page.port}/?token={page.token}", timeout=30) as answer:
             assert (answer.geturl().rpartition("/")[2], answer.read().decode()) == ("", PAGE)
-    monkeypatch.setenv(live.TOKEN, "chosen")
+    monkeypatch.setenv(page_variables.TOKEN, "chosen")
     with served(tmp_path) as page:
         assert (status(page, "/state"), status(page, "/state", Authorization="Bearer chosen")) == (401, 200)
 
 
 def test_the_token_may_be_in_a_private_file_and_the_page_behind_a_proxy(tmp_path, monkeypatch):
     file = tmp_path / "token"
-    monkeypatch.setenv(live.TOKEN_FILE, str(file))
-    monkeypatch.setenv(live.URL, "https://localhost:8444/")
+    monkeypatch.setenv(page_variables.TOKEN_FILE, str(file))
+    monkeypatch.setenv(page_variables.URL, "https://localhost:8444/")
     for content, mode in ((None, 0), ("", 0o600), ("secret", 0o644)):
         if content is not None:
             file.write_text(content)
             file.chmod(mode)
-        with pytest.raises(OSError, match=live.TOKEN_FILE):
+        with pytest.raises(ConfigError, match=page_variables.TOKEN_FILE):
             live.Live(filled(), tmp_path, "127.0.0.1", 0)
     file.chmod(0o600)
     with served(tmp_path) as page:
@@ -124,11 +126,36 @@ def test_the_token_may_be_in_a_private_file_and_the_page_behind_a_proxy(tmp_path
 
 @pytest.mark.parametrize("token", ["secret", "a" * 43, "/" + "b" * 42, "/" + "b" * 300, "c/d" * 20])
 def test_a_token_in_place_of_its_files_name_is_not_said(token, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv(live.TOKEN_FILE, token)
+    monkeypatch.setenv(page_variables.TOKEN_FILE, token)
     monkeypatch.chdir(tmp_path)
     assert live.serve(filled(), tmp_path, "127.0.0.1", 0) is None
-    assert live.TOKEN_FILE in caplog.text
+    assert page_variables.TOKEN_FILE in caplog.text
     assert token not in caplog.text
+
+
+@pytest.mark.parametrize("token", ["a+b&c#d%e=f?g/h", 'a "b"; c, \\d'])
+def test_a_token_of_any_signs_opens_the_address_that_is_told(tmp_path, monkeypatch, token):
+    monkeypatch.setenv(page_variables.TOKEN, token)
+    with served(tmp_path) as page:
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open((tmp_path / live.ADDRESS).read_text().strip(), timeout=30) as answer:
+            assert (answer.geturl().rpartition("/")[2], answer.read().decode()) == ("", PAGE)
+        assert status(page, "/state", Authorization=f"Bearer {token}") == 200
+
+
+def test_the_address_with_the_token_is_this_users_only_where_runs_are_shared(tmp_path, monkeypatch):
+    monkeypatch.setenv(SHARE, "group")
+    address = tmp_path / live.ADDRESS
+    address.touch(mode=0o640)  # of a run that was killed
+    with served(tmp_path, "0.0.0.0"):
+        assert address.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_page_that_others_reach_does_not_open_with_a_short_token(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(page_variables.TOKEN, "s3cret")
+    assert live.serve(filled(), tmp_path, "0.0.0.0", 0) is None
+    assert "needs a token of 16 or more characters" in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 class NotFollowed(urllib.request.HTTPRedirectHandler):

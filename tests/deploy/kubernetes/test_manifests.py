@@ -16,7 +16,7 @@ from fedcross.deploy import federation
 from fedcross.deploy.device import Device, new_client
 from fedcross.deploy.kubernetes.manifests import write
 from fedcross.deploy.kubernetes.plan import DEFAULTS, Plan, quantity, read_settings
-from fedcross.server import live, serving
+from fedcross.server import page_variables as page
 from tests.conftest import ROOT
 from tests.support.command import subcommand
 
@@ -146,7 +146,7 @@ def test_variables_are_those_of_the_compose_file(objects: list[Object]) -> None:
         box = templates(objects)[part]["spec"]["containers"][0]
         resolved = {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value)) for name, value in told.items()}
         assert {one["name"]: one["value"] for one in box["env"]} == resolved
-    assert {serving.PLACE, live.TOKEN_FILE, live.URL} <= set(SERVICES["superexec"]["environment"])
+    assert {page.PLACE, page.TOKEN_FILE, page.URL} <= set(SERVICES["superexec"]["environment"])
 
 
 def test_a_small_device_says_its_width_in_the_cluster_too(place: Path, tmp_path: Path) -> None:

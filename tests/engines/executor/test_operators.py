@@ -54,7 +54,9 @@ def test_a_token_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> No
         operators.token({VARIABLE: str(file)})
 
 
-@pytest.mark.parametrize("token", [TOKEN, f"{'a' * 20}/{'b' * 20}=", "x" * 5000, f"{'word ' * 9}"])
+@pytest.mark.parametrize(
+    "token", [TOKEN, "short", "/" + "s" * 20, f"{'a' * 20}/{'b' * 20}=", "x" * 5000, f"{'word ' * 9}"]
+)
 def test_the_token_in_place_of_its_file_is_not_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:

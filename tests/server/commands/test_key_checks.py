@@ -142,11 +142,16 @@ def test_two_authorities_in_one_file(tmp_path):
     assert faults(path.parent) == [f"{path}: 2 certificates in one file. Give each a file of its own."]
 
 
-@pytest.mark.parametrize(("name", "number"), [("operator", 1), ("page", 0)])
-def test_a_short_token_is_good_for_the_page_alone(tmp_path, monkeypatch, name, number):
+@pytest.mark.parametrize(
+    ("name", "token", "number"),
+    [("operator", "sesame", 1), ("operator", "s" * 16, 1), ("page", "s" * 15, 1), ("page", "s" * 16, 0)],
+)
+def test_a_short_token_is_good_for_the_page_alone_and_a_very_short_one_for_nothing(
+    tmp_path, monkeypatch, name, token, number
+):
     federation.prepare(tmp_path, [])
     path = tmp_path / name / "token"
-    path.write_text("sesame")
+    path.write_text(token)
     assert len(faults(path.parent)) == number
     monkeypatch.chdir(path.parent)
     assert len(faults(path.parent.relative_to(path.parent))) == number  # also as "."

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import re
+import shutil
 import socket
+import sqlite3
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +22,8 @@ from fedcross.core.trust import signing
 from fedcross.core.trust.admission import fingerprint
 from fedcross.core.trust.keys import KeyPair
 from fedcross.deploy import federation
-from fedcross.engines.executor import barred, entry, recorded
+from fedcross.engines.executor import barred, entry, operators, recorded
+from fedcross.server import page_variables as page
 from fedcross.server.commands import doctor, server_checks
 from fedcross.server.commands.findings import Finding
 from tests.engines.executor.test_barred import REPLACED, copied, register, revoke
@@ -30,13 +34,36 @@ Serve = Callable[..., str]
 
 
 class Answers(Gateway):
-    """A gateway or SuperLink that answers as the class says, and keeps the token that it was called with."""
+    """A gateway or SuperLink that answers as the class says, and keeps the gateway's tokens that it was called with.
 
-    status, token = 412, ""
+    `operator`, `gateway`: what a SuperLink asks for, "" if for nothing; None: this is a gateway.
+    """
+
+    status, tokens = 412, [""]
+    operator: str | None = None
+    gateway: str | None = None
 
     def do_POST(self) -> None:
-        Answers.token = self.headers.get(entry.GATEWAY, "")
+        if self.path.startswith(operators.CONTROL):
+            brought = self.headers.get(operators.HEADER, "")
+            if self.operator is None:
+                self.refuse(403, "")
+            elif self.operator and brought != self.operator:
+                self.refuse(401, operators.ANOTHER if brought else operators.WHY)
+            else:
+                self.refuse(200, "")
+            return
+        Answers.tokens.append(self.headers.get(entry.GATEWAY, ""))
+        if self.gateway and Answers.tokens[-1] != self.gateway:
+            self.refuse(401, entry.NOT_THE_GATEWAY)
+            return
         super().do_POST()
+
+    def refuse(self, status: int, body: str) -> None:
+        self.send_response_only(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
 
 
 @pytest.fixture
@@ -87,15 +114,15 @@ def test_a_certificate_that_was_renewed_and_is_not_served_yet_is_a_fault(
     answers, served, token = findings(asked, tmp_path)
     assert [one.kind for one in (answers, served, token)] == ["ok", "ok", "ok"]
     assert served.text == f"{address} serves {keys / 'server' / 'server.crt'}"
-    assert Answers.token == (keys / "server" / "gateway.token").read_text()
+    assert Answers.tokens[-1] == (keys / "server" / "gateway.token").read_text()
     root = KeyPair(keys / "authority" / "ca.crt", keys / "authority" / "ca.key")
     signing.make_server(root, keys / "server", ["gateway"])
-    Answers.token = ""
+    Answers.tokens = []
     _, stale = findings(asked, tmp_path)
     assert stale.kind == "FAULT"
     assert f"{address}: serves another certificate (until " in stale.text
     assert stale.text.endswith("read that file at their start only. Restart the SuperLink and the gateway.")
-    assert Answers.token == ""  # it goes to nobody else
+    assert Answers.tokens == []  # it goes to nobody else
     federation.prepare(tmp_path / "other", [])
     other = serve(own(tmp_path / "other"))
     _, foreign = findings(["--keys", str(keys / "server"), "--connect", other], tmp_path)
@@ -122,6 +149,114 @@ def test_two_tokens_of_the_gateway_are_a_fault(
     assert (found.kind, "its SuperLink does not answer it" in found.text) == ("note", True)
     monkeypatch.setattr(Answers, "status", 404)  # the page
     assert [one.kind for one in findings(asked, tmp_path)] == ["ok", "ok"]
+
+
+@pytest.fixture
+def superlink(keys: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return how to ask a SuperLink that asks for the tokens in `keys`."""
+    monkeypatch.delenv(operators.VARIABLE, raising=False)
+    monkeypatch.setattr(Answers, "operator", (keys / "operator" / "token").read_text())
+    monkeypatch.setattr(Answers, "gateway", (keys / "server" / "gateway.token").read_text())
+    return ["--keys", str(keys / "server"), str(keys / "operator"), "--connect", serve(own(keys))]
+
+
+def test_a_superlink_that_asks_for_both_tokens_is_in_order(superlink: list[str], keys: Path, tmp_path: Path) -> None:
+    found = findings(superlink, tmp_path)
+    assert [one.kind for one in found] == ["ok"] * 5
+    assert found[-2].text.endswith("no run is started or stopped without the operator's token")
+    assert found[-1].text.endswith(f"the SuperLink takes the operator's token in {keys / 'operator' / 'token'}")
+
+
+def test_a_superlink_without_the_operators_token_is_a_fault(
+    superlink: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answers, "operator", "")
+    *good, found = findings(superlink, tmp_path)
+    assert ([one.kind for one in good], found.kind) == (["ok"] * 3, "FAULT")
+    assert "who reaches it can start and stop runs and register devices: the SuperLink was started" in found.text
+    assert f"without {operators.VARIABLE}. Set it, and restart the SuperLink" in found.text
+
+
+def test_an_operators_token_that_the_superlink_has_not_read_is_a_fault(
+    superlink: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was made anew because the old one has leaked, which counts until the SuperLink is restarted."""
+    old, file = tmp_path / "old", keys / "operator" / "token"
+    shutil.copy(file, old)
+    file.unlink()
+    federation.prepare(keys, [])
+    *good, found = findings(superlink, tmp_path)
+    assert ([one.kind for one in good], found.kind) == (["ok"] * 4, "FAULT")
+    assert f"does not take the operator's token in {file}. It has read another one at its start" in found.text
+    assert found.text.endswith("Restart the SuperLink.")
+    monkeypatch.setenv(operators.VARIABLE, str(old))
+    *good, found = findings(superlink, tmp_path)
+    assert ([one.kind for one in good], found.kind) == (["ok"] * 5, "FAULT")
+    assert good[-1].text.endswith(f"takes the operator's token in {old}")
+
+
+def test_a_superlink_that_takes_devices_past_its_gateway_is_a_fault(
+    superlink: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answers, "gateway", None)
+    *good, found = findings(superlink, tmp_path)
+    assert ([one.kind for one in good], found.kind) == (["ok"] * 5, "FAULT")
+    file = keys / "server" / "gateway.token"
+    assert f"can call as a device, past the gateway: the SuperLink has read no {file} at its start" in found.text
+    monkeypatch.setattr(Answers, "operator", None)  # a gateway, which brings the token itself
+    assert [one.kind for one in findings(superlink, tmp_path)] == ["ok"] * 3
+
+
+def test_no_token_goes_to_a_program_that_takes_the_superlinks_place(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, superlink: list[str]
+) -> None:
+    """Another user's, that gets the port while the SuperLink restarts."""
+    federation.prepare(tmp_path / "other", [])
+    connected, asked = server_checks._connected, list[str]()
+
+    @contextlib.contextmanager
+    def replaced(address: str) -> Iterator[Any]:
+        with connected(address) as connection:
+            if asked:
+                other = (tmp_path / "other" / "server" / "server.crt").read_text()
+                monkeypatch.setattr(connection.sock, "getpeercert", lambda **_: ssl.PEM_cert_to_DER_cert(other))
+            asked.append(address)
+            yield connection
+
+    Answers.tokens = []
+    monkeypatch.setattr(server_checks, "_connected", replaced)
+    assert [one.kind for one in findings(superlink, tmp_path)] == ["ok", "ok"]
+    assert (len(asked), Answers.tokens) == (2, [])
+
+
+def test_variables_that_are_tokens_themselves_are_faults_and_not_printed(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {operators.VARIABLE: keys / "operator" / "token", page.TOKEN_FILE: keys / "page" / "token"}
+    for name in (
+        operators.VARIABLE,
+        page.TOKEN,
+        page.TOKEN_FILE,
+        page.PLACE,
+        page.URL,
+    ):
+        monkeypatch.delenv(name, raising=False)
+    assert list(server_checks.check_tokens()) == []
+    for name, file in files.items():
+        monkeypatch.setenv(name, str(file))
+    assert [one.kind for one in server_checks.check_tokens()] == ["ok", "ok"]
+    monkeypatch.delenv(page.TOKEN_FILE)
+    monkeypatch.setenv(page.TOKEN, str(files[page.TOKEN_FILE]))
+    assert [one.kind for one in server_checks.check_tokens()] == ["ok", "FAULT"]
+    monkeypatch.delenv(page.TOKEN)
+    monkeypatch.delenv(operators.VARIABLE)
+    for name in (*files, page.PLACE, page.URL):
+        token = files[operators.VARIABLE].read_text()
+        monkeypatch.setenv(name, token)
+        [found] = server_checks.check_tokens()
+        assert (found.kind, name in found.text, token in found.text) == ("FAULT", True, False)
+        monkeypatch.delenv(name)
 
 
 def test_an_address_without_tls_or_keys_without_a_certificate_compare_nothing(
@@ -164,7 +299,7 @@ def test_a_database_that_lets_revoked_keys_in_is_a_fault(tmp_path: Path, attache
     register(state, key_of(8))
     copied(file, copy)
     [good] = told()
-    assert (good.kind, good.text) == ("ok", f"{file}: registered keys 2; revoked 0, all in {recorded.FILE}")
+    assert (good.kind, good.text) == ("ok", f"{file}: registered keys 2; revoked 0")
     revoke(state, number)
     [good] = told()
     assert (good.kind, good.text) == ("ok", f"{file}: registered keys 1; revoked 1, all in {recorded.FILE}")
@@ -186,6 +321,21 @@ def test_a_database_that_lets_revoked_keys_in_is_a_fault(tmp_path: Path, attache
     assert "file is not a database" in told()[0].text
     record.write_text("{")
     assert "no readable record of revoked keys" in told()[0].text
+
+
+def test_a_file_that_is_no_superlinks_database_is_a_fault(tmp_path: Path) -> None:
+    file = tmp_path / "other.db"
+    file.touch()
+    [empty] = server_checks.check_database(file)
+    assert (empty.kind, "no database of a SuperLink, it has no table of devices" in empty.text) == ("FAULT", True)
+    for made in ("CREATE TABLE other (x)", "CREATE TABLE node (public_key, status)"):
+        with contextlib.closing(sqlite3.connect(file)) as database, database:
+            database.execute(made)
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        database.execute("INSERT INTO node VALUES ('text', 'registered'), (7, 'registered')")
+    [made_up] = server_checks.check_database(file)
+    assert made_up.kind == "FAULT"
+    assert "cannot be read as a SuperLink's database (keys in its table node are none)" in made_up.text
 
 
 def test_a_state_that_others_can_change_is_a_fault(
