@@ -163,6 +163,16 @@ def test_where_visits_take_equally_long_nobody_waits_and_nothing_changes(grid):
     assert max(visited(both[0]).values()) > 9
 
 
+def test_on_the_real_clock_too_who_is_ahead_waits(grid):
+    method, ended = small(RealClock(), k=3)
+    network = grid(3, c0=answers(0.5), c1=answers(40.0), c2=answers(50.0))
+    for number in range(1, 9):
+        method.run_round(number, network)
+    made = visited(ended)
+    assert made[2] >= 2
+    assert 9 < made[0] <= 3 * (made[1] + 3)
+
+
 def test_a_client_is_held_up_by_dead_ones_until_their_first_deadline_only(grid):
     """Clients 1 and 2 never answer: client 0 makes 9 visits and waits until 100 s; then nobody is there to wait for."""
     method, ended = small(RealClock(deadline_s=100.0), k=3)
