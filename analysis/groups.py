@@ -18,7 +18,7 @@ IGNORED = (
 )  # fmt: skip
 """Settings and groups of settings that do not change the result; they are not part of a configuration's identity."""
 
-USUAL = {"federation.min_replies": 1, "federation.reassign": 0, "federation.hedge": 0}
+USUAL = {"federation.min_replies": 1, "federation.reassign": 0, "federation.hedge": 0, "federation.lead": 3.0}
 """Values that stand for a setting's absence: a run without them is the same run."""
 
 WHERE = ("engine", "device")

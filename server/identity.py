@@ -35,7 +35,7 @@ FREE = {
 #: The same for settings inside groups: paths of the data set.
 PLACES = {"task.root", "task.download", "train.base"}
 #: Settings of ``federation`` that decide a result unless they have their default. A continued run may change them.
-RULES = ("min_replies", "enough_replies", "reassign", "hedge")
+RULES = ("min_replies", "enough_replies", "reassign", "hedge", "lead")
 
 
 def fingerprint(config: RunConfig) -> str:

@@ -71,7 +71,9 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
       tables see the model that was drawn. So the traffic that the paper counts as wasted does not arise.
     - A device can hold the models of its width and below, from any start. The authors draw a device's resources anew in
       each round from a normal distribution around its class.
-    - Tables learn from accepted uploads only.
+    - The authors' code knows no lost replies. Here a request that brought nothing that was accepted counts in
+      curiosity as one that did, or else a device that never answers would be asked more and more often. The table of
+      resources learns from accepted uploads only.
     - Batch normalisation keeps running statistics for each size; the authors use the statistics of the batch in
       training and testing alike.
     """
@@ -83,7 +85,7 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
         self._types = sorted(self.params.widths)
         #: Client -> how much speaks for its training each model, the smallest model first.
         self.resources: dict[int, NDArray[np.float64]] = {}
-        #: Client -> how often it got or returned a model of each width, the narrowest first.
+        #: Client -> how often it got a model of each width or was to return one, the narrowest first; from 1.
         self.counts: dict[int, NDArray[np.float64]] = {}
         self._drawn: dict[int, Size] = {}
 
@@ -159,14 +161,18 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
         return float(upload.num_examples)
 
     def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Take the mean, and learn who returned what."""
+        """Take the mean, and learn who returned what, and who was asked in vain."""
         for upload in uploads:
             self.learn(upload.client, self._drawn[upload.slot], self._slots[upload.slot])
+        answered = {upload.client for upload in uploads}
+        for slot, size in self._slots.items():
+            if (client := current.clients[slot]) not in answered:
+                self._count(client, self._drawn[slot], size)
         return super().aggregate(current, uploads)
 
     def learn(self, client: int, sent: Size, returned: Size) -> None:
         """Enter into the tables that a client got the model `sent` and returned `returned` [C]."""
-        table, counts = self._resources(client), self._counts(client)
+        table = self._resources(client)
         place = self._ascending.index(returned)
         if returned == sent:
             table[place:] += 1
@@ -175,8 +181,12 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
             table[place] += PROOF
             punishment = np.arange(1, len(table) - place)
             table[place + 1 :] = np.maximum(table[place + 1 :] - punishment, 0)
+        self._count(client, sent, returned)
+
+    def _count(self, client: int, sent: Size, returned: Size) -> None:
+        """Enter into curiosity's table that a client got the model `sent`, to return the model `returned`."""
         for size in (returned, sent):
-            counts[self._types.index(size.width)] += 1
+            self._counts(client)[self._types.index(size.width)] += 1
 
     def state(self) -> State:
         """Return the model, the statistics and the two tables."""

@@ -55,10 +55,11 @@ class GitFL(AsyncPool[GitFLParams]):
     with alpha = control/(control + 1).
 
     The client for slot i is drawn among idle ones with probability proportional to ``max(1e-6, weight)``. With v_u
-    accepted visits of client u and their mean duration T_u (0 before the first), curiosity is ``1/sqrt(v_u + 1)`` and
-    speed is ``(T_u - mean T)/(10 max T) (n_i - mean n)``, which gives slow clients to branches that are ahead. The
-    weight is the curiosity at first, later ``a curiosity + (1 - a) speed`` with a = half of the elapsed share of the
-    run. Theirs knows no deadline; here a client whose visits are all lost stays as curious as a new one.
+    visits of client u that have ended and the mean duration T_u of its accepted ones (0 before the first), curiosity is
+    ``1/sqrt(v_u + 1)`` and speed is ``(T_u - mean T)/(10 max T) (n_i - mean n)``, which gives slow clients to branches
+    that are ahead. The weight is the curiosity at first, later ``a curiosity + (1 - a) speed`` with a = half of the
+    elapsed share of the run. Theirs knows no lost visits; here they count in v_u, or else a client that never brings
+    anything would stay as curious as a new one while all others' curiosity falls.
 
     State: two pools of K models, visits and durations of each client seen; clients keep none. Wire: one model down, one
     up.
@@ -86,7 +87,7 @@ class GitFL(AsyncPool[GitFLParams]):
 
     def weight(self, slot: int, client: int) -> float:
         """Return the weight of `client` in the draw for `slot`."""
-        curiosity = float(1 / np.sqrt(self.visits[client] + 1))
+        curiosity = float(1 / np.sqrt(self.visits[client] + self.lead.lost[client] + 1))
         share = min(self.finished / (self.federation.rounds * self.slots), 1.0)
         if share < self.params.curious or not self.durations:
             return curiosity

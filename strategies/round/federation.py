@@ -31,6 +31,12 @@ class Meeting(Settings):
     enough_replies: int | None = Field(None, ge=1, description="end an exchange after this many replies; all if unset")
     reassign: int = Field(0, ge=0, description="how often a slot whose client failed goes to a spare client")
     hedge: int = Field(0, ge=0, description="number of slots, the least recently trained, sent to a spare too")
+    lead: float | None = Field(
+        3.0,
+        ge=1,
+        description="a client of an asynchronous run that has made this many times the visits of the others' median "
+        "waits for others; null: no limit",
+    )
     resend_s: float | None = Field(None, gt=0, description="seconds without a reply until a request is repeated")
     packed: Literal["auto"] | bool = Field(
         "auto", description="send all arrays of a record as one; auto: between fedcross programs over a network"

@@ -2,7 +2,8 @@
 
 At most K = ``clients_per_round`` visits are under way, one for each slot. When a visit ends, its upload is handed to
 the method, and its slot goes to another client. Rounds remain as a unit of counting: a round is K visits, accepted or
-lost, so that evaluation, checkpoints and reports are those of every method.
+lost, so that evaluation, checkpoints and reports are those of every method. A client that is far ahead of the others
+waits (:mod:`strategies.round.lead`): a slot without another client waits with it, until some visit ends.
 
 On a virtual clock, visits are handled in the order of virtual time (ties by slot), whatever the order in which this
 machine finishes them. Visits that end at the same virtual time are one *group*: the method gets all their uploads at
@@ -26,6 +27,7 @@ from fedcross.strategies.round.asking import Asking
 from fedcross.strategies.round.client_faults import end_if_common
 from fedcross.strategies.round.clock import RealClock
 from fedcross.strategies.round.federation import RoundReport, State
+from fedcross.strategies.round.lead import Lead
 from fedcross.strategies.round.open_visit import OpenVisit
 from fedcross.strategies.round.trail import never_asked
 from fedcross.strategies.wire.protocol import Payload, Round
@@ -37,7 +39,8 @@ class AsyncMethod(Asking[P]):
 
     A method defines :meth:`payload` (what a slot sends), ``aggregate`` (what becomes of the uploads of a group) and,
     if the client is not drawn uniformly among idle ones, :meth:`choose`. A client whose visit was lost is not asked
-    again before somebody's upload has been accepted, unless nobody else is idle and nothing is under way.
+    again before somebody's upload has been accepted, unless nobody else is idle and nothing is under way. A client that
+    is further ahead than ``federation.lead`` allows is not asked while anything is under way.
 
     ``clock`` is the real one unless set before :meth:`begin`.
 
@@ -49,6 +52,8 @@ class AsyncMethod(Asking[P]):
         Time of the last event, in seconds of the clock.
     finished, accepted_visits : int
         Visits that have ended, and those among them with an accepted upload.
+    lead : Lead
+        Visits of each client.
     """
 
     interchangeable = True
@@ -62,6 +67,7 @@ class AsyncMethod(Asking[P]):
         #: Slots from the least to the most recently trained one.
         self.queue = list(range(self.slots))
         self._last_asked: dict[int, tuple[int, int]] = {}  # client -> round and repeat of its last visit
+        self.lead = Lead(self.federation.lead)
         self._resting: set[int] = set()  # clients whose visit was lost since the last accepted upload
         self._arrived: deque[OpenVisit] = deque()  # ended visits that are still to be handled, on the real clock
         self._logged: deque[tuple[int, int, float | None]] | None = None  # the log's order, before a crash
@@ -134,6 +140,7 @@ class AsyncMethod(Asking[P]):
             report.metrics["staleness_max"] = float(max(self._staleness))
         report.metrics["virtual_seconds"] = self.now - began
         report.metrics |= self.measure(number)
+        self.lead.end_round(number, len(self._available))
         if self._faults and not self._staleness:
             connected = len(self._available)
             end_if_common(self._faults, self._asked_now, number, connected, heard=self._heard, said=self._said)
@@ -156,7 +163,9 @@ class AsyncMethod(Asking[P]):
         busy = {visit.client for visit in self.open.values()}
         idle = [client for client in self._available if client not in busy]
         willing = [client for client in idle if client not in self._resting]
-        return willing if willing or self.open else idle
+        if not self.open:  # nobody is there to wait for
+            return willing or idle
+        return self.lead.behind(willing, [client for client in self._available if client in self._last_asked])
 
     def _dispatch(self, slot: int, client: int) -> None:
         index = self.dispatched
@@ -187,6 +196,7 @@ class AsyncMethod(Asking[P]):
         for visit in group:
             self._count(visit)
             self._record(number, visit)
+            self.lead.ended(visit.client, visit.upload is not None)
             del self.open[visit.slot]
         current = Round(number, self._events, tuple(visit.client for visit in group), self.federation.seed)
         if self.observer is not None:
@@ -276,6 +286,7 @@ class AsyncMethod(Asking[P]):
             "accepted": self.accepted_visits,
             "queue": list(self.queue),
             "resting": sorted(self._resting),
+            "lead": self.lead.plain(),
             "last_asked": {str(client): list(pair) for client, pair in sorted(self._last_asked.items())},
             "open": [self.open[slot].plain() for slot in sorted(self.open)],
         }
@@ -289,5 +300,6 @@ class AsyncMethod(Asking[P]):
         self.finished, self.accepted_visits = int(loop["finished"]), int(loop["accepted"])
         self.queue, self._resting = [int(slot) for slot in loop["queue"]], {int(c) for c in loop["resting"]}
         self._last_asked = {int(client): (int(a), int(b)) for client, (a, b) in loop["last_asked"].items()}
+        self.lead.restore(loop.get("lead", {}))
         self.open = {int(plain["slot"]): OpenVisit.of(plain) for plain in loop["open"]}
         super().resume(State(state.arrays, values))

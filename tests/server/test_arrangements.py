@@ -22,6 +22,7 @@ def test_every_setting_of_the_group_reaches_the_method():
         "enough_replies": 3,
         "reassign": 1,
         "hedge": 1,
+        "lead": 2.0,
         "resend_s": 9.0,
         "packed": True,
     }

@@ -208,8 +208,8 @@ def test_jobs_side_by_side_give_what_they_give_in_order(monkeypatch, tmp_path):
 
 def test_rules_that_decide_which_replies_count_name_the_folder():
     plain = fingerprint(load(TINY))
-    rules = ("min_replies=2", "enough_replies=2", "reassign=1", "hedge=1")
-    assert len({plain, *(fingerprint(load([*TINY, f"federation.{rule}"])) for rule in rules)}) == 5
+    rules = ("min_replies=2", "enough_replies=2", "reassign=1", "hedge=1", "lead=2")
+    assert len({plain, *(fingerprint(load([*TINY, f"federation.{rule}"])) for rule in rules)}) == 6
     assert fingerprint(load([*TINY, "federation.deadline_s=5", "federation.hedge=0"])) == plain
     checked_plan(["-m", "method=fedavg", "task=digits", "federation.enough_replies=1,2"])
     with pytest.raises(ConfigError, match="would share one folder"):

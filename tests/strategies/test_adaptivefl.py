@@ -117,6 +117,35 @@ def test_a_device_returns_the_largest_smaller_model_that_it_can_hold_and_weights
     assert method.resources[1].tolist() == [1, 1, 1, 1, 2, 2, 2]
 
 
+def test_a_request_in_vain_counts_in_curiosity_and_not_in_the_table_of_resources():
+    """Client 1 returns nothing, client 2 neither, but a spare answers in its place."""
+    method = begun(clients=3, budgets={0: 1.0, 1: 0.4, 2: 1.0, 3: 1.0})
+    method._models = lambda number, count: [FULL] * 3
+    method.dispatch(current := Round(1, 0, (0, 1, 2), 0))
+    method.aggregate(current, [Upload(0, 0, full(1.0), {}, 1, {}), Upload(3, 2, full(1.0), {}, 1, {})])
+    counts = {client: row.tolist() for client, row in method.counts.items()}
+    assert counts == {0: [1, 1, 3], 1: [2, 1, 2], 2: [1, 1, 3], 3: [1, 1, 3]}
+    assert method.resources.keys() == {0, 3}
+    other = begun(clients=3, budgets=method.budgets)
+    saved = method.checkpoint()
+    saved.values = json.loads(json.dumps(saved.values))
+    other.resume(saved)
+    assert other.checkpoint().values == method.checkpoint().values
+
+
+def test_clients_that_never_answer_are_not_asked_more_and_more():
+    """5 of 20: equal shares are .25. Without the count they get more than half of the last requests."""
+    method = begun(clients=5, available=20)
+    asked = []
+    for number in range(1, 121):
+        current = Round(number, 0, method.sample(number, range(20)), 0)
+        sent = {payload.slot: payload for payload in method.dispatch(current)}
+        ups = [Upload(c, s, sent[s].arrays, {}, 1, {}) for s, c in enumerate(current.clients) if c >= 5]
+        method.aggregate(current, ups)
+        asked += [client < 5 for client in current.clients]
+    assert np.mean(asked[-200:]) < 0.35
+
+
 def test_it_goes_on_from_a_checkpoint_with_its_tables():
     one, other = begun(), begun()
     one.learn(3, FULL, SMALLEST)

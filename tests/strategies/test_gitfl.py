@@ -92,6 +92,17 @@ def test_curiosity_chooses_whom_nobody_has_visited():
     assert all(5 in pair and len(set(pair)) == 2 for pair in chosen)
 
 
+def test_curiosity_falls_for_a_client_that_is_asked_in_vain_too():
+    """Three lost visits count as three accepted ones do, but say nothing of how long it takes."""
+    method = started()
+    for _ in range(3):
+        method.timed(0, 4.0)
+        method.lead.ended(0, accepted=True)
+        method.lead.ended(1, accepted=False)
+    assert method.weight(0, 1) == method.weight(0, 0) == 0.5
+    assert 1 not in method.durations
+
+
 @pytest.mark.slow
 def test_resume_is_exact(tmp_path):
     settings = ("method=gitfl", "devices=uniform", "method.curious=0.2")

@@ -1,6 +1,7 @@
 """The asynchronous loop: order, free slots, lost visits, restarts, the real clock."""
 
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,6 +118,104 @@ def test_a_rejected_reply_counts_in_the_round_in_which_its_visit_does(grid):
     network = grid(2, c1=fails(0.1))
     reports = [method.run_round(number, network) for number in (1, 2, 3)]
     assert [(one.dropped, one.rejected["client_error"]) for one in reports] == [(0, 0), (0, 0), (1, 1)]
+
+
+def visited(ended):
+    return Counter(line["client"] for line in ended)
+
+
+def test_a_client_that_answers_at_once_does_not_take_the_whole_run(grid):
+    """Client 0 has its slot back at once: 9 visits, then 3 more for each visit of the median, of 5, 7 and 11 s."""
+    method, ended = small(Seconds(0.01, 5.0, 7.0, 11.0), k=4)
+    network, other = grid(4), grid(4)
+    for number in range(1, 16):
+        method.run_round(number, network)
+    made = visited(ended)
+    assert 3 * (made[2] + 2) <= made[0] <= 3 * (made[2] + 3)  # the lower median of four
+    assert min(made.values()) >= 5
+    assert {line["finish"] for line in ended if line["client"] == 1} == {5.0 * i for i in range(1, made[1] + 1)}
+    free, again = small(Seconds(0.01, 5.0, 7.0, 11.0), k=4, lead=None)
+    for number in range(1, 16):
+        free.run_round(number, other)
+    assert visited(again) == {0: 60}
+
+
+def test_who_waits_is_not_drawn_beside_others_either(grid):
+    """A fifth client is always idle, so client 0 would be drawn in every second visit."""
+    method, ended = small(Seconds(0.01, 5.0, 5.5, 6.0, 6.5), k=4)
+    network = grid(5)
+    for number in range(1, 21):
+        method.run_round(number, network)
+    made = visited(ended)
+    assert made[0] <= 3 * (sorted(made.values())[2] + 3)
+
+
+def test_where_visits_take_equally_long_nobody_waits_and_nothing_changes(grid):
+    """Whoever is drawn often stays so: nothing is under way when the slots go out together."""
+    both = []
+    for lead in (1.0, None):
+        method, ended = small(Seconds(*[1.0] * 9), k=2, lead=lead)
+        network = grid(9)
+        for number in range(1, 41):
+            method.run_round(number, network)
+        both.append(ended)
+    assert both[0] == both[1]
+    assert max(visited(both[0]).values()) > 9
+
+
+def test_on_the_real_clock_too_who_is_ahead_waits(grid):
+    method, ended = small(RealClock(), k=3)
+    network = grid(3, c0=answers(0.5), c1=answers(40.0), c2=answers(50.0))
+    for number in range(1, 9):
+        method.run_round(number, network)
+    made = visited(ended)
+    assert made[2] >= 2
+    assert 9 < made[0] <= 3 * (made[1] + 3)
+
+
+def test_a_client_is_held_up_by_dead_ones_until_their_first_deadline_only(grid):
+    """Clients 1 and 2 never answer: client 0 makes 9 visits and waits until 100 s; then nobody is there to wait for."""
+    method, ended = small(RealClock(deadline_s=100.0), k=3)
+    network = grid(3, c0=answers(3.0), c1=silent, c2=silent)
+    for number in range(1, 7):
+        method.run_round(number, network)
+    assert set(told(ended, "client", "accepted")[9:11]) == {(1, False), (2, False)}
+    own = [line["start"] for line in ended if line["client"] == 0]
+    assert own[9] == pytest.approx(100, abs=4.0)
+    assert np.diff(own[9:]) == pytest.approx(3, abs=2.0)
+
+
+def test_a_resumed_run_lets_the_same_clients_wait(grid):
+    """Also from a checkpoint of a version that did not count: everybody begins at 0."""
+    seconds = (0.01, 5.0, 7.0, 11.0)
+    whole, ended = small(Seconds(*seconds), k=4)
+    network, other = grid(4), grid(4)
+    for number in range(1, 13):
+        whole.run_round(number, network)
+        if number == 5:
+            saved = whole.checkpoint()
+            saved.values = json.loads(json.dumps(saved.values))
+    again, rest = small(Seconds(*seconds), k=4)
+    again.resume(saved)
+    for number in range(6, 13):
+        again.run_round(number, other)
+    assert rest == ended[20:]
+    assert again.checkpoint().values == whole.checkpoint().values
+    del saved.values["_visits"]["lead"]
+    older, _ = small(Seconds(*seconds), k=4)
+    older.resume(saved)
+    assert not older.lead.made
+
+
+def test_a_replay_lets_the_same_clients_wait(grid):
+    method, ended = small(Seconds(0.01, 5.0, 7.0, 11.0), k=4)
+    network, other = grid(4), grid(4)
+    for number in range(1, 9):
+        method.run_round(number, network)
+    again, repeated = small(ReplayClock({line["visit"]: line for line in ended}), k=4)
+    for number in range(1, 9):
+        again.run_round(number, other)
+    assert repeated == ended
 
 
 def test_if_everybody_fails_the_rounds_end_and_nothing_changes(grid):
