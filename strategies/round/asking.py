@@ -24,6 +24,7 @@ from fedcross.strategies.round.clock import Clock, RealClock
 from fedcross.strategies.round.exchange import Exchange, poll
 from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.guard import Inbox
+from fedcross.strategies.round.logged import answering
 from fedcross.strategies.round.open_visit import ARRIVED, OpenVisit
 from fedcross.strategies.round.trail import LOST
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload
@@ -78,7 +79,7 @@ class Asking(Method[P]):
             decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
             trail=self._trail(visit=visit.index),
         )
-        for upload in self._logged_uploads(place, [payload]) if logged is not None else ():
+        for upload in answering(self, logged, place, [payload]) if logged is not None else ():
             inbox.take(upload)
         over = logged is not None and logged.is_over(place)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from logging import WARNING
 from math import prod
@@ -33,6 +33,7 @@ from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
 from fedcross.strategies.round.flower_names import translate
 from fedcross.strategies.round.guard import Inbox
+from fedcross.strategies.round.logged import answering
 from fedcross.strategies.round.nodes import Nodes
 from fedcross.strategies.round.sizes import Sizes
 from fedcross.strategies.round.trail import LOST, Tell, Trail
@@ -181,7 +182,7 @@ class Method(Sizes[P]):
             decode=None if compressor is None else lambda one: compressor.up(one, self._sent.get(one.slot, {})),
             trail=self._trail(round=current.number, exchange=current.exchange),
         )
-        for upload in self._logged_uploads(current, payloads) if logged is not None else ():
+        for upload in answering(self, logged, current, payloads) if logged is not None else ():
             inbox.take(upload)
         over = not payloads or (logged is not None and logged.is_over(current))
         before = [payload.nbytes for payload in payloads if over or payload.slot in inbox.won]
@@ -194,34 +195,6 @@ class Method(Sizes[P]):
         stalest = self.stalest([payload.slot for payload in payloads]) if rules.hedge else ()
         spares = self._spares(current, payloads)
         return Exchange(current, grid, rules, payloads, inbox, ask, spares, stalest, over, self.fits)
-
-    def _logged_uploads(self, place: Round, payloads: Sequence[Payload]) -> Iterator[Upload]:
-        """Yield the uploads that the log has of the exchange at `place`; count the requests for all of them.
-
-        One that answers none of `payloads` is left out with a warning: the run goes on with other settings or other
-        devices, or the log is of a version that did not store the devices' widths.
-        """
-        sent = {payload.slot: payload for payload in payloads}
-        for upload in self.log.accepted(place) if self.log is not None else ():
-            self.requests[upload.client] += 1
-            if why := self._mismatch(upload, sent.get(upload.slot)):
-                what = f"the logged reply of client {upload.client} for slot {upload.slot} is not used: {why}"
-                log(WARNING, "fedcross: round %s: %s", place.number, what)
-            else:
-                yield upload
-
-    def _mismatch(self, upload: Upload, payload: Payload | None) -> str:
-        """Return why `upload` is no answer to what its slot sends, `payload`; empty if it is one."""
-        if payload is None:
-            return "no model goes out in this slot now"
-        if upload.client != payload.client and not self.interchangeable:
-            return f"the slot's model goes to client {payload.client} now"
-        groups = {"": self.upload_model(payload), **self.upload_extras(payload)}
-        expected = {group: {name: shape for name, (shape, _) in spec.items()} for group, spec in groups.items()}
-        sent = {"": upload.arrays, **upload.extras}
-        if {group: {name: array.shape for name, array in found.items()} for group, found in sent.items()} != expected:
-            return "it has other shapes than the slot's model has now"
-        return ""
 
     def _close(self, exchange: Exchange) -> None:
         """Record the costs of `exchange` and aggregate its uploads; used by both ways to drive a round."""

@@ -16,7 +16,7 @@ from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.federation import Federation, State
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.federation import run, same, session
 from tests.support.virtual import Clock, VirtualGrid, answers, fails
 
@@ -239,31 +239,6 @@ def test_slots_are_doubted_where_the_defence_took_more_of_the_others(kept, quara
     uploads = [Upload(i, i, arrays, {}, 1, {}) for i in range(quarantined, quarantined + kept)]
     method._finish(Round(1, 0, tuple(range(kept + quarantined)), 0), uploads, kept + quarantined)
     assert method.doubted == doubted
-
-
-@pytest.mark.parametrize(
-    ("upload", "interchangeable", "why"),
-    [
-        (Upload(4, 1, {"w": np.ones(3)}, {}, 1, {}), False, ""),
-        (Upload(4, 2, {"w": np.ones(3)}, {}, 1, {}), True, "no model goes out in this slot now"),
-        (Upload(5, 1, {"w": np.ones(3)}, {}, 1, {}), True, ""),
-        (Upload(5, 1, {"w": np.ones(3)}, {}, 1, {}), False, "the slot's model goes to client 4 now"),
-        (Upload(4, 1, {"w": np.ones(2)}, {}, 1, {}), True, "it has other shapes than the slot's model has now"),
-        (Upload(4, 1, {"v": np.ones(3)}, {}, 1, {}), True, "it has other shapes than the slot's model has now"),
-        (Upload(4, 1, {"w": np.ones(3)}, {"c": {}}, 1, {}), True, "it has other shapes than the slot's model has now"),
-    ],
-)
-def test_a_logged_reply_counts_only_for_what_its_slot_sends(caplog, upload, interchangeable, why):
-    """Where any client may train a slot's model, another one's reply is as good. Each request counts as one."""
-    method = FedAvg(clients_per_round=1)
-    method.begin({"w": np.zeros(3)})
-    method.interchangeable = interchangeable
-    method.log = type("Log", (), {"accepted": lambda self, place: [upload]})()
-    found = list(method._logged_uploads(Round(3, 0, (4,), 0), [Payload(4, 1, {"w": np.zeros(3)})]))
-    assert found == ([] if why else [upload])
-    assert method.requests == {upload.client: 1}
-    told = f"round 3: the logged reply of client {upload.client} for slot {upload.slot} is not used: {why}"
-    assert (told in caplog.text) == bool(why)
 
 
 def test_params_and_federation_fields_can_be_given_by_name():
