@@ -148,6 +148,12 @@ def test_in_what_only_wide_models_have_a_false_update_is_no_longer_than_shortene
     assert (verdict.clipped, verdict.quarantined) == (3, [])
 
 
+def test_a_narrow_slice_is_not_taken_for_longer_than_it_is():
+    """All are 5 long, and the narrow ones have 5 values of 11: as long as if they had all it would be 7.4."""
+    verdict, _ = judge_slices(*[upload(FULL, 5)] * 3, upload(NARROW, 5), upload(NARROW, 5))
+    assert (verdict.clipped, verdict.quarantined) == (0, [])
+
+
 def test_a_slice_a_million_times_too_long_is_lost():
     verdict, _ = judge_slices(*[upload(FULL, 1, 1, 1)] * 3, upload(NARROW, 1e7))
     assert [u.client for u, *_ in verdict.quarantined] == [3]
