@@ -130,7 +130,7 @@ class SlicedPool(Pool):
         """Make each of `slots` the uniform mean of those `members` that have its size.
 
         Of one alone it would be a copy, perhaps a hostile one's. Then each trained value is the mean of all `members`
-        that have it, and what is not trained stays as it is.
+        that have it, if these are several; the rest, and what is not trained, stays as it is.
         """
         for slot in slots:
             rank = self.ranks[slot]
@@ -139,7 +139,8 @@ class SlicedPool(Pool):
                 super().replace([slot], own)
                 continue
             for band in (one for one in self.bands if one.trained and one.rank <= rank):
-                if having := [member for member in members if self.ranks[member] >= band.rank]:
+                having = [member for member in members if self.ranks[member] >= band.rank]
+                if len(having) > 1:
                     blocks.mean(self.rows[:, band.columns], np.array(having), self.rows[slot, band.columns])
 
     def model(self, i: int) -> Arrays:

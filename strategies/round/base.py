@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from logging import WARNING
-from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +24,7 @@ from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.parts.widths import asked
+from fedcross.strategies.round.bands import Bands
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.defence import Judgement
@@ -401,8 +401,9 @@ class Method(Sizes[P]):
             return self._enough(uploads, 2, "the defence knows no usual update yet and needs at least ")
         trained = self.parameter_names
         others = [name for name in self.spec if name not in trained]
-        values = None if self.plan is None else sum(prod(self.spec[name][0]) for name in trained)
-        verdict = self.defender.judge(number, uploads, sent, trained, others, values)
+        sizes = self.all_sizes() if self.plan is not None else ()
+        bands = Bands(self.sliced, sizes) if len(sizes) > 1 else None
+        verdict = self.defender.judge(number, uploads, sent, trained, others, bands)
         beside = self.judge_extras(verdict.uploads)
         self._report.clipped += verdict.clipped
         self._report.lightened += verdict.lightened

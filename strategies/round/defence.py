@@ -18,6 +18,9 @@ smaller one itself would shut one of two honest clients of skewed data out for g
 A client reports its number of examples itself, and methods that weight by this number would believe any value. An
 upload that reports more than ``weight`` times the exchange's median counts as that many. FedCross mixes models with
 equal weights and does not use the number at all.
+
+Slices of a model count with the length that they have, and are judged in their bands too
+(:mod:`strategies.round.bands`).
 """
 
 from __future__ import annotations
@@ -89,7 +92,6 @@ def defend(
     uploads: Sequence[Upload],
     sent: Sequence[Mapping[str, Array]],
     parameters: Collection[str],
-    values: int | None = None,
     known: float = 0.0,
     lone: bool = True,
 ) -> Judgement:
@@ -105,18 +107,12 @@ def defend(
         The model that the server sent for each upload, in the same order.
     parameters : collection of str
         Names of the trained entries.
-    values : int, optional
-        Number of trained values of the full model. If given, the norm of a slice is compared as if it had as many, each
-        changed as much: a wide model's update is longer than a narrow one's, and no sign of an attack.
     known, lone
         See :func:`usual`.
     """
     kept: list[Upload] = []
     quarantined: list[tuple[Upload, float, float]] = []
-    norms = [
-        update_norm(upload.arrays, model, parameters) * _stretch(model, parameters, values)
-        for upload, model in zip(uploads, sent)
-    ]
+    norms = [update_norm(upload.arrays, model, parameters) for upload, model in zip(uploads, sent)]
     if not norms:
         return Judgement([], [], 0)
     median, found = usual(norms, known, lone)
@@ -171,12 +167,6 @@ def usual(norms: Sequence[float], known: float = 0.0, lone: bool = True) -> tupl
     return min(working[0], known or (working[0] if lone else 0.0)), None
 
 
-def _stretch(model: Mapping[str, Array], parameters: Collection[str], values: int | None) -> float:
-    """Return the factor between the norm of a slice and that of `values` values; 1 for a full model."""
-    own = sum(model[name].size for name in parameters if name in model)
-    return 1.0 if values is None or own == values else math.sqrt(values / max(own, 1))
-
-
 def bounded(uploads: Sequence[Upload], most: float) -> tuple[list[Upload], int]:
     """Return `uploads` with numbers of examples capped at `most` times their median, and how many were capped.
 
@@ -212,7 +202,7 @@ def lower_median(values: Sequence[N]) -> N:
 def update_norm(upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str]) -> float:
     """Return the Euclidean norm of ``upload - model`` over `parameters`, summed in float64, block by block."""
     total = 0.0
-    for name in _common(upload, model, parameters):
+    for name in in_both(upload, model, parameters):
         new, old = upload[name].reshape(-1), model[name].reshape(-1)
         for start in range(0, len(new), BLOCK):
             part = slice(start, start + BLOCK)
@@ -229,18 +219,18 @@ def scale_update(
     Integers are rounded.
     """
     scaled: Arrays = dict(upload)
-    for name in _common(upload, model, parameters):
+    for name in in_both(upload, model, parameters):
         new, old = upload[name].reshape(-1), model[name].reshape(-1)
         result = np.empty_like(new)
         for start in range(0, len(new), BLOCK):
             part = slice(start, start + BLOCK)
             base = old[part].astype(np.float64)
-            result[part] = _as(result.dtype, base + factor * (new[part] - base))
+            result[part] = rounded(result.dtype, base + factor * (new[part] - base))
         scaled[name] = result.reshape(upload[name].shape)
     return scaled
 
 
-def _as(kind: np.dtype[Any], values: Array) -> Array:
+def rounded(kind: np.dtype[Any], values: Array) -> Array:
     """Return float64 `values` for an array of `kind`: rounded for integers, and no larger than these can be."""
     if not np.issubdtype(kind, np.integer):
         return values
@@ -249,6 +239,6 @@ def _as(kind: np.dtype[Any], values: Array) -> Array:
     return np.clip(np.rint(values), ends.min, largest if int(largest) == ends.max else np.nextafter(largest, 0))
 
 
-def _common(upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str]) -> list[str]:
+def in_both(upload: Mapping[str, Array], model: Mapping[str, Array], parameters: Collection[str]) -> list[str]:
     """Return the parameters that are in both models: a method may send fewer arrays than it gets back."""
     return [name for name in parameters if name in upload and name in model]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedcross.strategies.round.bands import Bands
 from fedcross.strategies.round.buffers import bound, without_variances_below_zero
 from fedcross.strategies.round.defence import JUDGED, Defence, defend, lower_median
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from fedcross.strategies.pool.layout import Array
     from fedcross.strategies.wire.protocol import Upload
 
+K = TypeVar("K")
+
+#: Medians beyond which an update of a slice is lost; up to that it is only shortened.
+UNUSUAL_SLICE = 1e6
 #: Exchanges that are remembered: of five, two in which the hostile were the majority do not decide what is usual.
 REMEMBERED = 5
 
@@ -60,6 +65,8 @@ class Defender:
         self.usual: dict[int, list[float]] = {}
         #: The same of entries that are not trained: exchange -> entry -> median changes.
         self.buffers: dict[int, dict[str, list[float]]] = {}
+        #: The same of the bands of slices: exchange -> band -> median lengths of an update in it.
+        self.bands: dict[int, dict[int, list[float]]] = {}
 
     def can_judge(self, exchange: int, uploads: int) -> bool:
         """Return whether so many uploads can be judged: a lone one has nothing to be compared with at first."""
@@ -72,7 +79,7 @@ class Defender:
         sent: Sequence[Mapping[str, Array]],
         parameters: Collection[str],
         others: Collection[str],
-        values: int | None,
+        bands: Bands | None,
     ) -> Verdict:
         """Judge the uploads of an exchange, and remember what is usual in it.
 
@@ -86,25 +93,34 @@ class Defender:
             The model that the server sent for each upload, in the same order.
         parameters, others : collection of str
             Names of the trained entries and of all others.
-        values : int or None
-            Number of trained values of the full model, if models are slices of it.
+        bands : Bands or None
+            Those of the slices, if the method trains several sizes. Then a long update is shortened and not quarantined
+            (up to :data:`UNUSUAL_SLICE` medians): of its size there may be few, whose updates are longer than others.
+            After that a band that not all have is shortened to ``clip`` times what is usual in it.
         """
         models = {upload.slot: model for upload, model in zip(uploads, sent, strict=True)}
         sound = without_variances_below_zero(uploads, sent)
         models_of = [models[upload.slot] for upload in sound.uploads]
         known, lone = lower_median(self.usual.get(exchange, [0.0])), self._asked < JUDGED
-        found = defend(self._wide, sound.uploads, models_of, parameters, values, known, lone)
+        rules = self._wide
+        if bands is not None:
+            rules = rules.model_copy(update={"quarantine": max(rules.quarantine, UNUSUAL_SLICE)})
+        found = defend(rules, sound.uploads, models_of, parameters, known, lone)
         if found.usual is not None and found.usual < math.inf:
             self.usual[exchange] = [*self.usual.get(exchange, []), found.usual][-REMEMBERED:]
-        models_of = [models[upload.slot] for upload in found.uploads]
-        memory = self.buffers.setdefault(exchange, {})
-        before = {name: lower_median(changes) for name, changes in memory.items()}
-        kept, usual = bound(found.uploads, models_of, parameters, others, self._rules.quarantine, before)
-        for name, change in usual.items():
-            memory[name] = [*memory.get(name, []), change][-REMEMBERED:]
+        models_of, fair = [models[upload.slot] for upload in found.uploads], found.uploads
+        if bands is not None:
+            lengths = self.bands.setdefault(exchange, {})
+            fair, medians = bands.shortened(fair, models_of, parameters, rules.clip, _middle(lengths))
+            _remember(lengths, medians)
+        changes = self.buffers.setdefault(exchange, {})
+        kept, usual = bound(fair, models_of, parameters, others, self._rules.quarantine, _middle(changes))
+        _remember(changes, usual)
         lost = [(upload, "lowest variance", value, limit) for upload, value, limit in sound.quarantined]
         lost += [(upload, "update norm", norm, limit) for upload, norm, limit in found.quarantined]
-        return Verdict(kept.uploads, lost, found.clipped, found.lightened, kept.clipped)
+        whole = {upload.slot: upload.arrays for upload in sound.uploads}
+        clipped = sum(upload.arrays is not whole[upload.slot] for upload in fair)
+        return Verdict(kept.uploads, lost, clipped, found.lightened, kept.clipped)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, plain; nothing if nothing is usual yet."""
@@ -115,6 +131,11 @@ class Defender:
             told["_usual_buffers"] = {
                 str(exchange): {name: list(changes) for name, changes in memory.items()}
                 for exchange, memory in self.buffers.items()
+            }
+        if any(self.bands.values()):
+            told["_usual_bands"] = {
+                str(exchange): {str(band): list(lengths) for band, lengths in memory.items()}
+                for exchange, memory in self.bands.items()
             }
         return told
 
@@ -128,6 +149,19 @@ class Defender:
             int(exchange): {name: _listed(changes) for name, changes in memory.items()}
             for exchange, memory in values.pop("_usual_buffers", {}).items()
         }
+        self.bands = {
+            int(exchange): {int(band): _listed(lengths) for band, lengths in memory.items()}
+            for exchange, memory in values.pop("_usual_bands", {}).items()
+        }
+
+
+def _middle(memory: Mapping[K, Sequence[float]]) -> dict[K, float]:
+    return {key: lower_median(lengths) for key, lengths in memory.items()}
+
+
+def _remember(memory: dict[K, list[float]], usual: Mapping[K, float]) -> None:
+    for key, length in usual.items():
+        memory[key] = [*memory.get(key, []), length][-REMEMBERED:]
 
 
 def _listed(told: Sequence[float] | float) -> list[float]:

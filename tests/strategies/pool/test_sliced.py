@@ -244,3 +244,13 @@ def test_where_one_other_has_its_size_a_slot_is_no_copy_of_that(members):
     assert found["out"].tolist() == [[10 + start]]
     assert found["bias"].tolist() == [100 + start]
     assert (found["mean"], found["n"]) == (before["mean"], before["n"])
+
+
+def test_what_one_other_alone_has_is_not_copied():
+    """Of the members only 1 has the third unit: in slot 0 that stays as it was, so do the statistics."""
+    pool = write(pool_of(WIDE, WIDE, MIDDLE, NARROW), 0, 20, 90, 40, counts=(2, 5, 9, 7))
+    pool.replace([0], [1, 2, 3])
+    found, before = pool.model(0), full(0, 2)
+    assert found["in"].tolist() == [[50, 51], [57, 58], before["in"][2].tolist()]
+    assert found["out"].tolist() == [[60, 66, before["out"][0, 2]]]
+    assert (found["mean"] == before["mean"]).all()

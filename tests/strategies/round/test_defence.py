@@ -306,12 +306,31 @@ def test_no_single_liar_outweighs_the_honest(honest, lie):
     assert [u.num_examples for u in fair[:-1]] == [min(n, 3 * sorted([*honest, lie])[len(honest) // 2]) for n in honest]
 
 
-def test_slices_are_judged_as_if_they_had_the_full_models_size():
-    """Of 8 values: norm 10 of all, 5 of two, which counts as 5 sqrt(8 / 2) = 10, and 20 of two, which counts as 40."""
-    full, part = {"w": np.zeros(6), "v": np.zeros(2)}, {"w": np.zeros(2)}
-    changed = [{"w": np.array([6.0, 8, 0, 0, 0, 0]), "v": np.zeros(2)}]
-    changed += [{"w": np.array(values)} for values in ([3.0, 4.0], [12.0, 16.0])]
-    ups = [Upload(i, i, arrays, {}, 1, {}) for i, arrays in enumerate(changed)]
-    found = defend(ON, ups, [full, part, part], ("w", "v"), 8)
-    assert [(u.client, norm, limit) for u, norm, limit in found.quarantined] == [(2, 40.0, 30.0)]
-    assert (len(found.uploads), found.clipped) == (2, 0)
+WIDTHS = ("method=fedcross", "method.widths=[1.0,0.5]", "method.selection=in_order", "clients_per_round=6")
+
+
+def test_a_long_update_of_a_slice_is_shortened_and_not_quarantined(tmp_path):
+    """Ten times what is usual: in a narrow model, or in a wide one among wide ones, that may be honest."""
+    settings = (*WIDTHS, "attack=scaling", "attack.clients=1", "rounds=2", "defence.enabled=true")
+    finished = run(tmp_path, *settings)
+    assert [(line["dropped"], line["rejected"]) for line in lines(tmp_path)] == [(0, {})] * 2
+    assert all(1 <= line["clipped"] <= 6 for line in lines(tmp_path))
+    told = finished.method.checkpoint().values["_usual_bands"]
+    assert {band: len(lengths) for band, lengths in told["0"].items()} == {"1": 2, "3": 2}
+    finished.method.defender.bands = {}
+    finished.method.defender.restore({"_usual_bands": told}, 1)
+    assert finished.method.defender.bands == {0: {int(band): lengths for band, lengths in told["0"].items()}}
+
+
+def test_slices_of_one_size_are_judged_as_full_models_are(tmp_path):
+    run(tmp_path / "slices", *WIDTHS, "method.widths=[0.5]", "rounds=1", *ATTACKED, "defence.enabled=true")
+    assert lines(tmp_path / "slices")[0]["rejected"] == {"quarantined": 1}
+
+
+def test_the_defence_does_not_take_a_wide_model_for_an_attack():
+    """Every value changes by 1: a full model of 100 values has norm 10, slices of 25 values 5. It is shortened."""
+    sent = [{"w": np.zeros(count, np.float32)} for count in (100, 25, 25)]
+    ups = [Upload(i, i, {"w": model["w"] + 1}, {}, 1, {}) for i, model in enumerate(sent)]
+    found = defend(ON, ups, sent, ["w"])
+    assert (len(found.uploads), found.clipped, found.usual) == (3, 1, 5)
+    assert found.uploads[0].arrays["w"] == pytest.approx(0.5)

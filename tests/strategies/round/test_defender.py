@@ -7,6 +7,10 @@ import pytest
 
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.round.defence import Defence
+from fedcross.strategies.round.defender import Defender
+from fedcross.strategies.wire.protocol import Upload
+from fedcross.tasks.models.slicing.plan import FULL
+from tests.strategies.round.test_bands import BANDS, NAMES, NARROW, upload
 from tests.support.virtual import Clock, VirtualGrid, answers, fails
 
 ON = Defence(enabled=True)
@@ -125,3 +129,41 @@ def test_updates_that_truly_grow_are_usual_after_three_rounds(clock):
         play(clock, method, number, 1.0, 1.0, 1.0)
     lost = [play(clock, method, number, 100.0, 100.0, 100.0)[1].get("quarantined", 0) for number in range(6, 10)]
     assert lost == [3, 3, 3, 0]
+
+
+def judge_slices(*slices):
+    """Return what one exchange with these slices becomes, and the defender."""
+    defender = Defender(ON, 1.0, len(slices))
+    ups = [Upload(i, i, arrays, {}, 1, {}) for i, (arrays, _) in enumerate(slices)]
+    return defender.judge(0, ups, [model for _, model in slices], NAMES, [], BANDS), defender
+
+
+def test_in_what_only_wide_models_have_a_false_update_is_no_longer_than_shortened_honest_ones():
+    """M is 18.31. Two honest wide ones of (30, 0, 10) become that long, so 10 of each becomes 10 * 18.31 / 31.62."""
+    honest = [upload(FULL, 30, 0, 10)] * 2
+    verdict, _ = judge_slices(*honest, upload(FULL, 0, 0, -1e3), *[upload(NARROW, 5)] * 3)
+    assert [float(u.arrays["in"][2, 0]) for u in verdict.uploads[:3]] == pytest.approx(
+        [5.7906, 5.7906, -5.7906], rel=1e-4
+    )
+    assert (verdict.clipped, verdict.quarantined) == (3, [])
+
+
+def test_a_narrow_slice_is_not_taken_for_longer_than_it_is():
+    """All are 5 long, and the narrow ones have 5 values of 11: as long as if they had all it would be 7.4."""
+    verdict, _ = judge_slices(*[upload(FULL, 5)] * 3, upload(NARROW, 5), upload(NARROW, 5))
+    assert (verdict.clipped, verdict.quarantined) == (0, [])
+
+
+def test_a_slice_a_million_times_too_long_is_lost():
+    verdict, _ = judge_slices(*[upload(FULL, 1, 1, 1)] * 3, upload(NARROW, 1e7))
+    assert [u.client for u, *_ in verdict.quarantined] == [3]
+
+
+def test_a_checkpoint_keeps_what_is_usual_in_a_band():
+    _, defender = judge_slices(*[upload(FULL, 1, 1, 2)] * 3, upload(NARROW, 1))
+    assert {band: lengths[0] for band, lengths in defender.bands[0].items()} == pytest.approx(
+        {7: 1, 3: 1, 1: 2}, rel=0.2
+    )
+    other = Defender(ON, 1.0, 4)
+    other.restore(defender.state(), 1)
+    assert (other.bands, other.usual) == (defender.bands, defender.usual)
