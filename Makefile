@@ -51,7 +51,7 @@ unit: $(COMPILED)
 # Runs every fault test at its full size (docs/reliability.md).
 reliability: $(READY)
 	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --timeout 0 --durations=0 tests/faults tests/server/test_checkpoint.py \
-	  tests/server/test_reply_log.py tests/strategies/round/test_exchange.py tests/strategies/round/test_rounds.py tests/strategies/round/test_defence.py \
+	  tests/server/test_reply_log.py tests/strategies/round/test_exchange.py tests/strategies/round/test_rounds.py tests/strategies/defence/test_rules.py \
 	  tests/e2e/test_small_device.py tests/client/test_emulated_gpu.py tests/client/test_emulated_models.py tests/client/test_precision.py
 
 # Tests the compose federation; needs a container engine, and BASE_IMAGE where the Dockerfile's cannot be fetched.

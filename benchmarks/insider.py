@@ -26,9 +26,9 @@ from unittest import mock
 
 import numpy as np
 
+from fedcross.strategies.defence.rules import usual
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.base import Method
-from fedcross.strategies.round.defence import usual
 from fedcross.strategies.wire.protocol import Upload
 
 #: The device, and what the median leaves it.

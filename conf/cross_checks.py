@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcross.core.extras import install
 from fedcross.core.site import device_name
-from fedcross.strategies.round.defence import JUDGED
+from fedcross.strategies.defence.rules import JUDGED
 from fedcross.strategies.round.federation import Meeting
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from fedcross.conf.cross_checks import cross_faults
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings, find, parse
 from fedcross.core.site import NAMES
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.round.clock import ClockSettings, Devices
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.federation import Meeting
 from fedcross.strategies.wire.compression import Compression
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
-from fedcross.strategies.round.defence import lower_median
+from fedcross.strategies.defence.rules import lower_median
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Round, Upload

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.asynchronous.single import AsyncSingle
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.round.async_single import AsyncSingle
 from fedcross.strategies.wire.protocol import Upload
 from fedcross.strategies.wire.records import Arrays
 

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.round.async_single import AsyncSingle
+from fedcross.strategies.asynchronous.single import AsyncSingle
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.wire.protocol import Upload
 from fedcross.strategies.wire.records import Arrays

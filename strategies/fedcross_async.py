@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcross.strategies.asynchronous.pool import AsyncPool
 from fedcross.strategies.fedcross import Alpha
 from fedcross.strategies.parts.schedule import Constant
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.pool.mixing import Mixing, cross, identity
 from fedcross.strategies.pool.selection import Question, find_selection
 from fedcross.strategies.pool.similarity import FROM_GRAM, Part, find_similarity
-from fedcross.strategies.round.async_pool import AsyncPool
 from fedcross.strategies.round.pooled import PooledParams
 from fedcross.strategies.wire.protocol import Round
 

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.defence.rules import Judgement, lower_median
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit
-from fedcross.strategies.round.defence import Judgement, lower_median
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.scaffold import effective_steps
 from fedcross.strategies.wire.protocol import Payload, Round, Upload

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
+from fedcross.strategies.defence.rules import Judgement, shortened
 from fedcross.strategies.parts.objective import (
     Batch,
     Net,
@@ -21,7 +22,6 @@ from fedcross.strategies.parts.objective import (
     as_tensors,
 )
 from fedcross.strategies.parts.projection import Projected, project
-from fedcross.strategies.round.defence import Judgement, shortened
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload

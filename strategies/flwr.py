@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedcross.core.errors import ConfigError, FedcrossError, FederationError
 from fedcross.core.settings import Settings
+from fedcross.strategies.defence.rules import Judgement, lower_median
 from fedcross.strategies.flower.foreign import (
     OPTIMISERS,
     Drawn,
@@ -28,7 +29,6 @@ from fedcross.strategies.flower.foreign import (
 from fedcross.strategies.flower.memory import plain, recall, remember
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
-from fedcross.strategies.round.defence import Judgement, lower_median
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload

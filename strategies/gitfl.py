@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedcross.core.randomness import stream
+from fedcross.strategies.asynchronous.pool import AsyncPool, mixed
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.pool.mixing import Mixing, identity
-from fedcross.strategies.round.async_pool import AsyncPool, mixed
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.pooled import PooledParams
 from fedcross.strategies.wire.protocol import Round

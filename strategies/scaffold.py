@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.defence.rules import IDLE, Judgement, lower_median
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import (
     Objective,
@@ -24,7 +25,6 @@ from fedcross.strategies.parts.objective import (
     as_tensors,
     flatten,
 )
-from fedcross.strategies.round.defence import IDLE, Judgement, lower_median
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload

@@ -22,13 +22,13 @@ from flwr.serverapp import Grid
 from fedcross.core.errors import ConfigError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import parse
+from fedcross.strategies.defence.bands import Bands
+from fedcross.strategies.defence.defender import Defender
+from fedcross.strategies.defence.rules import Judgement
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.parts.widths import asked
-from fedcross.strategies.round.bands import Bands
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
-from fedcross.strategies.round.defence import Judgement
-from fedcross.strategies.round.defender import Defender
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
 from fedcross.strategies.round.flower_names import translate

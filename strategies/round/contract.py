@@ -60,7 +60,7 @@ class Contract(ABC, Generic[P]):
     unusual: ClassVar[float] = 1.0
     #: Whether any client may train any slot, so that another client can take over the slot of a client that failed.
     interchangeable: ClassVar[bool] = False
-    #: Whether visits are handled one by one, without waiting for a round (:mod:`strategies.round.visits`).
+    #: Whether visits are handled one by one, without waiting for a round (:mod:`strategies.asynchronous.visits`).
     asynchronous: ClassVar[bool] = False
     #: Whether the method needs a model with ``features`` and ``classifier``, not only one that maps inputs to scores.
     halves: ClassVar[bool] = False

@@ -21,12 +21,12 @@ from typing_extensions import TypeVar
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
+from fedcross.strategies.defence.rules import Judgement, shortened
 from fedcross.strategies.parts import matching
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays, as_tensors
 from fedcross.strategies.parts.prototypes import class_means
 from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.round.defence import Judgement, shortened
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Spec

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.compression import Compression
 from fedcross.strategies.wire.protocol import Round, Upload
 
@@ -49,7 +49,7 @@ class Federation(Meeting):
     The server draws `clients_per_round` clients each round. Each exchange of a round ends after `deadline_s` seconds at
     the latest (:mod:`strategies.round.exchange`). With `nonce` a reply must return the request's random nonce, which
     only fedcross clients do; without it any Flower client may reply. `defence` is against poisoned uploads
-    (:mod:`strategies.round.defence`). `compression` (:mod:`strategies.wire.compression`) needs fedcross clients.
+    (:mod:`strategies.defence.rules`). `compression` (:mod:`strategies.wire.compression`) needs fedcross clients.
     """
 
     seed: int = Field(0, ge=0)

@@ -6,8 +6,8 @@ import torch
 
 from benchmarks.insider import DEVICE, climber, insider, reversed_sum, settings
 from fedcross.conf.schema import load
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.protocol import Upload
 from tests.support.single import arrays, begun
 

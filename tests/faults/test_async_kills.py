@@ -13,8 +13,8 @@ from fedcross.server.accounting import Ledger
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
 from fedcross.server.visit_ledger import VisitLedger
-from fedcross.strategies.round.async_pool import AsyncPool
-from fedcross.strategies.round.async_single import AsyncSingle
+from fedcross.strategies.asynchronous.pool import AsyncPool
+from fedcross.strategies.asynchronous.single import AsyncSingle
 from tests.support import killer
 from tests.support.federation import run, session
 from tests.support.scale import size

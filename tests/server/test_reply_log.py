@@ -9,8 +9,8 @@ from fedcross.core.errors import StorageError
 from fedcross.engines.grid import LocalGrid
 from fedcross.server.arrangements import audited, logs_replies
 from fedcross.server.reply_log import WriteAheadLog, records
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedcross import FedCross
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.federation import SMALL, run, same, session
 from tests.support.virtual import Clock, VirtualGrid, fails, silent

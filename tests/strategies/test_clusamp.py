@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from fedcross.strategies import clusamp
 from fedcross.strategies.clusamp import CluSamp, angles, choose_memory, cut, distributions, ward
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.federation import run, same
 from tests.support.rivals import begin, check_resume, linear, losing, softmax, work

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.feddyn import Dynamic, FedDyn, FedDynParams
 from fedcross.strategies.parts.objective import Objective
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.protocol import Upload
 from tests.support.bench import check_batched, descent, forgetful, play, states, two_layers
 from tests.support.federation import run, same

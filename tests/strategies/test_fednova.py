@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedcross.conf.schema import Train, load
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fednova import MOST_STEPS, Counted, FedNova
 from fedcross.strategies.parts.objective import Outcome
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.protocol import Upload
 from tests.support.bench import play, two_layers
 from tests.support.federation import run, same

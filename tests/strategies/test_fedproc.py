@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from fedcross.client.flat_model import ModuleNet
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedproc import FedProc, Prototypical
 from fedcross.strategies.parts.objective import Trained
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.tasks.models._split import Split

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcross.conf.schema import Train
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.parts.objective import Outcome
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.scaffold import Controlled, Scaffold, effective_steps
 from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.bench import check_batched, check_resume, forgetful, play, states, two_layers

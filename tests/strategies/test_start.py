@@ -6,8 +6,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedcross.core.errors import FederationError
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedcross import FedCross
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.wire.records import encode
 from tests.support.virtual import Clock, VirtualGrid, answers, fails, goes, silent
 

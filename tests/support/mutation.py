@@ -72,8 +72,8 @@ MORE = {
     "strategies/round/base.py": [
         "tests/strategies/round/test_rounds.py", "tests/strategies/test_fedavg.py", "tests/strategies/test_start.py",
         "tests/strategies/round/test_exchange.py", "tests/strategies/round/test_spares.py",
-        "tests/strategies/round/test_believed.py", "tests/strategies/round/test_defence.py",
-        "tests/strategies/round/test_trail.py", "tests/strategies/round/test_visits.py",
+        "tests/strategies/round/test_believed.py", "tests/strategies/defence/test_rules.py",
+        "tests/strategies/round/test_trail.py", "tests/strategies/asynchronous/test_visits.py",
         "tests/server/test_reply_log.py", "tests/client/test_part_of_a_model.py", "tests/client/test_odd_weights.py",
     ],
     "client/trainer.py": [
@@ -88,7 +88,7 @@ MORE = {
     "engines/workers.py": ["tests/engines/test_grid.py"],
     "strategies/round/cross_training.py": ["tests/strategies/test_fedct.py"],
     "strategies/parts/late.py": ["tests/strategies/test_fedsam.py", "tests/strategies/test_ima.py"],
-    "strategies/round/async_pool.py": ["tests/strategies/test_fedcross_async.py", "tests/strategies/test_gitfl.py"],
+    "strategies/asynchronous/pool.py": ["tests/strategies/test_fedcross_async.py", "tests/strategies/test_gitfl.py"],
     "strategies/round/sized_model.py": ["tests/strategies/test_heterofl.py", "tests/strategies/test_adaptivefl.py"],
     "client/batched/trainer.py": ["tests/client/batched/test_captured.py", "tests/client/test_device.py"],
     "client/batched/state.py": ["tests/client/batched/test_trainer.py", "tests/client/batched/test_captured.py"],
@@ -101,7 +101,7 @@ MORE = {
         "tests/client/test_app.py", "tests/client/test_state.py", "tests/client/test_attack.py",
         "tests/client/test_local.py", "tests/client/test_privacy.py", "tests/strategies/test_centralized.py",
     ],
-    "strategies/fedcross_async.py": ["tests/strategies/round/test_visits.py"],
+    "strategies/fedcross_async.py": ["tests/strategies/asynchronous/test_visits.py"],
     "engines/batched.py": ["tests/client/test_device.py"],
 }  # fmt: skip
 #: Files whose tests would compile numba's loops anew for each mutant: they run as plain Python instead.

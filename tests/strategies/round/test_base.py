@@ -8,11 +8,11 @@ from flwr.clientapp import ClientApp
 from fedcross.client.app import app as client_app
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.settings import Settings
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedprox import FedProx, FedProxParams
 from fedcross.strategies.round.clock import Devices, VirtualClock
 from fedcross.strategies.round.cross_training import CrossTraining, CrossTrainingParams
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.federation import Federation, State
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.round.single_model import SingleModel

@@ -13,10 +13,10 @@ from fedcross.client.trainer import train
 from fedcross.client.workshop import Workshop, one_thread
 from fedcross.conf.schema import load
 from fedcross.core.errors import FederationError
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Visit
 from fedcross.strategies.round.cross_training import CrossTraining, Prototypes, average, fuse
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.registry import method_class
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.tasks.inputs import Inputs

@@ -8,9 +8,9 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from fedcross.server.commands.audit import devices
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedcross import FedCross
-from fedcross.strategies.round.defence import Defence
 from fedcross.strategies.round.trail import never_asked
 from fedcross.strategies.wire.compression import Compression
 from fedcross.strategies.wire.digest import digest

@@ -3,7 +3,7 @@
 At most K = ``clients_per_round`` visits are under way, one for each slot. When a visit ends, its upload is handed to
 the method, and its slot goes to another client. Rounds remain as a unit of counting: a round is K visits, accepted or
 lost, so that evaluation, checkpoints and reports are those of every method. A client that is far ahead of the others
-waits (:mod:`strategies.round.lead`): a slot without another client waits with it, until some visit ends.
+waits (:mod:`strategies.asynchronous.lead`): a slot without another client waits with it, until some visit ends.
 
 On a virtual clock, visits are handled in the order of virtual time (ties by slot), whatever the order in which this
 machine finishes them. Visits that end at the same virtual time are one *group*: the method gets all their uploads at
@@ -22,13 +22,13 @@ from flwr.serverapp import Grid
 
 from fedcross.core.errors import FederationError
 from fedcross.core.randomness import stream
+from fedcross.strategies.asynchronous.asking import Asking
+from fedcross.strategies.asynchronous.lead import Lead
+from fedcross.strategies.asynchronous.open_visit import OpenVisit
 from fedcross.strategies.parts.objective import P
-from fedcross.strategies.round.asking import Asking
 from fedcross.strategies.round.client_faults import end_if_common
 from fedcross.strategies.round.clock import RealClock
 from fedcross.strategies.round.federation import RoundReport, State
-from fedcross.strategies.round.lead import Lead
-from fedcross.strategies.round.open_visit import OpenVisit
 from fedcross.strategies.round.trail import never_asked
 from fedcross.strategies.wire.protocol import Payload, Round
 from fedcross.strategies.wire.records import Arrays

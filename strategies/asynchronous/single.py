@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from fedcross.strategies.asynchronous.visits import AsyncMethod
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.visits import AsyncMethod
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Arrays
 

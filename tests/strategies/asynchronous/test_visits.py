@@ -16,8 +16,8 @@ from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.engines.workers import WorkersGrid
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
+from fedcross.strategies.asynchronous import asking
 from fedcross.strategies.fedcross_async import FedCrossAsync
-from fedcross.strategies.round import asking
 from fedcross.strategies.round import clock as clocks
 from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
 from fedcross.strategies.wire.protocol import failure

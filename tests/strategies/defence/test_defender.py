@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from fedcross.strategies.defence.defender import Defender
+from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.round.defence import Defence
-from fedcross.strategies.round.defender import Defender
 from fedcross.strategies.wire.protocol import Upload
 from fedcross.tasks.models.slicing.plan import FULL
-from tests.strategies.round.test_bands import BANDS, NAMES, NARROW, upload
+from tests.strategies.defence.test_bands import BANDS, NAMES, NARROW, upload
 from tests.support.virtual import Clock, VirtualGrid, answers, fails
 
 ON = Defence(enabled=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from fedcross.strategies.round.defence import lower_median
+from fedcross.strategies.defence.rules import lower_median
 
 #: Visits that the median counts as having more: a run begins, and clients are drawn, unequally.
 START = 3

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcross.strategies.centralized import Centralized
-from fedcross.strategies.round import defence
+from fedcross.strategies.defence import rules
+from fedcross.strategies.defence.rules import Defence, defend, scale_update, update_norm
 from fedcross.strategies.round.base import Method
-from fedcross.strategies.round.defence import Defence, defend, scale_update, update_norm
 from fedcross.strategies.solo import Solo
 from fedcross.strategies.wire.protocol import Upload
 from tests.support.federation import run, same, session
@@ -104,7 +104,7 @@ def test_where_most_are_idle_the_others_are_judged_by_themselves():
     ],
 )
 def test_what_is_usual(norms, known, lone, usual, median):
-    assert defence.usual(norms, known, lone) == (pytest.approx(usual), median)
+    assert rules.usual(norms, known, lone) == (pytest.approx(usual), median)
 
 
 def test_who_returns_the_model_as_it_was_makes_nobody_guilty():
@@ -157,7 +157,7 @@ def test_scaled_integers_are_rounded_and_do_not_run_over(kind, new):
 
 
 def test_no_uploads_no_judgement():
-    assert defend(ON, [], [], PARAMETERS) == defence.Judgement([], [], 0)
+    assert defend(ON, [], [], PARAMETERS) == rules.Judgement([], [], 0)
 
 
 def test_infinite_norms_never_pass():
@@ -183,7 +183,7 @@ def test_blocks_give_what_the_whole_gives(monkeypatch):
     generator = np.random.default_rng(0)
     model, upload = ({"w": generator.standard_normal((7, 5)).astype(np.float32)} for _ in range(2))
     norm, scaled = update_norm(upload, model, PARAMETERS), scale_update(upload, model, PARAMETERS, 0.3)
-    monkeypatch.setattr(defence, "BLOCK", 4)
+    monkeypatch.setattr(rules, "BLOCK", 4)
     assert update_norm(upload, model, PARAMETERS) == pytest.approx(norm, rel=1e-12)
     assert same(scale_update(upload, model, PARAMETERS, 0.3), scaled)
 
@@ -277,10 +277,10 @@ def test_a_client_that_lies_about_its_examples_counts_for_three_medians():
 def test_who_states_just_the_limit_is_left_alone():
     # 1, 1, 3: the median is 1, the limit 3 by default and 1 with a weight of 1.
     told = [replace(u, num_examples=n) for u, n in zip(uploads((3, 4), (3, 4), (3, 4)), (1, 1, 3))]
-    fair, lightened = defence.bounded(told, 3.0)
+    fair, lightened = rules.bounded(told, 3.0)
     assert lightened == 0
     assert all(a is b for a, b in zip(fair, told))
-    fair, lightened = defence.bounded(told, 1.0)
+    fair, lightened = rules.bounded(told, 1.0)
     assert ([u.num_examples for u in fair], lightened) == ([1, 1, 1], 1)
 
 
@@ -301,7 +301,7 @@ def test_of_two_clients_the_smaller_number_decides():
 @given(st.lists(st.integers(1, 50), min_size=3, max_size=12), st.integers(1, 2**40))
 def test_no_single_liar_outweighs_the_honest(honest, lie):
     told = [replace(uploads((3, 4))[0], num_examples=n) for n in [*honest, lie]]
-    fair, _ = defence.bounded(told, 3.0)
+    fair, _ = rules.bounded(told, 3.0)
     assert fair[-1].num_examples <= 3 * max(honest)
     assert [u.num_examples for u in fair[:-1]] == [min(n, 3 * sorted([*honest, lie])[len(honest) // 2]) for n in honest]
 

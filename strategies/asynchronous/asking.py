@@ -18,6 +18,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import FederationError, UploadError
+from fedcross.strategies.asynchronous.open_visit import ARRIVED, OpenVisit
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.clock import Clock, RealClock
@@ -25,13 +26,12 @@ from fedcross.strategies.round.exchange import Exchange, poll
 from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.guard import Inbox
 from fedcross.strategies.round.logged import answering
-from fedcross.strategies.round.open_visit import ARRIVED, OpenVisit
 from fedcross.strategies.round.trail import LOST
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload
 
 
 class Asking(Method[P]):
-    """Sends the open visits of :class:`strategies.round.visits.AsyncMethod` and says which of them ends next."""
+    """Sends the open visits of :class:`strategies.asynchronous.visits.AsyncMethod` and says which of them ends next."""
 
     open: dict[int, OpenVisit]
     now: float

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcross.strategies.defence.rules import BLOCK, in_both, rounded, usual
 from fedcross.strategies.pool.layout import Array, Arrays
-from fedcross.strategies.round.defence import BLOCK, in_both, rounded, usual
 from fedcross.tasks.models.slicing.plan import Axis, Plan, Size
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
+from fedcross.strategies.asynchronous.visits import AsyncMethod
 from fedcross.strategies.pool.layout import Arrays, Layout
 from fedcross.strategies.pool.mixing import Mixing
 from fedcross.strategies.pool.pool import Pool, diagnostics
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.pooled import PooledParams
-from fedcross.strategies.round.visits import AsyncMethod
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 
 Q = TypeVar("Q", bound=PooledParams, default=PooledParams)

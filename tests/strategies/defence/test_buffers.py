@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcross.strategies.round.buffers import bound, without_variances_below_zero
+from fedcross.strategies.defence.buffers import bound, without_variances_below_zero
 from fedcross.strategies.wire.protocol import Upload
 from tests.support.federation import session
 

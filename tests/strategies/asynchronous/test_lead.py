@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedcross.strategies.round import lead
-from fedcross.strategies.round.lead import Lead
+from fedcross.strategies.asynchronous import lead
+from fedcross.strategies.asynchronous.lead import Lead
 
 
 def lead_of(most=3.0, lost=(), **made):

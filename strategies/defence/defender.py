@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedcross.strategies.round.bands import Bands
-from fedcross.strategies.round.buffers import bound, without_variances_below_zero
-from fedcross.strategies.round.defence import JUDGED, Defence, defend, lower_median
+from fedcross.strategies.defence.bands import Bands
+from fedcross.strategies.defence.buffers import bound, without_variances_below_zero
+from fedcross.strategies.defence.rules import JUDGED, Defence, defend, lower_median
 
 if TYPE_CHECKING:
     from fedcross.strategies.pool.layout import Array

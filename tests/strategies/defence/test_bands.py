@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcross.strategies.round import bands as module
-from fedcross.strategies.round.bands import Bands
+from fedcross.strategies.defence import bands as module
+from fedcross.strategies.defence.bands import Bands
 from fedcross.strategies.wire.protocol import Upload
 from fedcross.tasks.models.slicing.plan import FULL, Group, Plan, Segment, Size
 

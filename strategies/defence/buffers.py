@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fedcross.strategies.defence.rules import JUDGED, Judgement, lower_median, scale_update, update_norm, usual
 from fedcross.strategies.pool.layout import Array
-from fedcross.strategies.round.defence import JUDGED, Judgement, lower_median, scale_update, update_norm, usual
 
 if TYPE_CHECKING:
     from fedcross.strategies.wire.protocol import Upload

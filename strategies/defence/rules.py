@@ -1,7 +1,7 @@
 """Defence against well-formed but poisoned uploads: the server quarantines far too large updates and clips large ones.
 
 The guard has already rejected uploads with NaN or infinite values. An upload's *update* is the change of the parameters
-since dispatch, ``u = upload - dispatched``; other entries are the affair of :mod:`strategies.round.buffers`. With ``M``
+since dispatch, ``u = upload - dispatched``; of other entries see :mod:`strategies.defence.buffers`. With ``M``
 the median of the exchange's update norms, the server treats an upload with ``|u| > quarantine * M`` as lost, and
 replaces any other with ``|u| > clip * M`` by ``dispatched + u * clip * M / |u|``. It does not judge the direction of an
 update: measured on skewed clients, a test of directions flags 15 % of the honest ones. More examples make a longer
@@ -20,7 +20,7 @@ upload that reports more than ``weight`` times the exchange's median counts as t
 equal weights and does not use the number at all.
 
 Slices of a model count with the length that they have, and are judged in their bands too
-(:mod:`strategies.round.bands`).
+(:mod:`strategies.defence.bands`).
 """
 
 from __future__ import annotations

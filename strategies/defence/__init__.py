@@ -1,0 +1,1 @@
+"""What the server does about uploads that may be poisoned."""
