@@ -13,6 +13,9 @@ from fedcross.strategies.defence.rules import lower_median
 
 #: Visits that the median counts as having more: a run begins, and clients are drawn, unequally.
 START = 3
+#: Accepted visits in a row after which a client that has lost one is a measure for others again: one that fails now and
+#: then would hold all others up at each of its deadlines.
+SOUND = 5
 #: Rounds in a row of which one client makes more than half of the visits, until a line says so.
 ROUNDS = 3
 
@@ -21,8 +24,9 @@ class Lead:
     """Visits of each client that have ended, and the limit for those that are ahead.
 
     A client is ahead if it has made at least ``most * (m + START)`` visits, accepted or lost. m is the lower median of
-    the connected clients that have been asked, without those whose last visit was lost: clients that never answer hold
-    nobody up, once they have missed a deadline.
+    the connected clients that have been asked, without those that have lost one of their last :data:`SOUND` visits:
+    clients that do not answer hold nobody up, once they have missed a deadline. A client that joins counts from m on,
+    so that nobody waits until it has caught up.
 
     Parameters
     ----------
@@ -33,13 +37,16 @@ class Lead:
     ----------
     made, lost : Counter
         Client -> its visits that have ended, and those among them that were lost.
+    begun : Counter
+        Client -> the visits with which it counts from its first one on.
     """
 
     def __init__(self, most: float | None) -> None:
         self._most = most
         self.made: Counter[int] = Counter()
         self.lost: Counter[int] = Counter()
-        self._failed: set[int] = set()  # clients whose last visit was lost
+        self.begun: Counter[int] = Counter()
+        self._failed: dict[int, int] = {}  # client that has lost a visit -> accepted ones until it is a measure again
         self._now: Counter[int] = Counter()  # client -> its visits of this round
         self._leaders: list[int] = []  # who made most of the last rounds' visits, of each of them the same one
         self._told: set[str] = set()
@@ -49,24 +56,35 @@ class Lead:
         self.made[client] += 1
         self._now[client] += 1
         self.lost[client] += not accepted
-        (self._failed.discard if accepted else self._failed.add)(client)
+        if not accepted:
+            self._failed[client] = SOUND
+        elif client in self._failed:
+            self._failed[client] -= 1
+            if not self._failed[client]:
+                del self._failed[client]
+
+    def enter(self, client: int, asked: Collection[int]) -> None:
+        """Let `client`, which is asked for the first time, count as the median of the connected ones in `asked`."""
+        if usual := self._usual(asked):
+            self.begun[client] = usual
+
+    def _usual(self, asked: Collection[int]) -> int | None:
+        """Return the lower median of the visits with which clients count; None if none of them answers."""
+        peers = [self.made[one] + self.begun[one] for one in asked if one not in self._failed]
+        return lower_median(peers) if peers else None
 
     def behind(self, idle: Sequence[int], asked: Collection[int]) -> list[int]:
         """Return those of the `idle` clients that are not ahead; `asked` are the connected ones that have been asked.
 
         The first time that somebody is, a line says so.
         """
-        if self._most is None or not idle or max(self.made[one] for one in idle) < self._most * START:
+        if self._most is None or not idle or (usual := self._usual(asked)) is None:
             return list(idle)
-        peers = [self.made[one] for one in asked if one not in self._failed]
-        if not peers:
-            return list(idle)
-        usual = lower_median(peers)
         limit = self._most * (usual + START)
-        left = [one for one in idle if self.made[one] < limit]
+        left = [one for one in idle if self.made[one] + self.begun[one] < limit]
         if len(left) < len(idle) and "waits" not in self._told:
             self._told.add("waits")
-            ahead = next(one for one in idle if self.made[one] >= limit)
+            ahead = next(one for one in idle if one not in left)
             log(
                 INFO,
                 "fedcross: client %d waits for others: it has made %d visits, and the median of those that answer is "
@@ -100,11 +118,13 @@ class Lead:
         return {
             "made": {str(client): count for client, count in sorted(self.made.items())},
             "lost": {str(client): count for client, count in sorted(self.lost.items()) if count},
-            "failed": sorted(self._failed),
+            "failed": {str(client): count for client, count in sorted(self._failed.items())},
+            "begun": {str(client): count for client, count in sorted(self.begun.items())},
         }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Take the counts that :meth:`plain` returned; earlier versions kept none, so all begin at 0."""
         self.made = Counter({int(client): int(count) for client, count in plain.get("made", {}).items()})
         self.lost = Counter({int(client): int(count) for client, count in plain.get("lost", {}).items()})
-        self._failed = {int(client) for client in plain.get("failed", ())}
+        self._failed = {int(client): int(count) for client, count in plain.get("failed", {}).items()}
+        self.begun = Counter({int(client): int(count) for client, count in plain.get("begun", {}).items()})

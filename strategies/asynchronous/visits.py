@@ -20,14 +20,14 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.randomness import stream
 from fedcross.strategies.asynchronous.asking import Asking
 from fedcross.strategies.asynchronous.lead import Lead
 from fedcross.strategies.asynchronous.open_visit import OpenVisit
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import end_if_common
-from fedcross.strategies.round.clock import RealClock
+from fedcross.strategies.round.clock import RealClock, ReplayClock
 from fedcross.strategies.round.federation import RoundReport, State
 from fedcross.strategies.round.trail import never_asked
 from fedcross.strategies.wire.protocol import Payload, Round
@@ -150,14 +150,44 @@ class AsyncMethod(Asking[P]):
     def _fill(self, number: int) -> None:
         """Give free slots, the least recently trained first, to idle clients."""
         free, idle = [slot for slot in self.queue if slot not in self.open], self._idle()
+        if isinstance(self._clock, ReplayClock):
+            self._repeat(number, self._clock, free, len(idle))
+            return
         slots = sorted(free[: len(idle)])
         if not slots:
             return
-        planned = [self._clock.client(self.dispatched + i) for i in range(len(slots))]
         chosen = self.choose(number, self._group, slots, idle)
         self._group += 1
-        for slot, client, named in zip(slots, chosen, planned):
-            self._dispatch(slot, client if named is None else named)
+        for slot, client in zip(slots, chosen):
+            self._dispatch(slot, client)
+
+    def _repeat(self, number: int, clock: ReplayClock, free: Sequence[int], idle: int) -> None:
+        """Send the visits of an earlier run out that had begun by now.
+
+        One that had not ended with that run is not in its record: it goes out as if `idle` clients were there, in a
+        slot that the record does not need any more.
+        """
+        planned = clock.due(self.dispatched, self.now, len(free))
+        told = [slot for slot, _ in planned if slot is not None]
+        if not set(told) <= {*free} or not (planned or self.open):
+            raise ConfigError(
+                f"clock.events: visit {self.dispatched} of the record cannot begin here after {self.now:.5g} s in its "
+                "slot. So this is another run: give method, seed, clients and slots of the recorded one."
+            )
+        most = max(len(told), min(len(planned), idle))
+        left = sorted(slot for slot in free[:most] if slot not in told)
+        for slot, client in planned:
+            if slot is None:
+                kept = clock.kept(self.dispatched)
+                places = [one for one in left if one not in kept]
+                if not places or not self._idle():
+                    break
+                slot = places[0]
+                left.remove(slot)
+            if client is None:
+                [client] = self.choose(number, self._group, [slot], self._idle())
+            self._dispatch(slot, client)
+        self._group += bool(planned)
 
     def _idle(self) -> list[int]:
         busy = {visit.client for visit in self.open.values()}
@@ -170,6 +200,8 @@ class AsyncMethod(Asking[P]):
     def _dispatch(self, slot: int, client: int) -> None:
         index = self.dispatched
         number = 1 + index // self.slots
+        if client not in self._last_asked:
+            self.lead.enter(client, [one for one in self._available if one in self._last_asked])
         before, repeat = self._last_asked.get(client, (0, 0))
         repeat = repeat + 1 if before == number else 0
         self.dispatched += 1

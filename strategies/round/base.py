@@ -193,7 +193,7 @@ class Method(Sizes[P]):
             return self._request(current, payload, config, seconds)
 
         stalest = self.stalest([payload.slot for payload in payloads]) if rules.hedge else ()
-        spares = self._spares(current, payloads)
+        spares = self._spares(current, payloads, inbox)
         return Exchange(current, grid, rules, payloads, inbox, ask, spares, stalest, over, self.fits)
 
     def _close(self, exchange: Exchange) -> None:
@@ -276,11 +276,15 @@ class Method(Sizes[P]):
             self._faults[client] = fault
         self.on_rejected(client, error)
 
-    def _spares(self, current: Round, payloads: Sequence[Payload]) -> list[int]:
-        """Return the clients that may take over a slot of this exchange, in a seeded order."""
+    def _spares(self, current: Round, payloads: Sequence[Payload], inbox: Inbox) -> list[int]:
+        """Return the clients that may take over a slot of this exchange, in a seeded order.
+
+        Those whose upload the log has in `inbox` have taken one over before a crash.
+        """
         if not (self.interchangeable and (self.federation.reassign or self.federation.hedge)):
             return []
-        free = sorted(set(self._available) - {payload.client for payload in payloads})
+        busy = {payload.client for payload in payloads} | {upload.client for upload in inbox.uploads}
+        free = sorted(set(self._available) - busy)
         order = stream(self.federation.seed, "spares", current.number, current.exchange).permutation(len(free))
         return [free[i] for i in order]
 

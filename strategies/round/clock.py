@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -158,10 +158,6 @@ class VirtualClock:
             return compute + max(devices.least, float(draw.normal(*devices.communication[link])))
         return compute
 
-    def client(self, index: int) -> int | None:
-        """Return who makes the visit `index` of the run; None if the method chooses."""
-        return None
-
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
         """Return when a visit that starts at `start` ends, and whether its client is asked at all.
 
@@ -171,6 +167,10 @@ class VirtualClock:
         if self.deadline_s is not None and seconds > self.deadline_s:
             return start + self.deadline_s, False
         return start + seconds, True
+
+
+#: Slot and client of a visit that an earlier run has made; None: not known.
+Dispatch = tuple[int | None, int | None]
 
 
 class RealClock:
@@ -187,10 +187,6 @@ class RealClock:
         if self._origin is None:
             self._origin = time.monotonic() - last
         return max(time.monotonic() - self._origin, math.nextafter(last, math.inf))
-
-    def client(self, index: int) -> int | None:
-        """Return None: the method chooses."""
-        return None
 
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
         """Return infinity, because nobody knows when the visit ends, and True."""
@@ -228,10 +224,23 @@ class ReplayClock(RealClock):
             raise StorageError(f"clock.events={path}: not a readable visits.jsonl ({error}). Name a run's.") from error
         return cls(events)
 
-    def client(self, index: int) -> int | None:
-        """Return who made this visit; None if the earlier run ended before it did."""
-        event = self.events.get(index)
-        return None if event is None else int(event["client"])
+    def due(self, index: int, now: float, most: int) -> Sequence[Dispatch]:
+        """Return the slot and client of each visit from `index` on that had begun by `now`, at most `most`.
+
+        None in their place: the earlier run ended before the visit did, and says nothing of it. Whoever was there then,
+        rested or waited, the record says what came of it.
+        """
+        found: list[Dispatch] = []
+        for one in range(index, index + most):
+            event = self.events.get(one)
+            if event is not None and float(event.get("start", now)) > now:
+                break
+            found.append((None, None) if event is None else (event.get("slot"), int(event["client"])))
+        return found
+
+    def kept(self, index: int) -> Set[int]:
+        """Return the slots that have visits in the record after `index`: a visit without an end took none of them."""
+        return {int(event["slot"]) for one, event in self.events.items() if one > index and "slot" in event}
 
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
         """Return when the visit ended in the earlier run, infinity if it did not, and whether it was accepted."""

@@ -3,7 +3,7 @@
 import pytest
 
 from fedcross.strategies.asynchronous import lead
-from fedcross.strategies.asynchronous.lead import Lead
+from fedcross.strategies.asynchronous.lead import SOUND, Lead
 
 
 def lead_of(most=3.0, lost=(), **made):
@@ -46,10 +46,30 @@ def test_lost_visits_count_and_whose_last_visit_was_lost_is_nobodys_measure(line
     assert counted.lost == {0: 9, 1: 1, 2: 1}
     assert counted.behind([0], range(3)) == [0]  # nobody answers
     counted.ended(1, accepted=True)  # made 2: the limit is 15
-    for _ in range(6):
+    for _ in range(SOUND - 1):  # one that answers now and then is none either
+        assert counted.behind([0], range(3)) == [0]
+        counted.ended(1, accepted=True)
+    assert counted.made[1] == 1 + SOUND
+    assert counted.behind([0], range(3)) == [0]  # 9 of 27
+    for _ in range(18):
         assert counted.behind([0], range(3)) == [0]
         counted.ended(0, accepted=False)
     assert counted.behind([0], range(3)) == []
+    counted.ended(1, accepted=False)
+    assert counted.behind([0], range(3)) == [0]
+
+
+def test_who_joins_late_counts_as_the_median_from_then_on(lines):
+    """Else those that are there would wait until half of all have caught up."""
+    counted = lead_of(c0=20, c1=20)
+    for client in (2, 3):
+        counted.enter(client, [0, 1])
+    assert counted.begun == {2: 20, 3: 20}
+    assert counted.behind([0, 1], range(4)) == [0, 1]
+    for _ in range(49):  # the limit is 69, and those before count
+        assert counted.behind([3], range(4)) == [3]
+        counted.ended(3, accepted=True)
+    assert counted.behind([3], range(4)) == []
 
 
 def test_it_is_said_once_that_one_client_makes_most_of_the_visits(lines):
@@ -83,6 +103,8 @@ def test_half_is_not_most(lines):
 
 def test_a_checkpoint_keeps_the_counts():
     counted = lead_of(c0=3, c4=2, lost=(4,))
+    counted.enter(7, [0])
     again = Lead(3.0)
     again.restore(counted.plain())
-    assert again.plain() == counted.plain() == {"made": {"0": 3, "4": 2}, "lost": {"4": 2}, "failed": [4]}
+    assert again.plain() == counted.plain()
+    assert counted.plain() == {"made": {"0": 3, "4": 2}, "lost": {"4": 2}, "failed": {"4": SOUND}, "begun": {"7": 3}}

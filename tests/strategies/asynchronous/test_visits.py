@@ -218,6 +218,33 @@ def test_a_replay_lets_the_same_clients_wait(grid):
     assert repeated == ended
 
 
+@pytest.mark.parametrize("away", [{1: [2, 3], 6: []}, {4: [3]}, {1: [3], 5: [2], 9: []}], ids=["join", "leave", "both"])
+def test_a_replay_is_the_run_whoever_was_there_when(grid, away):
+    """Who rests, waits or is away decides when a slot goes out: the record says that."""
+    network = grid(4)
+    method, ended = small(Seconds(0.1, 1.0, 1.5, 0.5), k=4, min_clients=1)
+    for number in range(1, 12):
+        if number in away:
+            network.online = [node for node, client in network.partitions.items() if client not in away[number]]
+        method.run_round(number, network)
+    again, repeated = small(ReplayClock({line["visit"]: line for line in ended}), k=4)
+    other = grid(4)
+    for number in range(1, 12):
+        again.run_round(number, other)
+    assert repeated == ended
+    assert same(again.global_model(), method.global_model())
+
+
+def test_a_record_of_a_run_with_other_slots_is_refused(grid):
+    method, ended = small(Seconds(1.0, 2.0, 3.0), k=3)
+    network = grid(3)
+    for number in range(1, 4):
+        method.run_round(number, network)
+    again, _ = small(ReplayClock({line["visit"]: line for line in ended}), k=2)
+    with pytest.raises(ConfigError, match=r"visit 2 of the record cannot begin here after 1 s in its slot"):
+        again.run_round(1, grid(3))
+
+
 def test_if_everybody_fails_the_rounds_end_and_nothing_changes(grid):
     method, ended = small(Seconds(1.0, 1.0))
     report = method.run_round(1, grid(2, c0=fails(0.1), c1=fails(0.1)))

@@ -72,7 +72,7 @@ def test_a_record_of_another_run_is_refused(tmp_path):
     path.write_text('{"visit": 0, "slot": 0, "client": 4, "start": 0.0, "finish": 2.0, "accepted": true}\n')
     settings = ClockSettings(name="replay", events=str(path))
     assert clock_of(settings, Devices(), 1, [3] * 5, 1).plan(0, 4, 1, 2.0, 0) == (2.0, True)
-    assert clock_of(settings, Devices(), 1, [1], 1).client(0) == 4  # devices with their own data
+    assert clock_of(settings, Devices(), 1, [1], 1).due(0, 0.0, 1) == [(0, 4)]  # devices with their own data
     with pytest.raises(ConfigError, match=r"client 4 made a visit, but partition.clients=4"):
         clock_of(settings, Devices(), 1, [3] * 4, 1)
     with pytest.raises(ConfigError, match=r"visit 0 of the record ended after 2 s, and begins here after 2\.5 s"):

@@ -1,12 +1,14 @@
 """Slots that another client takes over, in virtual time: reassigned, hedged, lost on the way."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flwr.app import Error, Message
 
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.solo import Solo
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.slots import drawn, federation, spares
 from tests.support.virtual import answers, deaf_once, fails, goes, trained
 
@@ -104,7 +106,16 @@ def test_without_spares_to_ask_nothing_is_drawn(clock):
     """Defaults leave every run as it was: no client is asked twice, none of the others is asked."""
     method, grid = federation(clock, {})
     method.run_round(1, grid)
-    assert method._spares(Round(1, 0, drawn(method), 0), []) == []
+    assert method._spares(Round(1, 0, drawn(method), 0), [], SimpleNamespace(uploads=[])) == []
+
+
+def test_who_took_a_slot_over_before_a_crash_gets_no_second_one(clock):
+    method, grid = federation(clock, {}, reassign=1)
+    method.run_round(1, grid)
+    current = Round(1, 0, drawn(method), 0)
+    free = method._spares(current, [], SimpleNamespace(uploads=[]))
+    taken = SimpleNamespace(uploads=[Upload(free[0], 0, {}, {}, 1, {})])
+    assert sorted(method._spares(current, [], taken)) == sorted(free[1:])
 
 
 def test_a_spare_that_keeps_silent_is_asked_once_more_too(clock):
