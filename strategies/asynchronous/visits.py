@@ -169,11 +169,8 @@ class AsyncMethod(Asking[P]):
         """
         planned = clock.due(self.dispatched, self.now, len(free))
         told = [slot for slot, _ in planned if slot is not None]
-        if not set(told) <= {*free} or not (planned or self.open):
-            raise ConfigError(
-                f"clock.events: visit {self.dispatched} of the record cannot begin here after {self.now:.5g} s in its "
-                "slot. So this is another run: give method, seed, clients and slots of the recorded one."
-            )
+        if not set(told) <= {*free}:
+            raise self._another()
         most = max(len(told), min(len(planned), idle))
         left = sorted(slot for slot in free[:most] if slot not in told)
         for slot, client in planned:
@@ -187,7 +184,15 @@ class AsyncMethod(Asking[P]):
             if client is None:
                 [client] = self.choose(number, self._group, [slot], self._idle())
             self._dispatch(slot, client)
+        if not self.open:
+            raise self._another()
         self._group += bool(planned)
+
+    def _another(self) -> ConfigError:
+        return ConfigError(
+            f"clock.events: visit {self.dispatched} of the record cannot begin here after {self.now:.5g} s in its "
+            "slot. So this is another run, or lines are missing: give method, seed, clients and slots of the record."
+        )
 
     def _idle(self) -> list[int]:
         busy = {visit.client for visit in self.open.values()}

@@ -245,6 +245,19 @@ def test_a_record_of_a_run_with_other_slots_is_refused(grid):
         again.run_round(1, grid(3))
 
 
+def test_a_record_that_lacks_a_line_is_refused(grid):
+    """Visit 2 has no end and needs a slot, and the later lines need them both."""
+    method, ended = small(Seconds(1.0, 1.0), k=2)
+    network = grid(2)
+    for number in range(1, 5):
+        method.run_round(number, network)
+    again, _ = small(ReplayClock({line["visit"]: line for line in ended if line["visit"] != 2}), k=2)
+    other = grid(2)
+    with pytest.raises(ConfigError, match=r"visit 2 of the record cannot begin here after 1 s in its slot"):
+        for number in range(1, 5):
+            again.run_round(number, other)
+
+
 def test_if_everybody_fails_the_rounds_end_and_nothing_changes(grid):
     method, ended = small(Seconds(1.0, 1.0))
     report = method.run_round(1, grid(2, c0=fails(0.1), c1=fails(0.1)))
