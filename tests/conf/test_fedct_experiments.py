@@ -10,7 +10,7 @@ from fedcross.conf.schema import load
 from fedcross.server.check import check_overrides
 
 #: Experiments of this project, not of the paper.
-OURS = ["order", "order_host_lr"]
+OURS = ["order", "order_host_lr", "order_lenet5"]
 NAMES = sorted(path.stem for path in (CONF / "experiment" / "fedct").glob("[!_]*.yaml"))
 
 
