@@ -60,3 +60,21 @@ def words(value: str | list[str]) -> str:
 @pytest.mark.parametrize(("name", "settings"), ALL, ids=words)
 def test_what_a_comment_says_to_type_runs(name, settings):
     assert check_overrides([f"experiment={name}", "seed=1", *settings])
+
+
+#: Their first lines name a package, or an address, that a reader has to put in.
+TO_BE_FILLED = ("engine/remote", "model/own", "method/flwr")
+CHOICES = sorted(
+    f"{path.parent.name}/{path.stem}" for path in CONF.glob("*/[!_]*.yaml") if path.parent.name != "experiment"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice not in TO_BE_FILLED])
+def test_the_first_line_of_a_choice_runs(choice):
+    line = (CONF / f"{choice}.yaml").read_text().splitlines()[0]
+    text = re.sub(r" '(?=\w)", " '++", line.removeprefix("#"))
+    group = choice.partition("/")[0]
+    for _, settings in advice("none", text):
+        own = [] if any(one.startswith(f"{group}=") for one in settings) else [choice.replace("/", "=")]
+        assert check_overrides([*own, *settings])
