@@ -68,10 +68,16 @@ def refuse_idle(lines: Sequence[Mapping[str, Any]]) -> None:
         reasons: Counter[str] = Counter()
         for line in lines:
             reasons.update(line.get("rejected") or {})
-        why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(5)) or "no answer"
+        why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(5))
         raise FederationError(
-            f"{len(lines)} rounds and not one accepted reply ({why}): nothing was trained. The warnings above "
-            "say what the clients answered. Mend it and start again in another folder."
+            f"{len(lines)} rounds and not one accepted reply ({why or 'no answer'}): nothing was trained. "
+            + (
+                "The warnings above say what the clients answered. Mend it"
+                if why
+                else "No visit was over before the deadline, or no client was there. Raise clock.deadline_s or "
+                "federation.deadline_s, or look at the clients' own logs,"
+            )
+            + " and start again in another folder."
         )
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from logging import WARNING
+from pathlib import Path
 
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedcross.conf.schema import RunConfig
 from fedcross.core.randomness import key
 from fedcross.engines.job import engine_of
+from fedcross.server.checkpoint import Checkpoints
+from fedcross.server.identity import unlike_replayed
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.exchange import LocalClients
 from fedcross.strategies.round.federation import Federation
@@ -51,6 +56,20 @@ def audited(config: RunConfig, grid: Grid) -> bool:
 def networked(config: RunConfig, grid: Grid) -> bool:
     """Return whether the server reaches its clients over a network; False if they run on this machine."""
     return not (isinstance(grid, LocalClients) or engine_of(config.module("engine")).CAPABILITIES.simulates)
+
+
+def tell_replayed(config: RunConfig) -> None:
+    """Say in which settings a replay is not the recorded run, if the record lies in that run's folder."""
+    if config.clock.events is None:
+        return
+    found = Checkpoints(Path(config.clock.events).parent).identity()
+    if found is not None and (unlike := unlike_replayed(found, config)):
+        log(
+            WARNING,
+            "fedcross: clock.events: the visits are those of the recorded run, but not the settings, so the model is "
+            "another: %s.",
+            "; ".join(unlike),
+        )
 
 
 def federation_of(config: RunConfig, run: str, network: bool = False) -> Federation:

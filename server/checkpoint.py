@@ -84,11 +84,12 @@ class Checkpoints:
         try:
             own_folder(self.folder)
             self._record(str(identity.get("run", "")))
-            write_atomically(self.path(number), save(arrays, metadata=header))
+            # First the line: after a crash in between, the round and its line are written again, and the last counts.
             with open_lines(self.folder.parent / DIGESTS) as lines:
                 lines.write(dumps_exact({"round": number, "digest": header["digest"]}) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
+            write_atomically(self.path(number), save(arrays, metadata=header))
             # Later rounds are not of this run, or were passed over as damaged: they must not push out good ones.
             for old in [round_ for round_ in self.rounds() if round_ <= number][: -self.keep]:
                 if not (self.milestone and old and old % self.milestone == 0):

@@ -83,9 +83,26 @@ def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
     """Raise a ConfigError if `config` does not continue the run with this `identity`, as its checkpoint holds it."""
     from fedcross.strategies.round.registry import method_class
 
-    may_change, before = method_class(config.modules["method"]).may_change, copy.deepcopy(dict(identity["config"]))
+    may_change = method_class(config.modules["method"]).may_change
+    check_same(_before(identity), describe(config), may_change, defaults(config) | before_later(config))
+
+
+def unlike_replayed(identity: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Return a sentence for each setting in which `config` is not that of the run with this `identity` that it repeats.
+
+    How long visits take, and when one is lost, the record of visits says.
+    """
+    standard = defaults(config) | before_later(config)
+    found = differing(
+        _before(identity), describe(config), ("clock", "devices", "names.clock", "names.devices"), standard
+    )
+    return [f"{name} was {old}, and is {new}" for name, old, new in found]
+
+
+def _before(identity: Mapping[str, Any]) -> dict[str, Any]:
+    before = copy.deepcopy(dict(identity["config"]))
     as_before(before)
-    check_same(before, describe(config), may_change, defaults(config) | before_later(config))
+    return before
 
 
 def check_same(
@@ -96,8 +113,26 @@ def check_same(
 ) -> None:
     """Raise a ConfigError that lists every setting in which a continued run differs from the run in the folder.
 
-    Settings in `may_change` and ``PLACES``, and all settings below them, may differ. A setting that the run in the
-    folder does not have, because its version did not know it, may have the value that it has in `standard`.
+    The arguments are those of :func:`differing`.
+    """
+    faults = [
+        f"{name}: the run in that folder has {old}, now it is {new}. Resume needs the same."
+        for name, old, new in differing(before, now, may_change, standard)
+    ]
+    if faults:
+        raise ConfigError(faults)
+
+
+def differing(
+    before: dict[str, Any],
+    now: dict[str, Any],
+    may_change: Collection[str] = (),
+    standard: Mapping[str, Any] | None = None,
+) -> list[tuple[str, str, str]]:
+    """Return the dotted name of each setting in which two descriptions differ, and both values as text.
+
+    Settings in `may_change` and ``PLACES``, and all settings below them, may differ. A setting that `before` does not
+    have, because its version did not know it, may have the value that it has in `standard`.
     """
     old, new = flatten(before), flatten(now)
     free_here = {*may_change, *PLACES}
@@ -109,13 +144,11 @@ def check_same(
         known = name in values or name.split(".")[0] not in SWITCHED
         return repr(values.get(name, usual.get(name))) if known else "off"
 
-    faults = [
-        f"{name}: the run in that folder has {said(old, name)}, now it is {said(new, name)}. Resume needs the same."
+    return [
+        (name, said(old, name), said(new, name))
         for name in sorted((old.keys() | new.keys()) - added)
         if old.get(name) != new.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in free_here)
     ]
-    if faults:
-        raise ConfigError(faults)
 
 
 def defaults(config: RunConfig) -> dict[str, Any]:

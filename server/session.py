@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedcross.client.device import pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
 from fedcross.core import machine
-from fedcross.core.errors import StorageError, remedy
+from fedcross.core.errors import FederationError, StorageError, remedy
 from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import watched
 from fedcross.core.strict_json import dumps
@@ -99,6 +99,7 @@ class Session:
             config.train.epochs,
             kind.asynchronous,
         )
+        arrangements.tell_replayed(config)
         plan = plan_for(config, model, data.task)
         prepare_slices(self.method, config, plan, 0 if data.partition.own else len(data.partition))
         self.evaluator.plan = plan
@@ -221,6 +222,7 @@ class Session:
         if self._due(number):
             score, widths = self._evaluated()
             self._last_score = score
+            self._refuse_ruined(number, score)
         entry = line(report, score, time.perf_counter() - started) | widths
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.method, self.grid, number)
@@ -238,6 +240,16 @@ class Session:
         scores = {size: self.evaluator.score(arrays, size) for size, arrays in models.items()}
         widths = {size.text: score.accuracy for size, score in scores.items()}
         return scores[self.method.global_size], {"width_accuracy": widths}
+
+    def _refuse_ruined(self, number: int, score: Score | None) -> None:
+        """Raise a FederationError if the global model computes nothing finite: no client can train it any more."""
+        if score is not None and not math.isfinite(score.loss):
+            raise FederationError(
+                f"Round {number}: the test loss of the global model is {score.loss}, so no client can train it. What "
+                "is not finite in a reply is rejected: the server's own step grew too large, or a client sent a huge "
+                "update. Lower the rate of the server's step, if the method has one, or set defence.enabled=true, and "
+                "start again in another folder."
+            )
 
     def _doubt(self, entry: Mapping[str, Any]) -> None:
         """Say once that the training diverges, where that is the most likely reason for rejected replies."""

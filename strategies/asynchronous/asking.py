@@ -21,7 +21,7 @@ from fedcross.core.errors import FederationError, UploadError
 from fedcross.strategies.asynchronous.open_visit import ARRIVED, OpenVisit
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.base import Method
-from fedcross.strategies.round.clock import Clock, RealClock
+from fedcross.strategies.round.clock import Clock, RealClock, ReplayClock
 from fedcross.strategies.round.exchange import Exchange, poll
 from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.guard import Inbox
@@ -169,15 +169,22 @@ class Asking(Method[P]):
         """Return the visits that end next in virtual time, by slot, when all of their replies are there."""
         first = min(visit.finish for visit in self.open.values())
         if math.isinf(first):
-            raise FederationError(
-                f"The record of visits ends after {self.finished} visits, before round {self._report.round} does. "
-                "Lower rounds."
-            )
+            raise FederationError(self._endless())
         group = [self.open[slot] for slot in sorted(self.open) if self.open[slot].finish == first]
         self._ask_all(grid, config, group)
         self._poll(grid, lambda: group)
         self._arrived.clear()
         return group
+
+    def _endless(self) -> str:
+        """Return why no visit that is under way ends."""
+        if isinstance(self.clock, ReplayClock):
+            return (
+                f"The record has ended {self.finished} visits, and those that are under way in round "
+                f"{self._report.round} are not in it. Lower rounds or clients_per_round to those of the recorded run; "
+                "if they are, lines of the record are missing."
+            )
+        return f"No visit of round {self._report.round} ever ends: lower the seconds of devices."
 
     def _next_real(self, grid: Grid) -> list[OpenVisit]:
         """Return the visit that ended next: as the log says after a crash, else as it comes."""

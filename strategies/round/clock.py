@@ -6,7 +6,6 @@ takes, so a run on one machine shows what slow devices cost, and its result depe
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.randomness import stream
@@ -193,6 +192,19 @@ class RealClock:
         return math.inf, True
 
 
+class Visit(BaseModel):
+    """What a replay takes from a line of ``visits.jsonl``: counts from 0, virtual or real seconds since the start."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    visit: int = Field(ge=0)
+    client: int = Field(ge=0)
+    slot: int | None = Field(None, ge=0)
+    start: float | None = None
+    finish: float
+    accepted: bool = False
+
+
 class ReplayClock(RealClock):
     """Repeats the visits of an earlier run: the same clients, in the same order, with the same ones lost.
 
@@ -218,10 +230,22 @@ class ReplayClock(RealClock):
             If it cannot be read or is no record of visits.
         """
         try:
-            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            events = {int(e["visit"]): {"client": int(e["client"]), "finish": float(e["finish"])} | e for e in lines}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
             raise StorageError(f"clock.events={path}: not a readable visits.jsonl ({error}). Name a run's.") from error
+        if not lines:
+            raise StorageError(f"clock.events={path}: no visit is in it. Name the visits.jsonl of a run.")
+        events: dict[int, Mapping[str, Any]] = {}
+        for number, line in enumerate(lines, 1):
+            try:
+                visit = Visit.model_validate_json(line)
+            except ValidationError as error:
+                fault = error.errors()[0]
+                why = ": ".join([*(str(place) for place in fault["loc"]), fault["msg"]])
+                raise StorageError(
+                    f"clock.events={path}: line {number} is no visit ({why}). Name the visits.jsonl of a run."
+                ) from error
+            events[visit.visit] = visit.model_dump(exclude_none=True)
         return cls(events)
 
     def due(self, index: int, now: float, most: int) -> Sequence[Dispatch]:
@@ -250,7 +274,8 @@ class ReplayClock(RealClock):
         if (finish := float(event["finish"])) < start:
             raise ConfigError(
                 f"clock.events: visit {index} of the record ended after {finish:.5g} s, and begins here after "
-                f"{start:.5g} s. So this is another run: give method, seed, clients and slots of the recorded one."
+                f"{start:.5g} s. So this is another run, or lines are missing before: give method, seed, clients and "
+                "slots of the recorded one, and its whole record."
             )
         return finish, bool(event.get("accepted"))
 

@@ -155,6 +155,20 @@ def test_only_the_owner_can_read_them(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in checkpoints.folder.iterdir()} == {0o600}
 
 
+def test_a_crash_leaves_no_checkpoint_without_its_digest(tmp_path, monkeypatch):
+    """The round is run again, and of two lines the last counts."""
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    checkpoints = saved(tmp_path, 1)
+    monkeypatch.setattr("fedcross.server.checkpoint.write_atomically", crash)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(2, STATE, {"run": "x"})
+    assert checkpoints.rounds() == [1]
+    assert [line["round"] for line in map(json.loads, (tmp_path / DIGESTS).read_text().splitlines())] == [1, 2]
+
+
 def test_a_digests_line_that_was_cut_off_spoils_no_other(tmp_path):
     from fedcross.server.verify import _lines
 

@@ -139,6 +139,13 @@ def test_a_run_that_diverges_says_so_once(tmp_path, caplog):
     assert re.search(r"round 1: (\d+) of \1 replies rejected, .*lower train\.lr", said[0])
 
 
+def test_a_run_whose_servers_step_ruins_the_model_ends(tmp_path):
+    """The clients are innocent: each of their replies is finite until the server has taken its step."""
+    settings = ["method=fedbuff", "method.server_lr=1e37", "method.buffer=2", "devices=uniform", "clock=virtual"]
+    with pytest.raises(FederationError, match=r"Round \d: the test loss of the global model is .*server's own step"):
+        run(tmp_path, *settings, "rounds=8", "clients_per_round=3")
+
+
 def changed(change):
     """Return the client app with a change: `change(asked, reply)` gets each train request's scalars and its reply."""
     app = ClientApp()

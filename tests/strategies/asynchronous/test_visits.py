@@ -258,6 +258,25 @@ def test_a_record_that_lacks_a_line_is_refused(grid):
             again.run_round(number, other)
 
 
+def test_a_record_that_ends_too_early_says_what_may_lack(grid):
+    """The last two visits that ended are left out: those of the slots that are under way then never end."""
+    method, ended = small(Seconds(1.0, 1.0), k=2)
+    network = grid(2)
+    for number in range(1, 4):
+        method.run_round(number, network)
+    again, _ = small(ReplayClock({line["visit"]: line for line in ended[:-2]}), k=2)
+    other = grid(2)
+    with pytest.raises(FederationError, match=r"ended 4 visits.*Lower rounds or clients_per_round.*lines.*missing"):
+        for number in range(1, 4):
+            again.run_round(number, other)
+
+
+def test_visits_that_take_for_ever_are_not_the_records_fault(grid):
+    method, _ = small(Seconds(float("inf"), float("inf")), k=2)
+    with pytest.raises(FederationError, match="No visit of round 1 ever ends: lower the seconds of devices"):
+        method.run_round(1, grid(2))
+
+
 def test_if_everybody_fails_the_rounds_end_and_nothing_changes(grid):
     method, ended = small(Seconds(1.0, 1.0))
     report = method.run_round(1, grid(2, c0=fails(0.1), c1=fails(0.1)))
@@ -393,6 +412,19 @@ def test_the_record_of_visits_can_be_replayed(tmp_path, whole):
     assert visits(tmp_path / "again") == visits(folder)
     with pytest.raises(FederationError, match="Lower rounds"):
         run(tmp_path / "longer", *ASYNC, "rounds=7", "clock=replay", f"clock.events={folder}/visits.jsonl")
+
+
+def test_a_replay_says_which_settings_are_not_the_recorded_ones(tmp_path, whole, caplog):
+    events = f"clock.events={whole[0]}/visits.jsonl"
+    run(tmp_path / "same", *ASYNC, "rounds=1", "clock=replay", events, "devices=equal")
+    assert "not the settings" not in caplog.text
+    run(tmp_path / "other", *ASYNC, "rounds=1", "clock=replay", events, "method.alpha=0.7")
+    assert "so the model is another: method.alpha was 0.99, and is 0.7." in caplog.text
+    alone = tmp_path / "visits.jsonl"
+    alone.write_bytes((whole[0] / "visits.jsonl").read_bytes())
+    caplog.clear()
+    run(tmp_path / "alone", *ASYNC, "rounds=1", "clock=replay", f"clock.events={alone}", "method.alpha=0.7")
+    assert "not the settings" not in caplog.text
 
 
 @pytest.mark.slow

@@ -55,21 +55,35 @@ def test_no_clock_and_no_deadline_for_whole_rounds():
     assert clock_of(settings, Devices(), 1, [3], 1).deadline_s == 5
 
 
-@pytest.mark.parametrize("text", ["", "[1]\n", '{"visit": 0}\n', "{", None])
-def test_a_record_that_is_none_is_refused(tmp_path, text):
+GOOD = '{"visit": 0, "slot": 0, "client": 4, "start": 0.0, "finish": 2.0, "accepted": true}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no visit is in it"),
+        (None, "not a readable visits"),
+        ("[1]\n", "line 1 is no visit"),
+        ('{"visit": 0}\n', r"line 1 is no visit \(client: Field required\)"),
+        ("{", "line 1 is no visit"),
+        (GOOD + "[" * 100_000, "line 2 is no visit"),
+        (GOOD + GOOD.replace(": 4", ": -3"), r"line 2 is no visit \(client: Input should be greater than or equal"),
+        (GOOD.replace('"slot": 0', '"slot": true'), r"\(slot: Input should be a valid integer\)"),
+        (GOOD.replace('"accepted": true', '"accepted": "yes"'), r"\(accepted: Input should be a valid boolean\)"),
+        (GOOD.replace("2.0", "NaN"), r"\(finish: Input should be a finite number\)"),
+    ],
+)
+def test_a_record_that_is_none_is_refused(tmp_path, text, why):
     path = tmp_path / "visits.jsonl"
     if text is not None:
         path.write_text(text)
-    if text == "":
-        assert ReplayClock.read(path).plan(0, 0, 1, 0.0, 0)[1] is False
-        return
-    with pytest.raises(StorageError, match="not a readable visits"):
+    with pytest.raises(StorageError, match=why):
         ReplayClock.read(path)
 
 
 def test_a_record_of_another_run_is_refused(tmp_path):
     path = tmp_path / "visits.jsonl"
-    path.write_text('{"visit": 0, "slot": 0, "client": 4, "start": 0.0, "finish": 2.0, "accepted": true}\n')
+    path.write_text(GOOD)
     settings = ClockSettings(name="replay", events=str(path))
     assert clock_of(settings, Devices(), 1, [3] * 5, 1).plan(0, 4, 1, 2.0, 0) == (2.0, True)
     assert clock_of(settings, Devices(), 1, [1], 1).due(0, 0.0, 1) == [(0, 4)]  # devices with their own data
