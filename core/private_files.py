@@ -98,6 +98,12 @@ def check_private(path: Path) -> Path:
         If it is missing, is no regular file, is open to group or others, or this user may not read it.
     """
     if not _seen(path, Path.is_file):
+        if path.is_dir():
+            then = _maker(path).replace("Bring", "Then bring", 1)
+            raise StorageError(
+                f"{path}: is a folder, not a file (Docker makes one for a file that was missing when a container "
+                f"started). Remove it: rmdir {quoted(path)}\n{then}"
+            )
         there = dangling(path) or f"{path}: no such key file."
         raise StorageError(f"{there} {_maker(path)}")
     _check_mode(path, "600")

@@ -48,9 +48,9 @@ RENEW = timedelta(days=30)
 #: Names by which the parts of the compose federation reach each other.
 INNER_NAMES = ("superlink", "gateway")
 #: Folder and file of the live page's token, as text.
-PAGE, TOKEN = "page", "token"
+PAGE, TOKEN = operators.FOLDERS[operators.PAGE], operators.TOKEN
 #: Folder of the token for the control interface, in a file of the same name.
-OPERATOR = "operator"
+OPERATOR = operators.FOLDERS[operators.VARIABLE]
 GATEWAY = tokens.GATEWAY
 OWN = ("authority", "server", "superexec", "public", PAGE, OPERATOR)
 
@@ -175,6 +175,8 @@ def _why(pair: KeyPair, wanted: Sequence[str], earlier: set[str], authority: Pat
         return "it is to be made"
     if new := sorted(set(wanted) - earlier):
         return f"it lacks the name {new[0]}, so it is to be signed anew"
+    if not pair.private.exists():
+        return f"{pair.private.name} is lost, so it is to be signed anew with a new key"
     try:
         left = certificates.check_certificate(pair.public, authority)
     except StorageError:

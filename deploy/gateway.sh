@@ -5,6 +5,13 @@
 #   sh gateway.sh FOLDER haproxy -W -db -f ...
 folder=$1
 shift
+for place in "$folder/server.key" "$folder/gateway.token"; do
+    if [ -d "$place" ]; then
+        echo "$place: is a folder, not a file (Docker makes one for a file that was missing when a container started)." >&2
+        echo "Remove it: rmdir $place. Then bring the file back, or, if it is lost: fedcross deploy federation" >&2
+        exit 2
+    fi
+done
 if [ ! -s "$folder/gateway.token" ]; then
     echo "$folder/gateway.token: missing. Make it, and restart the SuperLink: fedcross deploy federation" >&2
     exit 2

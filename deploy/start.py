@@ -12,6 +12,7 @@ import re
 import resource
 import shutil
 import sqlite3
+import stat
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -37,6 +38,8 @@ SWITCHES = {
 }
 SUPERLINK_PORT = 8000
 DOCS = "docs/deploy.md, The operator's token"
+#: Seconds for which a locked database is asked again: as long as the SuperLink's own calls wait for it.
+LOCKED_S = 5.0
 #: With a week left, a certificate can be rotated in working hours.
 SOON = timedelta(days=7)
 
@@ -82,7 +85,7 @@ def superlink(server: Path, secret: Path, database: Path, host: str) -> list[str
 
 
 def check_database(path: Path) -> None:
-    """Raise StorageError if SQLite cannot read the file `path`, or the record of revoked keys beside it is none.
+    """Raise StorageError if SQLite cannot use the file `path`, or the record of revoked keys beside it is none.
 
     A new or empty database is made by Flower. What it takes for a database in memory, or for an address, is refused: no
     record is kept beside that, so that a restart would let revoked keys in.
@@ -99,17 +102,63 @@ def check_database(path: Path) -> None:
     if said := dangling(path):
         target = quoted(path.resolve())
         raise StorageError(f"--database {said} Is its disk mounted? If the file is to be made there: touch {target}")
-    if not path.exists():
-        return
+    if path.is_dir():
+        raise StorageError(f"--database {path}: a folder. Name the file, {quoted(path / 'superlink.db')} perhaps.")
+    if said := closed(path):
+        raise StorageError(f"--database {said}")
+    if path.exists():
+        _ask(path, "SELECT count(*) FROM sqlite_master")
+
+
+def closed(database: Path) -> str:
+    """Return what to say if this user may not read and write the database and its folder; "" if it may."""
+    place = database.resolve()
+    for path, needed in ((place.parent, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
+        if not path.exists() or os.access(path, needed):
+            continue
+        if os.statvfs(path).f_flag & os.ST_RDONLY:
+            return f"{database}: {path} is on a disk that nobody can write (Read-only file system)."
+        found, user = path.stat(), os.geteuid()
+        said = f"{database}: user {user} may not write {path} (mode {stat.S_IMODE(found.st_mode):o}, of user "
+        if found.st_uid == user:
+            return f"{said}{user}): chmod u+rw{'x' if path.is_dir() else ''} {quoted(path)}"
+        return f"{said}{found.st_uid}). Run as that user. If it is to be this one's: chown {user} {quoted(path)}"
+    return ""
+
+
+def check_unlocked(database: Path) -> None:
+    """Raise StorageError if another program keeps the SuperLink from writing its database; nothing is written."""
+    _ask(database, "BEGIN IMMEDIATE")
+
+
+def _ask(path: Path, statement: str) -> None:
+    """Execute `statement` in the database, and take it back; raise StorageError if it cannot be."""
     try:
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        with contextlib.closing(sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)) as database:
+            database.execute(statement).fetchone()
+            if database.in_transaction:
+                database.execute("ROLLBACK")
     except sqlite3.Error as error:
-        raise StorageError(
-            f"--database {path}: {error}. Bring it back from a copy, or name a new file in the same folder, in which "
-            f"every device must be registered again. Leave {recorded.FILE} there as it is: it keeps out what was "
-            "revoked."
-        ) from error
+        raise StorageError(f"--database {path}: {error}. {_cure(path, error)}") from error
+
+
+def _cure(path: Path, error: sqlite3.Error) -> str:
+    """Return what to do about a database that SQLite refuses: only one that is damaged needs a copy."""
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return (
+            f"Another program holds it (fuser -v {quoted(path)} shows which), and the SuperLink answers with errors "
+            "meanwhile. Wait until that has ended, or stop it, and try again. The database is good: leave it as it is."
+        )
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return (
+            "Bring it back from a copy, or name a new file in the same folder, in which every device must be "
+            f"registered again. Leave {recorded.FILE} there as it is: it keeps out what was revoked."
+        )
+    return (
+        "Look at its disk, at its owner and mode and at those of its folder (the SuperLink writes other files beside "
+        "it). The database may be good: leave it as it is until you know."
+    )
 
 
 def _new(database: Path) -> str:
@@ -200,7 +249,7 @@ def check_operator() -> str:
         operators.refuse_text(name)
     except ValueError as error:
         raise StorageError(str(error)) from error
-    return tokens.check(Path(name))
+    return tokens.check(Path(name), variable=operators.VARIABLE)
 
 
 def check_width(width: float | None) -> None:

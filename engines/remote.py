@@ -9,6 +9,7 @@ machine and where the ServerApp runs (a shared mount).
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import ssl
 import time
@@ -132,9 +133,24 @@ def refusals(address: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        raise FederationError(f"SuperLink {address} refuses: {error.response.text[:300]}") from error
+        if error.response.status_code >= SERVER_ERRORS:
+            said = _words(error.response.text).rstrip(".")
+            raise FederationError(
+                f"SuperLink {address}: an error of its own ({error.response.status_code}, {said}). Its log says which. "
+                "At the server, fedcross doctor --database FILE says whether its database is locked or damaged."
+            ) from error
+        raise FederationError(f"SuperLink {address} refuses: {_words(error.response.text)}") from error
     except httpx.TransportError as error:
         raise FederationError(f"SuperLink {address}: the connection failed ({error}).") from error
+
+
+def _words(answer: str) -> str:
+    """Return the words in a SuperLink's refusal: JSON with a "detail", or text."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(answer)
+        if isinstance(found, dict) and isinstance(found.get("detail"), str):
+            answer = found["detail"]
+    return answer[:300]
 
 
 def _stop(client: ControlHttpClient, run_id: int) -> None:

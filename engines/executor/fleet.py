@@ -54,8 +54,8 @@ MEANINGS = {401: UNKNOWN, 412: NOT_LET_IN}
 #: gets in.
 NO_GATEWAY = "through its gateway only"
 TWO_TOKENS = (
-    ": its key is not the reason. The gateway and the SuperLink have two different gateway.token: at the server, "
-    "restart both together"
+    ": its key is not the reason. Is this the SuperLink's own port (8000, usually)? Name the gateway's (8443). If it "
+    "is the gateway's, the two have two different gateway.token: at the server, restart both together"
 )
 #: Words of an error that does not pass: the certificate is not the federation's, or has expired.
 FINAL = "certificate_verify_failed"

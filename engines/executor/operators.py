@@ -8,6 +8,7 @@ not bring the file's text (:mod:`entry`), and fedcross's own programs bring it. 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -32,6 +33,21 @@ ANOTHER = (
 #: Variable: the file with the live page's token (``server/page_variables.py``), an operator's own word perhaps; and its
 #: fewest characters where others than this machine reach the page.
 PAGE, PAGE_SHORTEST = "FEDCROSS_PAGE_TOKEN_FILE", 16
+#: The folder, among a federation's keys, in which the token of each variable lies, and its file's name there; the file
+#: of the gateway's token, beside the server's key; and whose these are, in words.
+FOLDERS = {VARIABLE: "operator", PAGE: "page"}
+TOKEN, GATEWAY = "token", "gateway.token"
+OWNERS = {"operator": "the operator's token", "page": "the live page's token", "gateway": "the gateway's token"}
+#: What begins or stands in a file that is something else than a token; a secret of bytes goes by its name.
+SIGNS = {
+    b"PRIVATE KEY-----": "a private key",
+    b"-----BEGIN CERTIFICATE": "a certificate",
+    b"SQLite format 3\0": "a database",
+}
+SECRET = "superexec.key"  # noqa: S105 - a file name
+#: Bytes of a file in which such a sign is looked for.
+LOOKED_AT = 2**16
+NO_TEXT = "it is no text"
 
 
 def token(variables: Mapping[str, str], variable: str = VARIABLE, shortest: int = SHORTEST) -> str:
@@ -45,19 +61,58 @@ def token(variables: Mapping[str, str], variable: str = VARIABLE, shortest: int 
     if not (name := variables.get(variable)):
         return ""
     refuse_text(name, variable)
+    if found := other(path := Path(name), variable):
+        raise ValueError(f"{variable}={name}: this is {found}. {right(variable)}")
     try:
-        with Path(name).open(encoding="ascii") as file:
+        with path.open(encoding="ascii") as file:
             mode, text = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{variable}={name}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+    except IsADirectoryError as error:
+        raise ValueError(
+            f"{variable}={name}: a folder. Name the file in it. If it is empty, Docker has made it for a file that was "
+            "missing when a container started: rmdir it, and bring the file back."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{variable}={name}: this is no token, {NO_TEXT}. {right(variable)}") from error
+    except OSError as error:
+        raise ValueError(f"{variable}={name}: cannot be read ({error.strerror or error}).") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        again = "remove it, then fedcross deploy federation" if whose(path) else "and write it there"
         raise ValueError(
             f"{variable}={name}: mode {mode:o}, so others on this machine can use it. Make a new token if it may have "
-            f"been read (remove it, then fedcross deploy federation), else: chmod 600 {name}"
+            f"been read ({again}), else: chmod 600 {name}"
         )
     if len(text) < shortest or not text.isprintable():
         raise ValueError(f"{variable}={name}: this is no token; it has {shortest} or more characters on one line.")
     return text
+
+
+def whose(path: Path) -> str:
+    """Return whose token has its place in a federation's keys here: ``operator``, ``page``, ``gateway``; "" if none."""
+    if path.name == GATEWAY:
+        return "gateway"
+    folder = path.parent.resolve().name
+    return folder if path.name == TOKEN and folder in FOLDERS.values() else ""
+
+
+def other(path: Path, variable: str = "") -> str:
+    """Return what a file is that is no token ("a private key"), or none for `variable`; "" if that is not known."""
+    if path.name == SECRET:
+        return "the SuperExec's secret"
+    with contextlib.suppress(OSError):
+        if path.is_file():  # a pipe would wait for its writer
+            with path.open("rb") as file:
+                begin = file.read(LOOKED_AT)
+            if found := next((kind for sign, kind in SIGNS.items() if sign in begin), ""):
+                return found
+    owner, own = whose(path), FOLDERS.get(variable)
+    return OWNERS[owner] if own and owner not in ("", own) else ""
+
+
+def right(variable: str) -> str:
+    """Return which file `variable` is to name."""
+    if (folder := FOLDERS.get(variable)) is None:  # the gateway's, which fedcross sets itself
+        return f"Name the right file in {variable}."
+    return f"Name {OWNERS[folder]} in {variable}: fedcross deploy federation keeps it in keys/{folder}/{TOKEN}."
 
 
 def refuse_text(name: str, variable: str = VARIABLE) -> None:

@@ -66,7 +66,7 @@ def check_node_key(folder: Path) -> Iterator[Finding]:
     if not keys:
         yield from _no_key(folder, [path for path in names if path.name.endswith("-node.pub")])
     secret = folder / SECRET
-    if not secret.is_file():
+    if not secret.is_file() and not secret.is_dir():  # of a folder check_key tells
         yield fault(
             f"{secret}: missing. fedcross deploy rotate-key --secret BUNDLE makes a new one, and the key stays (in a "
             "federation's own folder: fedcross deploy federation)."

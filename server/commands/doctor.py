@@ -28,7 +28,7 @@ from fedcross.core.errors import closed_to_user
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
 from fedcross.server.commands.key_checks import check_keys, check_one_authority
-from fedcross.server.commands.server_checks import check_database, check_served, check_tokens
+from fedcross.server.commands.server_checks import check_database, check_different, check_served, check_tokens
 
 GIB = 2**30
 #: With less free space, the checkpoints of a large pool do not fit.
@@ -211,6 +211,7 @@ def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
     for folder in arguments.keys:
         yield check_keys(folder, arguments.authority)
     yield check_one_authority(arguments.keys)
+    yield check_different(arguments.keys)
     yield (check_listen(port) for port in arguments.listen)
     if arguments.database:
         yield check_database(arguments.database)
@@ -281,5 +282,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="must answer; with --keys and a server.crt there, with this certificate and the tokens there that count",
     )
-    parser.add_argument("--database", type=Path, metavar="FILE", help="the SuperLink's: are revoked keys so in it?")
+    parser.add_argument(
+        "--database", type=Path, metavar="FILE", help="the SuperLink's: can it be written, are revoked keys so in it?"
+    )
     return parser

@@ -53,7 +53,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
     told: set[str] = set()
     for path in [folder, *keys, *certificates, *lists]:
         try:
-            yield _of_file(path, root)
+            yield _of_folder(folder) if path == folder else _of_file(path, root)
         except StorageError as error:
             if str(error) not in told:  # what is wrong with the authority's files is so for each certificate
                 yield fault(str(error))
@@ -212,19 +212,25 @@ def _is_alone(public: Path, names: Collection[str]) -> bool:
     return own or any(name.endswith(".key") for name in names)
 
 
-def _look(path: Path) -> None:
-    """Raise StorageError unless a folder of keys, a key, a token or a record is what it should be, and private."""
-    from fedcross.core.exposed import check_owner
+def _of_folder(path: Path) -> Finding:
+    """Return the finding about a folder of keys; raise StorageError unless it is private."""
+    from fedcross.core.exposed import other_owner
     from fedcross.core.private_files import check_folder, check_place
+
+    check_place(check_folder(path).resolve().parent)
+    said = other_owner(path)
+    return note(said) if said else ok(f"{path}: private")
+
+
+def _look(path: Path) -> None:
+    """Raise StorageError unless a key, a token or a record is what it should be, and private."""
+    from fedcross.core.exposed import check_owner
     from fedcross.core.trust import issued
     from fedcross.core.trust.certificates import check_key
     from fedcross.deploy import tokens
     from fedcross.deploy.federation import PAGE
     from fedcross.engines.executor import operators
 
-    if path.is_dir():
-        check_place(check_folder(path).resolve().parent)
-        return
     if path.suffix == ".key":
         check_key(path)
     elif path.name == issued.FILE:
@@ -237,8 +243,7 @@ def _look(path: Path) -> None:
 
 
 def _of_file(path: Path, authority: Path) -> Finding:
-    """Return the finding about a folder of keys, or about a key, a certificate or a list of revoked ones in it."""
-    from fedcross.core.exposed import other_owner
+    """Return the finding about a key, a certificate, a list of revoked ones, a token or a record in a folder."""
     from fedcross.core.trust.certificates import check_certificate, one_certificate, refuse_private
     from fedcross.core.trust.lasting import ends_with, renewal, soon
     from fedcross.deploy.federation import RENEW
@@ -263,8 +268,6 @@ def _of_file(path: Path, authority: Path) -> Finding:
             )
     else:
         _look(path)
-        if path.is_dir() and (said := other_owner(path)):
-            return note(said)
         return ok(f"{path}: {'readable' if path.suffix == '.json' else 'private'}")
     text = f"{path}: {left.days} days left"
     if left < SOON:

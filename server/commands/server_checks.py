@@ -107,7 +107,12 @@ def _another(address: str, served: x509.Certificate, folder: Path, own: x509.Cer
     if ours:
         return fault(f"{said}: its programs read that file at their start only. {RESTART}")
     said += f", and {folder / 'ca.crt'} did not sign it"
-    return fault(f"{said}. Is this the address of the gateway? If it is: {RESTART}")
+    return fault(
+        f"{said}. Is this the address of the gateway, and {folder} this federation's? Compare its ca.crt with "
+        "keys/public/ca.crt and with the devices'. Restart nothing before: with another authority's certificate no "
+        "device gets in. Only if the authority was changed, give its ca.crt to all devices, then restart the SuperLink "
+        "and the gateway."
+    )
 
 
 def _token(address: str, ask: Ask, folder: Path) -> Iterator[Finding]:
@@ -161,14 +166,15 @@ def _guarded(address: str, ask: Ask, folder: Path, folders: Sequence[Path]) -> I
             f"{address}: who reaches it can start and stop runs and register devices: the SuperLink was started "
             f"without {operators.VARIABLE}. Set it, and restart the SuperLink ({DOCS})."
         )
-    for own, name in _operators(folders).items() if closed else ():
-        status, said = ask(NODES, b"", headers | {operators.HEADER: own})
+    found = _operators(folders) if closed else {}
+    asked = {name: ask(NODES, b"", headers | {operators.HEADER: own})[0] for own, name in found.items()}
+    good = [name for name, status in asked.items() if status == TAKEN]
+    for name, status in asked.items():
         if status == TAKEN:
             yield ok(f"{address}: the SuperLink takes the operator's token in {name}")
         elif status == REFUSED:
             yield fault(
-                f"{address}: the SuperLink does not take the operator's token in {name}. It has read another one at "
-                "its start, which counts until it is restarted, also if it has leaked. Restart the SuperLink."
+                f"{address}: the SuperLink does not take the operator's token in {name}. {_instead(name, good)}"
             )
     body, signed = signed_call(ec.generate_private_key(ec.SECP384R1()))
     status, said = ask(DOOR, body, signed)
@@ -178,6 +184,18 @@ def _guarded(address: str, ask: Ask, folder: Path, folders: Sequence[Path]) -> I
             f"{address}: who reaches it can call as a device, past the gateway: the SuperLink has read no {file} at "
             f"its start. If it is missing: fedcross deploy federation. {RESTART}"
         )
+
+
+def _instead(name: str, good: Sequence[str]) -> str:
+    """Return what to do about an operator's token in the file `name`, when the SuperLink takes those in `good`."""
+    from fedcross.engines.executor import operators
+
+    if good and name == os.environ.get(operators.VARIABLE):
+        return f"It takes that in {good[0]}, so {operators.VARIABLE} names the wrong file: name that one."
+    return (
+        "It has read another one at its start. If this one was made anew since, restart the SuperLink: until then the "
+        f"old one counts, also if it has leaked. Else name the right file in {operators.VARIABLE}."
+    )
 
 
 def _operators(folders: Sequence[Path]) -> dict[str, str]:
@@ -206,7 +224,7 @@ def check_tokens() -> Iterator[Finding]:
 
         try:
             start.check_operator()
-            yield ok(f"{operators.VARIABLE} names the operator's token")
+            yield ok(f"{operators.VARIABLE} names a file with a token")
         except StorageError as error:
             yield fault(str(error))
     if any(name.startswith("FEDCROSS_PAGE") and value for name, value in os.environ.items()):
@@ -217,6 +235,49 @@ def check_tokens() -> Iterator[Finding]:
             yield ok("a live page can be served with the variables FEDCROSS_PAGE*")
         except ConfigError as error:
             yield fault(str(error))
+
+
+def check_different(folders: Sequence[Path]) -> Iterator[Finding]:
+    """Check that no two of the operator's, the page's and the gateway's tokens at hand are one text, which is not said.
+
+    At hand are those that this process's variables name, and those in `folders`.
+    """
+    from fedcross.engines.executor import operators
+
+    found: dict[str, dict[str, str]] = {}  # token -> whose -> where
+    for owner, token, where in _at_hand(folders):
+        found.setdefault(token, {}).setdefault(owner, where)
+    for owners in (one for one in found.values() if len(one) > 1):
+        names = [name for name in owners.values() if name.startswith("FEDCROSS_")]
+        files = [name for name in owners.values() if name not in names]
+        cures = [f"Give {' and '.join(names)} another token"] if names else []
+        if files:
+            cures.append(
+                f"Remove {' and '.join(files)}: fedcross deploy federation makes a new one, and says what to restart"
+            )
+        yield fault(
+            f"{' and '.join(owners.values())}: one text is {' and '.join(operators.OWNERS[one] for one in owners)}, so "
+            f"who knows the one has the other's rights (the page's stands in page.url). {'. '.join(cures)}."
+        )
+
+
+def _at_hand(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
+    """Yield whose it is, the token, and its variable or file, of each good token of this process and in `folders`."""
+    from fedcross.deploy import tokens
+    from fedcross.engines.executor import operators
+    from fedcross.server import page_variables
+
+    for folder in folders:
+        for name in (tokens.GATEWAY, operators.TOKEN):
+            if owner := operators.whose(file := folder / name):
+                with suppress(StorageError):  # missing, or check_keys tells of it
+                    yield owner, tokens.check(file, operators.PAGE_SHORTEST), str(file)
+    for variable, owner in operators.FOLDERS.items():
+        with suppress(ValueError):  # check_tokens tells of it
+            if token := operators.token(os.environ, variable, operators.PAGE_SHORTEST):
+                yield owner, token, variable
+    if token := os.environ.get(page_variables.TOKEN, ""):
+        yield operators.FOLDERS[operators.PAGE], token, page_variables.TOKEN
 
 
 def check_database(path: Path) -> Iterator[Finding]:
@@ -230,6 +291,7 @@ def check_database(path: Path) -> Iterator[Finding]:
         return
     try:
         start.check_database(path)
+        start.check_unlocked(path)
         told = recorded.read(record)
         known = _keys(path)
     except (StorageError, ValueError) as error:

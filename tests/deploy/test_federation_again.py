@@ -237,6 +237,14 @@ def test_a_valid_pair_stays_where_the_authoritys_key_is_away(
     assert capsys.readouterr().err == ""
 
 
+def test_a_lost_key_is_the_reason_for_a_new_certificate(tmp_path: Path) -> None:
+    federation.prepare(tmp_path, [])
+    for name in ("server/server.key", "authority/ca.key"):
+        (tmp_path / name).unlink()
+    with pytest.raises(StorageError, match=r"server\.crt: server\.key is lost, so it is to be signed anew"):
+        federation.prepare(tmp_path, [])
+
+
 def test_an_expired_pair_does_not_stay(tmp_path: Path) -> None:
     federation.prepare(tmp_path, [])
     authority = KeyPair(tmp_path / "authority" / "ca.crt", tmp_path / "authority" / "ca.key")

@@ -71,6 +71,17 @@ def test_the_container_starts_with_its_token_or_not_at_all(keys):
     assert "fedcross deploy federation" in refused.stderr
 
 
+@pytest.mark.parametrize("name", ["gateway.token", "server.key"])
+def test_a_folder_that_docker_has_made_for_a_file_starts_no_gateway(keys, name):
+    """With one for the token it started with none."""
+    (keys / name).unlink()
+    (keys / name).mkdir(mode=0o700)
+    start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "echo", "started"]
+    refused = subprocess.run(start, capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"Remove it: rmdir {keys / name}." in refused.stderr
+
+
 @pytest.mark.parametrize("sign", ['"', " ", "%", "$", "#", "'", "\\", "\n", "{", "é"])
 def test_a_token_that_haproxy_reads_otherwise_starts_no_gateway(keys, tmp_path, haproxy, sign):
     """``%[env(HOME)]`` in it would be the gateway's home, and a quote would end the header."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -202,6 +203,61 @@ def test_programs_do_not_start_with_a_token_that_is_none(tmp_path: Path, monkeyp
             begin()
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [("server/server.key", "a private key"), ("page/token", "the live page's token")]
+)
+def test_no_program_says_to_remove_a_key_that_a_variable_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str
+) -> None:
+    federation.prepare(tmp_path, [])
+    monkeypatch.setenv(operators.VARIABLE, str(tmp_path / name))
+    for begin in (
+        lambda: start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "s.db", "127.0.0.1"),
+        lambda: start.superexec(tmp_path / "superexec", "a:1", "b:2"),
+    ):
+        with pytest.raises(
+            StorageError, match=f"{operators.VARIABLE} names {what}. Name the operator's token"
+        ) as error:
+            begin()
+        assert "emove" not in str(error.value).partition("names")[2]
+
+
+@pytest.mark.parametrize(("content", "what"), [(b"my notes", "it is one line of 32"), (b"\xff" * 40, "it is no text")])
+def test_a_file_elsewhere_that_a_variable_names_is_not_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, what: str
+) -> None:
+    federation.prepare(tmp_path, [])
+    for name, cure in (
+        ("notes", f"Name the operator's token in {operators.VARIABLE}"),
+        ("operator/token", "Remove it"),
+    ):
+        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).write_bytes(content)
+        monkeypatch.setenv(operators.VARIABLE, str(tmp_path / name))
+        with pytest.raises(StorageError, match=rf"{name}: no token, {what}.*\. {cure}: fedcross deploy federation"):
+            start.check_operator()
+
+
+def test_a_folder_that_docker_has_made_for_a_token_is_to_be_removed(tmp_path: Path) -> None:
+    """The advice, to call federation, led to the same error there."""
+    federation.prepare(tmp_path, [])
+    for name in ("server/gateway.token", "superexec/superexec.key"):
+        path = tmp_path / name
+        path.unlink()
+        path.mkdir(mode=0o700)
+
+        def begin() -> None:
+            start.superlink(tmp_path / "server", tmp_path / "superexec", tmp_path / "s.db", "127.0.0.1")
+            start.gateway_of(tmp_path / "server")
+
+        for call in (begin, lambda: federation.prepare(tmp_path, [])):
+            with pytest.raises(StorageError, match=rf"{path}: is a folder, not a file .*: rmdir {path}\n"):
+                call()
+        path.rmdir()
+        federation.prepare(tmp_path, [])
+        begin()
+
+
 def test_programs_do_not_start_with_a_key_that_is_none_or_another_pairs(tmp_path: Path) -> None:
     for name in ("a", "b"):
         federation.prepare(tmp_path / name, ["porch"])
@@ -244,8 +300,54 @@ def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / recorded.FILE).unlink()
     database.unlink()
     database.mkdir()
-    with pytest.raises(StorageError, match="unable to open database file"):
+    with pytest.raises(
+        StorageError, match=r"state\.db: a folder\. Name the file, .*state\.db/superlink\.db perhaps"
+    ) as error:
         begin()
+    assert "copy" not in str(error.value)
+
+
+def test_a_good_database_that_cannot_be_used_now_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older copy in its place would lose what was registered since."""
+    monkeypatch.setattr(start, "LOCKED_S", 0)
+    database = tmp_path / "state" / "superlink.db"
+    database.parent.mkdir()
+    start.check_database(database)  # a new one
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("CREATE TABLE node (public_key BLOB)")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(
+            StorageError, match=r"is locked\. Another program holds it .* Wait until .* leave it as it is"
+        ):
+            start.check_database(database)
+    start.check_database(database)
+    allowed = os.access
+    for shut, mode in ((database.parent, "rwx"), (database, "rw")):
+        shut.chmod(0o500)
+        monkeypatch.setattr(start.os, "access", lambda path, needed, shut=shut: path != shut and allowed(path, needed))
+        with pytest.raises(StorageError, match=rf"may not write {shut} \(mode 500, .*: chmod u\+{mode} {shut}$"):
+            start.check_database(database)
+        monkeypatch.setattr(start.os, "geteuid", lambda: 7)
+        with pytest.raises(StorageError, match=rf"\. Run as that user\. If it is to be this one's: chown 7 {shut}$"):
+            start.check_database(database)
+        monkeypatch.undo()
+
+
+def test_another_error_of_the_database_does_not_ask_for_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = tmp_path / "superlink.db"
+    database.touch()
+    for name in ("SQLITE_READONLY_DIRECTORY", "SQLITE_CANTOPEN", "SQLITE_IOERR_READ"):
+        error = sqlite3.OperationalError("no")
+        error.sqlite_errorname = name
+
+        def fails(*_: object, error: sqlite3.Error = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(start.sqlite3, "connect", fails)
+        with pytest.raises(StorageError, match=r"superlink\.db: no\. Look at its disk, .* leave it as it is until"):
+            start.check_database(database)
 
 
 @pytest.mark.parametrize("name", [":memory:", ":flwr-in-memory:", "sqlite:///state.db", "SQLite+x://s.db"])

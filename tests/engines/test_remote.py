@@ -127,6 +127,18 @@ class Client:
         """Nothing is open."""
 
 
+def test_an_error_of_the_superlink_is_no_refusal():
+    internal = Client(500, '{"detail":"Internal server error."}')
+    said = (
+        r"^SuperLink h:1: an error of its own \(500, Internal server error\)\. Its log says which\..* --database FILE"
+    )
+    with pytest.raises(FederationError, match=said), remote.refusals("h:1"):
+        internal.ListNodes(ListNodesRequest())
+    for answer in ('{"detail":"No such run."}', "No such run."):
+        with pytest.raises(FederationError, match=r"^SuperLink h:1 refuses: No such run\.$"), remote.refusals("h:1"):
+            Client(404, answer).ListNodes(ListNodesRequest())
+
+
 def test_a_refusal_is_told_with_the_superlinks_words_before_anything_is_started(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(remote, "wait_for", lambda *_: None)

@@ -150,7 +150,7 @@ def test_a_device_says_why_it_was_refused(superlink: Fleet, clock: Clock, caplog
     ("status", "body", "told"),
     [
         (401, "<html>", "this device's key is not registered (any more)"),
-        (401, entry.NOT_THE_GATEWAY, "its key is not the reason. The gateway and the SuperLink have two different"),
+        (401, entry.NOT_THE_GATEWAY, "its key is not the reason. Is this the SuperLink's own port (8000, usually)?"),
         (412, "<html>", "its key is not registered, or it was revoked, or a device"),
     ],
 )

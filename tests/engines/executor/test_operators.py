@@ -41,6 +41,40 @@ def test_a_file_without_a_token_is_an_error_that_does_not_say_what_is_in_it(tmp_
     assert "short" not in str(caught.value)
 
 
+def test_what_a_file_is_that_is_no_token_is_said(tmp_path: Path) -> None:
+    """Nothing says to remove it: it may be the authority's key."""
+    for content, what in (
+        (b"-----BEGIN PRIVATE KEY-----\nx", "a private key"),
+        (b"-----BEGIN CERTIFICATE-----\n-----BEGIN EC PRIVATE KEY-----\n", "a private key"),
+        (b"-----BEGIN CERTIFICATE-----\n", "a certificate"),
+        (b"SQLite format 3\0...", "a database"),
+    ):
+        file = private(tmp_path / "file", content)
+        file.chmod(0o644)
+        with pytest.raises(ValueError, match=rf"{VARIABLE}={file}: this is {what}\. Name the operator's token in"):
+            operators.token({VARIABLE: str(file)})
+    with pytest.raises(ValueError, match="this is no token, it is no text"):
+        operators.token({VARIABLE: str(private(tmp_path / "binary", b"\xff" * 40))})
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=r"a folder\. Name the file in it\. If it is empty, Docker .* rmdir it"):
+        operators.token({VARIABLE: str(tmp_path / "folder")})
+
+
+def test_another_tokens_place_is_none_for_a_variable(tmp_path: Path) -> None:
+    """The page's token stands in page.url, and would start runs."""
+    for name, owner in (("page/token", "page"), ("operator/token", "operator"), ("server/gateway.token", "gateway")):
+        (tmp_path / name).parent.mkdir()
+        file = private(tmp_path / name, TOKEN.encode())
+        assert operators.whose(file) == owner
+        for variable, own in operators.FOLDERS.items():
+            if own == owner:
+                assert operators.token({variable: str(file)}, variable) == TOKEN
+                continue
+            with pytest.raises(ValueError, match=f"this is {operators.OWNERS[owner]}. Name {operators.OWNERS[own]}"):
+                operators.token({variable: str(file)}, variable)
+    assert operators.whose(tmp_path / "token") == ""
+
+
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         operators.token({VARIABLE: str(tmp_path / "none")})

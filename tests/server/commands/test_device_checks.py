@@ -159,6 +159,18 @@ def test_a_gateway_whose_token_is_not_the_superlinks_is_no_fault_of_the_device(k
     (found,) = faults(device_checks.check_registered(gateway, keys))
     assert found.startswith(f"{gateway}: the SuperLink does not answer this device: its key is not the reason.")
     assert found.endswith("two different gateway.token: at the server, restart both together.")
+    assert found.index("Is this the SuperLink's own port (8000, usually)? Name the gateway's") < found.index(
+        "two different"
+    )
+
+
+def test_a_folder_in_the_place_of_the_secret_is_one_fault(keys):
+    secret = keys / "superexec.key"
+    secret.unlink()
+    secret.mkdir()
+    (found,) = faults(device_checks.check_node_key(keys))
+    assert f"{secret}: is a folder, not a file" in found
+    assert f"rmdir {secret}" in found
 
 
 def test_a_lost_ca_crt_is_one_fault(keys, gateway):

@@ -42,6 +42,27 @@ def test_good_keys(keys):
     assert kinds(key_checks.check_keys(*keys)) == ["ok"] * 6  # the folder, two keys, two certificates, one token
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("name", ["page/token", "superexec/superexec.key", "server/gateway.token"])
+def test_a_folder_in_the_place_of_a_token_is_a_fault(tmp_path, name, mode):
+    federation.prepare(tmp_path, [])
+    path = tmp_path / name
+    path.unlink()
+    path.mkdir(mode=mode)
+    (found,) = faults(path.parent)
+    assert found.startswith(f"{path}: is a folder, not a file (Docker makes one for a file that was missing")
+    assert f"rmdir {path}" in found
+    assert "chmod" not in found
+
+
+def test_another_thing_in_the_place_of_a_token_is_not_to_be_removed(tmp_path):
+    federation.prepare(tmp_path, [])
+    path = tmp_path / "operator" / "token"
+    shutil.copy(tmp_path / "server" / "server.key", path)
+    (found,) = faults(path.parent)
+    assert found.startswith(f"{path}: a private key, in the place of a token. Move it to where it belongs")
+
+
 def test_an_open_key_and_a_foreign_authority(keys, tmp_path):
     folder, authority = keys
     (folder / "server.key").chmod(0o644)

@@ -21,7 +21,7 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from fedcross.core.trust import signing
 from fedcross.core.trust.admission import fingerprint
 from fedcross.core.trust.keys import KeyPair
-from fedcross.deploy import federation
+from fedcross.deploy import federation, start
 from fedcross.engines.executor import barred, entry, operators, recorded
 from fedcross.server import page_variables as page
 from fedcross.server.commands import doctor, server_checks
@@ -127,6 +127,8 @@ def test_a_certificate_that_was_renewed_and_is_not_served_yet_is_a_fault(
     other = serve(own(tmp_path / "other"))
     _, foreign = findings(["--keys", str(keys / "server"), "--connect", other], tmp_path)
     assert (foreign.kind, "ca.crt did not sign it. Is this the address of the" in foreign.text) == ("FAULT", True)
+    folder = f"and {keys / 'server'} this federation's? Compare its ca.crt with keys/public/ca.crt"
+    assert foreign.text.index(folder) < foreign.text.index("Restart nothing before") < foreign.text.index("restart the")
 
 
 def test_a_gateway_that_asks_for_a_clients_certificate_speaks_tls(keys: Path, serve: Serve, tmp_path: Path) -> None:
@@ -188,11 +190,86 @@ def test_an_operators_token_that_the_superlink_has_not_read_is_a_fault(
     *good, found = findings(superlink, tmp_path)
     assert ([one.kind for one in good], found.kind) == (["ok"] * 4, "FAULT")
     assert f"does not take the operator's token in {file}. It has read another one at its start" in found.text
-    assert found.text.endswith("Restart the SuperLink.")
+    assert "If this one was made anew since, restart the SuperLink" in found.text
+    assert found.text.endswith(f"Else name the right file in {operators.VARIABLE}.")  # "deploy nodes" says so too
     monkeypatch.setenv(operators.VARIABLE, str(old))
     *good, found = findings(superlink, tmp_path)
     assert ([one.kind for one in good], found.kind) == (["ok"] * 5, "FAULT")
     assert good[-1].text.endswith(f"takes the operator's token in {old}")
+
+
+def test_a_variable_that_names_a_copy_of_another_token_is_not_cured_by_a_restart(
+    superlink: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, file = tmp_path / "copy", keys / "operator" / "token"
+    shutil.copy(keys / "page" / "token", copy)
+    monkeypatch.setenv(operators.VARIABLE, str(copy))
+    (found,) = (one.text for one in findings(superlink, tmp_path) if one.kind == "FAULT")
+    assert found.endswith(f"It takes that in {file}, so {operators.VARIABLE} names the wrong file: name that one.")
+    file.unlink()
+    (found,) = (one.text for one in findings(superlink, tmp_path) if one.kind == "FAULT")
+    assert found.endswith(f"Else name the right file in {operators.VARIABLE}.")
+
+
+@pytest.mark.parametrize("variable", [operators.VARIABLE, page.TOKEN_FILE])
+def test_a_variable_that_names_a_key_or_anothers_token_is_told_to_name_its_own(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """The advice was to remove the file, and for one that all may read to make a token anew."""
+    monkeypatch.delenv(operators.VARIABLE, raising=False)
+    database = tmp_path / "superlink.db"
+    with contextlib.closing(sqlite3.connect(database)) as made:
+        made.execute("CREATE TABLE node (public_key)")
+    owner = operators.FOLDERS[variable]
+    for file, what in {
+        keys / "authority" / "ca.key": "a private key",
+        keys / "server" / "server.key": "a private key",
+        keys / "superexec" / "superexec.key": "the SuperExec's secret",
+        keys / "server" / "server.crt": "a certificate",
+        database: "a database",
+        keys / "server" / "gateway.token": "the gateway's token",
+        keys / ("page" if owner == "operator" else "operator") / "token": "'s token",
+    }.items():
+        monkeypatch.setenv(variable, str(file))
+        (found,) = server_checks.check_tokens()
+        assert (found.kind, str(file) in found.text, what in found.text) == ("FAULT", True, True)
+        assert found.text.endswith(
+            f"Name {operators.OWNERS[owner]} in {variable}: fedcross deploy federation keeps it in keys/{owner}/token."
+        )
+        assert not re.search("[Rr]emove|chmod", found.text)
+
+
+def test_two_tokens_that_are_one_text_are_a_fault(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (operators.VARIABLE, page.TOKEN, page.TOKEN_FILE):
+        monkeypatch.delenv(name, raising=False)
+    folders = [keys / name for name in ("server", "page", "operator")]
+    gateway, ours, token = (folder / name for folder, name in zip(folders, ("gateway.token", "token", "token")))
+    monkeypatch.setenv(operators.VARIABLE, str(token))
+    monkeypatch.setenv(page.TOKEN_FILE, str(ours))
+    assert list(server_checks.check_different(folders)) == []
+    kept = ours.read_bytes()
+    ours.write_bytes(token.read_bytes())
+    arguments = ["--output", str(tmp_path), "--keys", *map(str, folders)]
+    (found,) = (one for one in doctor.examine(doctor._parser().parse_args(arguments)) if "one text" in one.text)
+    assert found.kind == "FAULT"
+    assert found.text.startswith(f"{ours} and {token}: one text is the live page's token and the operator's token")
+    assert found.text.endswith(
+        f"Remove {ours} and {token}: fedcross deploy federation makes a new one, and says what to restart."
+    )
+    assert token.read_text() not in found.text
+    ours.write_bytes(kept)
+    copy = tmp_path / "copy"
+    shutil.copy(gateway, copy)
+    monkeypatch.setenv(page.TOKEN_FILE, str(copy))
+    (found,) = server_checks.check_different(folders)
+    assert found.text.endswith(
+        f"Give {page.TOKEN_FILE} another token. Remove {gateway}: fedcross deploy federation "
+        "makes a new one, and says what to restart."
+    )
+    monkeypatch.delenv(page.TOKEN_FILE)
+    monkeypatch.setenv(page.TOKEN, token.read_text())
+    (found,) = server_checks.check_different([])
+    assert f"Give {operators.VARIABLE} and {page.TOKEN} another token." in found.text
 
 
 def test_a_superlink_that_takes_devices_past_its_gateway_is_a_fault(
@@ -321,6 +398,27 @@ def test_a_database_that_lets_revoked_keys_in_is_a_fault(tmp_path: Path, attache
     assert "file is not a database" in told()[0].text
     record.write_text("{")
     assert "no readable record of revoked keys" in told()[0].text
+
+
+def test_a_database_that_cannot_be_written_now_is_a_fault_and_left_as_it_is(
+    tmp_path: Path, attached: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "LOCKED_S", 0)
+    file = tmp_path / "superlink.db"
+    register(opened(file), key_of(7))
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        before = file.read_bytes()
+        for lock in ("IMMEDIATE", "EXCLUSIVE"):
+            other.execute(f"BEGIN {lock}")
+            (found,) = findings(["--database", str(file)], tmp_path)
+            assert (found.kind, f"{file}: database is locked. Another program holds it" in found.text) == (
+                "FAULT",
+                True,
+            )
+            assert found.text.endswith("The database is good: leave it as it is.")
+            other.execute("ROLLBACK")
+    assert [one.kind for one in findings(["--database", str(file)], tmp_path)] == ["ok"]
+    assert file.read_bytes() == before
 
 
 def test_a_file_that_is_no_superlinks_database_is_a_fault(tmp_path: Path) -> None:
