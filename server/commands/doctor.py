@@ -220,7 +220,7 @@ def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
             yield check_server(arguments.superlink, arguments.device / "ca.crt")
             yield check_registered(arguments.superlink, arguments.device)
     for folder in arguments.keys:
-        yield check_keys(folder, arguments.authority)
+        yield check_keys(folder, arguments.authority, arguments.keys)
     yield check_one_authority(arguments.keys)
     yield (check_listen(port) for port in arguments.listen)
     if arguments.database:
