@@ -137,7 +137,7 @@ def ended(listing: Callable[[], list[Listed]], name: str) -> list[Listed]:
 
 
 def continued(run: Listed, known: list[Listed], more: list[str]) -> list[str]:
-    """Return the overrides with which `run` goes on; `more` come last.
+    """Return the overrides with which `run` goes on; `more` come last. A ``resume=`` there is its folder's new place.
 
     Raises
     ------
@@ -153,10 +153,14 @@ def continued(run: Listed, known: list[Listed], more: list[str]) -> list[str]:
     place = folder(run)
     if place is None:
         raise ConfigError(f"run {run.run_id}: its settings name no folder, so this is no run of fedcross.")
+    moved = [one for one in more if one.startswith("resume=")]
+    if moved:
+        place = unquote(moved[-1].removeprefix("resume="))
     if others := [other.run_id for other in known if not other.over and folder(other) == place]:
         raise ConfigError(f"run {run.run_id}: run {others[0]} writes into {place} now. Stop that one first.")
-    kept = [one for one in split(run.overrides) if not one.startswith("resume=")]
-    return [*kept, *more, f"resume={quote(place)}"]
+    left = ("resume=", "output=") if moved else ("resume=",)
+    kept = [one for one in split(run.overrides) if not one.startswith(left)]
+    return [*kept, *(one for one in more if one not in moved), f"resume={quote(place)}"]
 
 
 def folder(run: Listed) -> str | None:

@@ -62,6 +62,12 @@ def test_a_stopped_run_goes_on_with_its_settings_in_its_folder():
     ]  # fmt: skip
 
 
+def test_a_run_whose_folder_was_moved_goes_on_in_its_new_place():
+    assert runs.continued(OVER, [GOING, OVER], ["resume='/n/a'", "rounds=9"]) == ["seed=1", "rounds=9", "resume='/n/a'"]
+    with pytest.raises(ConfigError, match="run 3 writes into /o/b c now"):
+        runs.continued(OVER, [GOING, OVER], ["resume='/o/b c'"])
+
+
 def test_only_an_ended_run_with_a_folder_of_its_own_goes_on():
     with pytest.raises(ConfigError, match="Stop it first"):
         runs.continued(GOING, [GOING, OVER], [])
