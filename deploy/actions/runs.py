@@ -46,10 +46,18 @@ def status(arguments: argparse.Namespace) -> None:
 def summary(address: str, known: Sequence[nodes.Node], found: Sequence[Listed]) -> list[str]:
     """Return the lines of :func:`status`."""
     away = [node for node in known if node.status != "online"]
+    unbound = [node for node in known if node.partition is None]
+    if len(unbound) == len(known):  # then each device has the partition that it names
+        unbound = []
+    count = f"devices: {len(known)} registered, {len(known) - len(away)} online"
     lines = [
         f"SuperLink {address} answers",
-        f"devices: {len(known)} registered, {len(known) - len(away)} online",
-        *(f"  {node.status:<12}  {node.fingerprint}  {_partition(node)}" for node in away),
+        f"{count}, {len(unbound)} without a partition" if unbound else count,
+        *(
+            f"  {node.status:<12}  {node.fingerprint}  {_partition(node)}"
+            for node in known
+            if node in away or node in unbound
+        ),
     ]
     waiting = [run for run in reversed(found) if run.status == PENDING]  # as they will begin
     open_ones = [run for run in found if not run.over and run.status != PENDING]
