@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 #: What is said of a new key without a partition, where others have one.
 NEEDED = (
     "not registered: other keys have a partition, so the server would give this one none, and that cannot be changed "
-    "later. Give --partition N (fedcross deploy nodes lists those that are taken); or --no-partition, for a device that "
-    "takes part in no run of fedcross."
+    "later. Give --partition N (fedcross deploy nodes lists those that are taken); or --no-partition, for a device "
+    "that takes part in no run of fedcross."
 )
 
 

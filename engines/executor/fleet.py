@@ -2,8 +2,8 @@
 
 Flower 1.41 and 1.42 make a call again while the SuperLink cannot be reached, without an end, with pauses that grow up
 to 20 s. But status 500 (a database that is locked for some seconds) and a TLS handshake that is cut short (a gateway
-that restarts) end the SuperNode's loop, and status 500 its heartbeat. Here both are passing errors too. So is status 401 where
-the gateway and the SuperLink have two tokens, until both were started anew; any other 401 ends the device.
+that restarts) end the SuperNode's loop, and status 500 its heartbeat. Here both are passing errors too. So is status
+401 where the gateway and the SuperLink have two tokens, until both were started anew; any other 401 ends the device.
 """
 
 from __future__ import annotations

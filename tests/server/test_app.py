@@ -20,7 +20,7 @@ def flower(main: Any, *given: object) -> None:
     try:
         main(*given)
     except ConfigError as error:
-        logging.getLogger("flwr").error("%s raised an exception", "ServerApp", exc_info=error)
+        logging.getLogger("flwr").error("%s raised an exception", "ServerApp", exc_info=error)  # noqa: TRY400 - as there
 
 
 def test_a_moved_runs_error_is_words_that_name_the_way_on_and_no_traceback(
@@ -35,8 +35,8 @@ def test_a_moved_runs_error_is_words_that_name_the_way_on_and_no_traceback(
     flower(app.main, None, SimpleNamespace(run_config={"overrides": join(["task=digits", *remote, "resume=/old/a"])}))
     (record,) = [one for one in caplog.records if "raised" in one.getMessage()]
     assert record.getMessage() == (
-        "ServerApp raised an exception: ConfigError: resume=/old/a: no such run folder. Name the folder of a run. If it "
-        "lies elsewhere at the server now, name its new place: fedcross deploy resume RUN resume=DIR, or fedcross "
+        "ServerApp raised an exception: ConfigError: resume=/old/a: no such run folder. Name the folder of a run. If "
+        "it lies elsewhere at the server now, name its new place: fedcross deploy resume RUN resume=DIR, or fedcross "
         "resume=DIR engine.authority=FILE."
     )
     assert "Traceback" not in caplog.text

@@ -202,11 +202,13 @@ def test_a_heartbeat_that_is_refused_says_why(
 ) -> None:
     monkeypatch.setattr(fleet, "SHUT_OUT", threading.Event())
     superlink.first = {"send-node-heartbeat": [401]}
-    with connection.FleetHttpClient.from_server_address(
-        f"127.0.0.1:{superlink.server_port}", True, None, interceptors=[]
-    ) as client:
-        with pytest.raises(httpx.HTTPStatusError):
-            fleet.beating(client.SendNodeHeartbeat)(heartbeat_pb2.SendNodeHeartbeatRequest())
+    with (
+        connection.FleetHttpClient.from_server_address(
+            f"127.0.0.1:{superlink.server_port}", True, None, interceptors=[]
+        ) as client,
+        pytest.raises(httpx.HTTPStatusError),
+    ):
+        fleet.beating(client.SendNodeHeartbeat)(heartbeat_pb2.SendNodeHeartbeatRequest())
     assert "given up to tell that this device is there: the SuperLink answers 401: this device's key" in caplog.text
     assert fleet.SHUT_OUT.is_set()
 

@@ -235,7 +235,7 @@ def test_a_folder_whose_programs_need_ca_crt_lacks_it_whatever_authority_is_name
 
 
 def test_the_servers_folder_of_an_offline_authority_is_whole(tmp_path, capsys):
-    """As docs/deploy.md, Rotating and revoking, makes it: the folder that goes to the server has all its programs read."""
+    """As docs/deploy.md, Rotating and revoking, makes it: what goes to the server has all that is read there."""
     ca, folder = tmp_path / "ca", tmp_path / "s2"
     assert main(["authority", str(ca)]) == main(["server", str(ca), str(folder), "localhost"]) == 0
     assert f"\n{folder / 'ca.crt'}\n" in capsys.readouterr().out
