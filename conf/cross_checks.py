@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 #: What the live page needs.
 PAGE_LIBRARIES = ("starlette", "uvicorn", "prometheus_client")
 
+#: What is said besides of a run's folder that is missing at a server: the run may be known by its earlier place.
+_MOVED = (
+    " If it lies elsewhere at the server now, name its new place: fedcross deploy resume RUN resume=DIR, or fedcross "
+    "resume=DIR engine.authority=FILE."
+)
 #: Engines whose clients run on this machine.
 SIMULATING = frozenset({"local", "batched", "ray"})
 
@@ -74,7 +79,8 @@ def cross_faults(config: RunConfig) -> list[str]:
         if "@" in str(value).partition("://")[2].partition("/")[0]
     ]
     if config.resume is not None and not Path(config.resume).is_dir():
-        faults.append(f"resume={config.resume}: no such run folder. Name the folder of a run.")
+        moved = "" if getattr(config.engine, "authority", None) is None else _MOVED
+        faults.append(f"resume={config.resume}: no such run folder. Name the folder of a run.{moved}")
     elif config.resume and config.output and Path(config.resume).resolve() != Path(config.output).resolve():
         faults.append(
             f"output={config.output}: a continued run stays in its folder, resume={config.resume}. Leave out output=, "

@@ -9,6 +9,12 @@ from pathlib import Path
 from fedcross.core.errors import StorageError, quoted
 from fedcross.core.links import dangling
 
+#: A file of one of the server's programs -> whose folder it shows.
+PROGRAMS = {
+    "server.pem": "the gateway's folder",
+    "superlink.db": "the SuperLink's folder",
+    "revoked-keys.json": "the SuperLink's folder",
+}
 _AUTHORITY = "make a new authority and hand its ca.crt to all devices"
 
 
@@ -20,10 +26,7 @@ def cure(path: Path, mode: str) -> str:
     close = f"Close it first: chmod {mode} {quoted(path)}"
     if not path.is_dir():
         return f"{close}\nIf it may have been read, {replacement(path)}."
-    inside: list[Path] = []
-    with contextlib.suppress(OSError):  # a folder that this user may not list
-        inside = sorted(file for file in path.iterdir() if _is_secret(file))
-    kinds = {replacement(file): file.name for file in reversed(inside)}
+    kinds = {replacement(file): file.name for file in reversed(_secrets(path))}
     told = "; ".join(f"{name}: {words}" for words, name in reversed(kinds.items()))
     return f"{close}\nIf what is in it may have been read: {told}." if told else close
 
@@ -34,6 +37,31 @@ def key_in(folder: Path) -> Path | None:
         files = (file for file in sorted(folder.iterdir()) if not file.is_dir())
         return next((file for file in files if _is_secret(file) or file.name == "ca.crt"), None)
     return None
+
+
+def taken(folder: Path) -> str:
+    """Return what `folder` is, if no run may write there; or "".
+
+    It is one of keys, in itself or in a folder in it (a federation's, a device's bundle), the gateway's or the
+    SuperLink's: who may read a run, or copies it away, shall get nothing of these.
+    """
+    if (key := key_in(folder)) is not None:
+        return f"a folder of keys, with {key.name}"
+    with contextlib.suppress(OSError):
+        names = {path.name: path for path in sorted(folder.iterdir())}
+        if name := next((name for name in PROGRAMS if name in names), ""):
+            return f"{PROGRAMS[name]}, with {name}"
+        for path in names.values():
+            if path.is_dir() and (keys := _secrets(path)):
+                return f"a folder of folders of keys, with {path.name}/{keys[0].name}"
+    return ""
+
+
+def _secrets(folder: Path) -> list[Path]:
+    """Return the keys and tokens in a folder; none if this user may not list it."""
+    with contextlib.suppress(OSError):
+        return sorted(file for file in folder.iterdir() if _is_secret(file) and not file.is_dir())
+    return []
 
 
 def _is_secret(file: Path) -> bool:

@@ -261,6 +261,14 @@ def gateway_token(folder: Path) -> list[str]:
     return made
 
 
+def authority_copy(authority: Path, folder: Path) -> list[str]:
+    """Put the certificate `authority` into `folder` as ``ca.crt``, unless it is there; return the path of a new one."""
+    made: list[str] = []
+    if not (folder / "ca.crt").exists():
+        _public(folder / "ca.crt", certificates.authority_text(authority), made)
+    return made
+
+
 def make_secret(path: Path) -> None:
     """Write a new secret, with which a SuperExec signs its requests to the SuperLink or SuperNode that has it too."""
     write_private(path, secrets.token_bytes(32))

@@ -62,6 +62,12 @@ def any_bound(client: ControlHttpClient) -> bool:
     return any(one.partition is not None for one in alive(listing(client)))
 
 
+def lacks_partition(client: ControlHttpClient, key: bytes) -> bool:
+    """Return whether `key`, registered now and for no partition, would get none, as others have one."""
+    found = listing(client)
+    return all(one.key != key for one in found) and any(one.partition is not None for one in alive(found))
+
+
 def read_public_key(content: bytes, where: str) -> bytes:
     """Return an OpenSSH public key in the form that Flower stores.
 

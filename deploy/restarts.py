@@ -16,6 +16,8 @@ READERS = {
     f"superexec/{SECRET}": (SUPERLINK, SUPEREXEC),
     "operator/token": (SUPERLINK, SUPEREXEC),
 }
+#: The live page's token: each run reads it at its start.
+PAGE = "page/token"
 
 
 def after(root: Path, made: Collection[str]) -> list[str]:
@@ -28,6 +30,11 @@ def after(root: Path, made: Collection[str]) -> list[str]:
         if {"server/server.key", "superexec/ca.crt"} <= new:  # another authority
             programs[SUPEREXEC] = None
         lines = [line(list(programs), files)]
+    if PAGE in new and len(files) < len(READERS):
+        lines.append(
+            f"{PAGE} is new: a run that is on takes the old one until it ends. To end that now: fedcross deploy stop "
+            "RUN, then fedcross deploy resume RUN"
+        )
     devices = sorted(name for name in new if name.endswith(f"/{SECRET}") and name not in READERS)
     for name in devices:
         device = Path(name).parent.name

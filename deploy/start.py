@@ -7,6 +7,7 @@ dependencies.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import resource
@@ -274,6 +275,35 @@ def replace_process(command: list[str], umask: int = 0o077) -> NoReturn:
     os.umask(umask)
     settings = environment(os.environ)
     os.execve(_program(command[0], settings), command, settings)  # noqa: S606 - a list of our own, no shell
+
+
+def hold(database: Path) -> int:
+    """Lock `database` for this process and the program that it becomes; return the lock's file descriptor.
+
+    The file ``DATABASE.lock`` beside it stays; only a lock on it counts, which ends with the process. Where the file
+    system knows no locks, none is taken.
+
+    Raises
+    ------
+    StorageError
+        If a SuperLink runs with this database.
+    """
+    place = Path(os.path.realpath(database))
+    try:
+        lock = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageError(f"--database {database}: its folder cannot be written ({error.strerror}).") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise StorageError(
+            f"--database {database}: a SuperLink runs with it. Stop that one first, or name a file in another folder."
+        ) from error
+    except OSError:
+        pass
+    os.set_inheritable(lock, True)
+    return lock
 
 
 def limit_memory(size: str) -> None:

@@ -195,7 +195,10 @@ def wait_for(address: str, authority: Path, seconds: float) -> None:
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (OSError, ssl.SSLError) as error:
-        raise StorageError(f"{authority}: not a readable certificate ({error}).") from error
+        raise StorageError(
+            f"{authority}: not a readable certificate ({error}). Name the federation's ca.crt: engine.authority=FILE "
+            "for a run, --authority FILE for fedcross deploy."
+        ) from error
     deadline = time.monotonic() + seconds
     while True:
         try:

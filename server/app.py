@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ def main(grid: Grid, context: Context) -> None:
 
     nodes = len(list(grid.get_node_ids())) if simulated(grid) else None
     overrides = overrides_of(context.run_config, nodes)
+    if apart := Path(sys.argv[0]).name == PROGRAM:
+        logging.getLogger("flwr").addFilter(plain)
     config, given = load_text(overrides), split(overrides)
     with log_format(config.log.format):
         try:
@@ -40,13 +43,22 @@ def main(grid: Grid, context: Context) -> None:
         except MemoryError as error:
             raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
         except FedcrossError as error:
-            if Path(sys.argv[0]).name == PROGRAM:  # else the command tells it
+            if apart:  # else the command tells it
                 failed(error, given)
                 if not structured() and (cause := cause_of(str(error), given)) is not None:
                     say(f"{error}\nCause: {cause.name} ({PAGE})")  # at once, to who reads along; the command ends later
             raise
         if not structured():
             say(ending(result, session.folder))
+
+
+def plain(record: logging.LogRecord) -> bool:
+    """Let Flower log an error of fedcross as its words, without the traceback that it shows of any."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FedcrossError):
+        said = f"{record.getMessage()}: {type(error).__name__}: {error}"
+        record.msg, record.args, record.exc_info = said, (), None
+    return True
 
 
 def ending(result: Mapping[str, Any], folder: Path) -> str:

@@ -68,6 +68,7 @@ def check_plan(found: Plan) -> None:
         faults += [fault for fault in _faults(list(job)) if fault not in faults]
     faults += [f"{name}: nothing that this sweep chooses has this setting." for name in found.unused]
     if found.multirun:
+        faults += _keys(found.folder) if found.folder else []
         faults += _shared_folders(found)
         faults += [
             f"{name}=...: each run of a sweep has its own folder. Set hydra.sweep.dir=DIR, also to continue a sweep."
@@ -76,6 +77,17 @@ def check_plan(found: Plan) -> None:
         ]
     if faults:
         raise ConfigError(faults)
+
+
+def _keys(folder: Path) -> list[str]:
+    """Return the fault of a sweep's folder that is one of keys, or a server program's."""
+    from fedcross.server.run_folder import refuse_keys
+
+    try:
+        refuse_keys(folder, "hydra.sweep.dir")
+    except ConfigError as error:
+        return error.faults
+    return []
 
 
 def _shared_folders(found: Plan) -> list[str]:

@@ -85,6 +85,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     _check_model(config, _data(config))  # errors of data and model come before anything is written
     if config.resume is not None:
         folder = Path(config.resume).resolve()
+        refuse_keys(folder, "resume")
         _check_continued(config, folder)
     else:
         folder = Path(config.output or output).resolve()

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.exposed import key_in
+from fedcross.core.exposed import taken
 from fedcross.core.private_files import close_own, own_folder
 
 #: Lock file, held by the process that runs in the folder.
@@ -113,10 +113,11 @@ def refuse_used(folder: Path) -> None:
     )
 
 
-def refuse_keys(folder: Path) -> None:
-    """Raise a ConfigError if `folder` is one of keys: who may read a run, or copies it away, shall not get them."""
-    if (key := key_in(folder)) is not None:
-        raise ConfigError(f"output={folder}: a folder of keys, with {key.name}. Choose another output=.")
+def refuse_keys(folder: Path, setting: str = "output") -> None:
+    """Raise a ConfigError if `folder`, which `setting` names, has keys or is a server program's (:func:`taken`)."""
+    if what := taken(folder):
+        cure = "Move the run to a folder of its own" if setting == "resume" else f"Choose another {setting}="
+        raise ConfigError(f"{setting}={folder}: {what}. {cure}.")
 
 
 def used(folder: Path) -> bool:

@@ -32,7 +32,7 @@ from fedcross.server.model_file import write_model
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.request_log import RequestLog
-from fedcross.server.run_folder import by_time, prepare, refuse_used
+from fedcross.server.run_folder import by_time, prepare, refuse_keys, refuse_used
 from fedcross.server.serving import board_of, page_of
 from fedcross.server.slices import plan_for, prepare_slices
 from fedcross.server.snapshots import Snapshots
@@ -70,6 +70,8 @@ class Session:
         self.folder = prepare(Path(config.resume or config.output or by_time()).resolve())
         if config.resume is None:
             refuse_used(self.folder)
+        else:
+            refuse_keys(self.folder, "resume")
         self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
         self.snapshots = Snapshots(self.folder, config.snapshots.rounds)
         self.device = pick_device(config.device)

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
 
+#: What is said of a new key without a partition, where others have one.
+NEEDED = (
+    "not registered: other keys have a partition, so the server would give this one none, and that cannot be changed "
+    "later. Give --partition N (fedcross deploy nodes lists those that are taken); or --no-partition, for a device "
+    "that takes part in no run of fedcross."
+)
+
+
 def new_client(arguments: argparse.Namespace) -> None:
     """Make the bundle of a device."""
     from fedcross.deploy.device import Device, registration
@@ -69,7 +77,7 @@ def _fingerprint(public: Path) -> str:
 def register(arguments: argparse.Namespace) -> None:
     """Admit devices; one that is refused keeps none of the others out."""
     from fedcross.core.trust.admission import LAST_PARTITION
-    from fedcross.deploy.nodes import RevokedError, any_bound
+    from fedcross.deploy.nodes import RevokedError, any_bound, lacks_partition
 
     partitions: list[int | None] = list(arguments.partition) or [None] * len(arguments.keys)
     bindable = all(one is None or 0 <= one <= LAST_PARTITION for one in partitions)
@@ -84,6 +92,8 @@ def register(arguments: argparse.Namespace) -> None:
     with _connected(arguments) as client:
         for (name, key), partition in zip(keys, partitions):
             try:
+                if partition is None and not arguments.no_partition and lacks_partition(client, key):
+                    raise FederationError(NEEDED)
                 number = _admit(client, name, key, partition)
             except RevokedError as error:
                 if arguments.skip_revoked:

@@ -35,8 +35,11 @@ def authority(arguments: argparse.Namespace) -> None:
 
 
 def server(arguments: argparse.Namespace) -> None:
-    """Make the server's certificate, with the names by which the federation's own parts reach it too."""
-    from fedcross.deploy.federation import INNER_NAMES, gateway_token
+    """Make the server's certificate, with the names by which the federation's own parts reach it too, and its token.
+
+    Beside them lies a copy of the authority's certificate then, as ``superlink`` and ``gateway`` need it.
+    """
+    from fedcross.deploy.federation import INNER_NAMES, authority_copy, gateway_token
 
     root, before = _root(arguments.authority), (arguments.folder / "server.key").exists()
     _check_way(arguments.folder)
@@ -47,6 +50,8 @@ def server(arguments: argparse.Namespace) -> None:
         tokens = gateway_token(arguments.folder)
         for made in tokens:
             print(f"{made} (secret)")
+        for made in authority_copy(root.public, arguments.folder):  # the programs that get this folder need it
+            print(made)
     if before:
         files = [str(arguments.folder / "server.key"), *tokens]
         print(restarts.line([restarts.SUPERLINK, restarts.GATEWAY], files), file=sys.stderr)

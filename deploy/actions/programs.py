@@ -45,6 +45,7 @@ def superlink(arguments: argparse.Namespace) -> None:
     command = start.superlink(arguments.keys, arguments.secret, arguments.database, arguments.host)
     os.environ.update(start.gateway_of(arguments.keys))
     ports.check(arguments.host, start.SUPERLINK_PORT, f"--host {arguments.host}", "address")
+    start.hold(arguments.database)
     start.replace_process(command)
 
 

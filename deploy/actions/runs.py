@@ -46,10 +46,18 @@ def status(arguments: argparse.Namespace) -> None:
 def summary(address: str, known: Sequence[nodes.Node], found: Sequence[Listed]) -> list[str]:
     """Return the lines of :func:`status`."""
     away = [node for node in known if node.status != "online"]
+    unbound = [node for node in known if node.partition is None]
+    if len(unbound) == len(known):  # then each device has the partition that it names
+        unbound = []
+    count = f"devices: {len(known)} registered, {len(known) - len(away)} online"
     lines = [
         f"SuperLink {address} answers",
-        f"devices: {len(known)} registered, {len(known) - len(away)} online",
-        *(f"  {node.status:<12}  {node.fingerprint}  {_partition(node)}" for node in away),
+        f"{count}, {len(unbound)} without a partition" if unbound else count,
+        *(
+            f"  {node.status:<12}  {node.fingerprint}  {_partition(node)}"
+            for node in known
+            if node in away or node in unbound
+        ),
     ]
     waiting = [run for run in reversed(found) if run.status == PENDING]  # as they will begin
     open_ones = [run for run in found if not run.over and run.status != PENDING]
@@ -137,7 +145,7 @@ def ended(listing: Callable[[], list[Listed]], name: str) -> list[Listed]:
 
 
 def continued(run: Listed, known: list[Listed], more: list[str]) -> list[str]:
-    """Return the overrides with which `run` goes on; `more` come last.
+    """Return the overrides with which `run` goes on; `more` come last. A ``resume=`` there is its folder's new place.
 
     Raises
     ------
@@ -153,10 +161,14 @@ def continued(run: Listed, known: list[Listed], more: list[str]) -> list[str]:
     place = folder(run)
     if place is None:
         raise ConfigError(f"run {run.run_id}: its settings name no folder, so this is no run of fedcross.")
+    moved = [one for one in more if one.startswith("resume=")]
+    if moved:
+        place = unquote(moved[-1].removeprefix("resume="))
     if others := [other.run_id for other in known if not other.over and folder(other) == place]:
         raise ConfigError(f"run {run.run_id}: run {others[0]} writes into {place} now. Stop that one first.")
-    kept = [one for one in split(run.overrides) if not one.startswith("resume=")]
-    return [*kept, *more, f"resume={quote(place)}"]
+    left = ("resume=", "output=") if moved else ("resume=",)
+    kept = [one for one in split(run.overrides) if not one.startswith(left)]
+    return [*kept, *(one for one in more if one not in moved), f"resume={quote(place)}"]
 
 
 def folder(run: Listed) -> str | None:

@@ -2,7 +2,8 @@
 
 Flower 1.41 and 1.42 make a call again while the SuperLink cannot be reached, without an end, with pauses that grow up
 to 20 s. But status 500 (a database that is locked for some seconds) and a TLS handshake that is cut short (a gateway
-that restarts) end the SuperNode's loop, and status 500 its heartbeat. Here both are passing errors too.
+that restarts) end the SuperNode's loop, and status 500 its heartbeat. Here both are passing errors too. So is status
+401 where the gateway and the SuperLink have two tokens, until both were started anew; any other 401 ends the device.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ TWO_TOKENS = (
     ": its key is not the reason. Is this the SuperLink's own port (8000, usually)? Name the gateway's (8443). If it "
     "is the gateway's, the two have two different gateway.token: at the server, restart both together"
 )
+#: Set when the SuperLink has refused this device's key (401): Flower ends the process with exit code 0 then.
+SHUT_OUT = threading.Event()
 #: Words of an error that does not pass: the certificate is not the federation's, or has expired.
 FINAL = "certificate_verify_failed"
 
@@ -66,6 +69,8 @@ def patience(error: Exception) -> float | None:
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
+        if _of_two_tokens(error):
+            return math.inf
         ours = error.response.is_server_error and error.response.status_code not in FLOWERS
         return BUSY_S if ours else None
     text = str(error).lower()
@@ -81,7 +86,23 @@ def refused(error: Exception) -> bool:
         isinstance(error, httpx.HTTPStatusError)
         and error.response.is_client_error
         and error.response.status_code != httpx.codes.FORBIDDEN
+        and not _of_two_tokens(error)
     )
+
+
+def _of_two_tokens(error: Exception) -> bool:
+    """Return whether the call came without the gateway's token: the server's trouble, not this device's."""
+    import httpx
+
+    with suppress(httpx.StreamError):
+        return _is_401(error) and NO_GATEWAY in error.response.text  # type: ignore[attr-defined]
+    return False
+
+
+def _is_401(error: Exception) -> bool:
+    import httpx
+
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED
 
 
 def reason(error: Exception) -> str:
@@ -103,9 +124,8 @@ def meaning(error: Exception) -> str:
 
     if not isinstance(error, httpx.HTTPStatusError):
         return ""
-    with suppress(httpx.StreamError):
-        if error.response.status_code == httpx.codes.UNAUTHORIZED and NO_GATEWAY in error.response.text:
-            return TWO_TOKENS
+    if _of_two_tokens(error):
+        return TWO_TOKENS
     return MEANINGS.get(error.response.status_code, "")
 
 
@@ -143,16 +163,22 @@ class Notices:
         if most is not None and math.isfinite(most):
             latest = datetime.now().astimezone() + timedelta(seconds=most - (now - call.began))
             end = f"until {latest:%H:%M:%S %Z} at the latest"
-        log(
-            WARNING, "fedcross: waiting %s for %.0f s: %s; asked again, %s", call.name, self.seconds, reason(error), end
-        )
+        why = reason(error) + (TWO_TOKENS if _of_two_tokens(error) else "")
+        log(WARNING, "fedcross: waiting %s for %.0f s: %s; asked again, %s", call.name, self.seconds, why, end)
 
     def over(self, error: Exception) -> None:
         """The call failed and is not made again."""
         import httpx
 
         if isinstance(error, httpx.HTTPStatusError):
-            log(WARNING, "fedcross: given up %s: %s%s", self._call.name, reason(error), meaning(error))
+            given_up(self._call.name, error)
+
+
+def given_up(what: str, error: Exception) -> None:
+    """Say in the log why a call is not made again, and note if that ends the device."""
+    log(WARNING, "fedcross: given up %s: %s%s", what, reason(error), meaning(error))
+    if _is_401(error):
+        SHUT_OUT.set()
 
 
 def enduring(make: Callable[[], Any], clock: Callable[[], float] = time.monotonic) -> Callable[[], Any]:
@@ -195,7 +221,7 @@ def enduring(make: Callable[[], Any], clock: Callable[[], float] = time.monotoni
 
 
 def beating(heartbeat: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Flower's call of a heartbeat; an error of the SuperLink itself counts as no answer and ends no thread."""
+    """Return Flower's call of a heartbeat; an error that passes counts as no answer, and ends no thread or device."""
     import httpx
 
     @functools.wraps(heartbeat)
@@ -204,6 +230,8 @@ def beating(heartbeat: Callable[..., Any]) -> Callable[..., Any]:
             return heartbeat(*arguments)
         except httpx.HTTPStatusError as error:
             if patience(error) is None:
+                if _is_401(error):
+                    given_up("to tell that this device is there", error)
                 raise
             raise httpx.ReadError(f"status {error.response.status_code}", request=error.request) from error
 

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 from flwr.common.logger import log
 
 from . import leftovers, link
-from .fleet import endure
+from .fleet import SHUT_OUT, endure
 
 PROGRAM, LOOP = "flower-supernode", "flwr.supernode.start_client_internal"
 #: Share of the time since the last message, and the least pause in seconds; the most is what Flower asks for.
@@ -99,11 +99,18 @@ def failed(told: threading.ExceptHookArgs) -> None:
 
 
 def run(start: Callable[[], object]) -> NoReturn:
-    """Run the SuperNode; end the process when it returns or fails. A request to end (SystemExit) takes its course."""
+    """Run the SuperNode; end the process when it returns or fails. A request to end (SystemExit) takes its course.
+
+    Flower takes a refused key for such a request; whoever started the device sees by the exit code that it is none.
+    """
     threading.excepthook = failed
     why = "the SuperNode's loop has ended"
     try:
         start()
+    except SystemExit:
+        if not SHUT_OUT.is_set():
+            raise
+        why = "the SuperLink refuses this device's key"
     except Exception as error:  # noqa: BLE001 - whatever it is, the process must end
         traceback.print_exc()
         why += f" ({type(error).__name__})"

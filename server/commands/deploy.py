@@ -119,7 +119,13 @@ def _device_parts(add: Add) -> None:
         part.add_argument("keys", nargs="+", metavar="KEY.pub", help=PUBLIC + (SHOWN if name == "revoke" else ""))
         _superlink_options(part)
         if name == "register":
-            part.add_argument(
+            bound = part.add_mutually_exclusive_group()
+            bound.add_argument(
+                "--no-partition",
+                action="store_true",
+                help="for none, though other keys have one: such a device takes part in no run of fedcross",
+            )
+            bound.add_argument(
                 "--partition",
                 type=int,
                 action="append",

@@ -25,6 +25,7 @@ from pathlib import Path
 from fedcross.core import ports
 from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import closed_to_user
+from fedcross.core.exposed import taken
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
 from fedcross.server.commands.key_checks import check_keys, check_one_authority
@@ -109,6 +110,13 @@ def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
         yield ok(text)
 
 
+def check_output(folder: Path, database: Path | None) -> Iterator[Finding]:
+    """Tell of a folder that a run refuses: one of keys, or another program's. At `database` is only room looked for."""
+    what = taken(folder.resolve())
+    if what and (database is None or database.resolve().parent != folder.resolve()):
+        yield fault(f"{folder}: {what}. No run writes there: choose another --output.")
+
+
 def _unwritable(place: Path) -> str:
     """Return the system's words if a small file cannot be written in `place`; "" if it can. Nothing stays of it."""
     try:
@@ -140,6 +148,8 @@ def check_data(folder: Path, required: bool, named: bool = False) -> Iterator[Fi
         yield missing(f"{folder}: no such data folder. Only task=digits runs without; see docs/data.md.")
     elif not os.access(folder, os.R_OK | os.X_OK):
         yield fault(f"{folder}: cannot be read by this user. Change its mode or owner.")
+    elif keys := next((path for name in ("ca.crt", "*/ca.crt") for path in folder.glob(name)), None):
+        yield fault(f"{folder}: a folder of keys, with {keys.relative_to(folder)}. Name the folder of the data.")
     elif found := sorted(path.name for path in folder.iterdir()):
         yield ok(f"{folder}: {', '.join(found[:8])}{' ...' if len(found) > 8 else ''}")
     else:
@@ -199,6 +209,7 @@ def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
     yield check_environment()
     yield check_tokens()
     yield check_disk(arguments.output)
+    yield check_output(arguments.output, arguments.database)
     named = os.environ.get("FEDCROSS_DATA", "")
     yield check_data(arguments.data or Path(named or "data"), arguments.data is not None, named=bool(named))
     yield check_gpu(arguments.gpu)
@@ -209,7 +220,7 @@ def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
             yield check_server(arguments.superlink, arguments.device / "ca.crt")
             yield check_registered(arguments.superlink, arguments.device)
     for folder in arguments.keys:
-        yield check_keys(folder, arguments.authority)
+        yield check_keys(folder, arguments.authority, arguments.keys)
     yield check_one_authority(arguments.keys)
     yield check_different(arguments.keys)
     yield (check_listen(port) for port in arguments.listen)

@@ -15,8 +15,10 @@ from fedcross.server.commands.findings import Finding, fault, note, ok
 SOON = timedelta(days=7)
 
 
-def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
+def check_keys(folder: Path, authority: Path | None, folders: Sequence[Path] = ()) -> Iterator[Finding]:
     """Check modes of keys, signatures and dates of certificates in `folder`, that pairs are whole and belong together.
+
+    The authority is the one that is named, else that of the folder, else the one of `folders` that has signed here.
 
     Raises
     ------
@@ -39,7 +41,7 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
         if not _lacks_root(folder, files):  # then it is told
             yield fault(f"{folder}: no .crt and no .key in this folder. {_first(folder)}")
     yield from _missing(folder, files)
-    root = authority or folder / "ca.crt"
+    root = authority or _signer(certificates, folders) or folder / "ca.crt"
     if certificates and not root.exists():
         if not _lacks_root(folder, files):
             away = dangling(root)
@@ -58,6 +60,20 @@ def check_keys(folder: Path, authority: Path | None) -> Iterator[Finding]:
             if str(error) not in told:  # what is wrong with the authority's files is so for each certificate
                 yield fault(str(error))
             told.add(str(error))
+
+
+def _signer(certificates: Sequence[Path], folders: Sequence[Path]) -> Path | None:
+    """Return the ``ca.crt`` in one of `folders` that has signed one of `certificates`, if these have none beside."""
+    from fedcross.core.trust.certificates import read_authority, read_certificate, signed
+
+    if any(path.name == "ca.crt" for path in certificates):
+        return None
+    for root in (folder / "ca.crt" for folder in folders):
+        for path in certificates:
+            with suppress(StorageError):  # one that cannot be read is told of by itself
+                if signed(read_certificate(path), read_authority(root)):
+                    return root
+    return None
 
 
 def _first(folder: Path) -> str:
@@ -125,7 +141,8 @@ def _lacks_root(folder: Path, files: Sequence[Path]) -> bool:
     """Return whether this is a folder of a federation whose programs need a ``ca.crt`` that is not in it."""
     from fedcross.deploy.federation import OWN
 
-    return bool(files) and folder.resolve().name in OWN[1:] and folder / "ca.crt" not in files
+    own = bool(files) and folder.resolve().name in OWN[1:]
+    return (own or folder / "server.key" in files) and folder / "ca.crt" not in files
 
 
 def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
@@ -133,15 +150,15 @@ def _missing(folder: Path, files: Sequence[Path]) -> Iterator[Finding]:
     from fedcross.core.trust import issued
     from fedcross.core.trust.keys import SECRET, lost_key
     from fedcross.core.trust.revoked import LIST
-    from fedcross.deploy.federation import OPERATOR, PAGE, TOKEN
+    from fedcross.deploy.federation import OPERATOR, OWN, PAGE, TOKEN
     from fedcross.deploy.tokens import GATEWAY
 
     names = {path.name for path in files}
     if _lacks_root(folder, files):
-        yield fault(
-            f"{folder / 'ca.crt'}: missing, and its programs need it. fedcross deploy federation "
-            f"{quoted(folder.parent)} copies it there."
-        )
+        cure = f"fedcross deploy federation {quoted(folder.parent)} copies it there."
+        if folder.resolve().name not in OWN:
+            cure = f"Copy the one that signed server.crt there: cp AUTHORITY/ca.crt {quoted(folder)}"
+        yield fault(f"{folder / 'ca.crt'}: missing, and its programs need it. {cure}")
     yield from _missing_pair(folder, names)
     new_pair = "Bring it back, or make a new pair: fedcross deploy federation"
     for there, lacks, cure in (

@@ -142,6 +142,27 @@ def test_a_key_that_cannot_be_bound_any_more_is_refused_where_others_are_bound(
     assert "register that with --partition 1" in said.err
 
 
+def test_a_new_key_without_a_partition_is_not_spent_where_others_have_one(
+    link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(make_node_key(tmp_path, name).public) for name in ("shed", "barn", "porch")]
+    assert deploy(["register", *WHERE, files[0]]) == 0  # as every key of that federation
+    assert deploy(["register", *WHERE, "--partition", "1", files[1]]) == 0
+    capsys.readouterr()
+    assert deploy(["register", *WHERE, *files]) == 1
+    said = capsys.readouterr()
+    assert [line.rsplit(", ", 1)[-1] for line in said.out.splitlines()] == ["already registered"] * 2
+    assert f"{files[2]}: not registered: other keys have a partition" in said.err
+    assert len(nodes.listing(link)) == 2
+    assert deploy(["register", *WHERE, "--partition", "2", files[2]]) == 0
+    assert deploy(["register", *WHERE, "--no-partition", str(make_node_key(tmp_path, "loft").public)]) == 0
+    assert [one.partition for one in nodes.listing(link)] == [None, 1, 2, None]
+    assert deploy(["revoke", *WHERE, files[2]]) == 0
+    capsys.readouterr()
+    assert deploy(["register", *WHERE, files[2]]) == 1
+    assert "it was revoked" in capsys.readouterr().err
+
+
 def test_a_key_that_is_refused_keeps_no_other_out(
     link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,11 @@ deploy = subcommand("deploy")
         ),
         (["server/server.key"], "Restart the SuperLink and the gateway: server/server.key is new\n"),
         (["porch/superexec.key"], "Restart device porch: porch/superexec.key is new\n"),
+        (
+            ["page/token"],
+            "page/token is new: a run that is on takes the old one until it ends. To end that now: fedcross deploy "
+            "stop RUN, then fedcross deploy resume RUN\n",
+        ),
         (["public/ca.crt"], ""),
         ([], ""),
     ],

@@ -15,6 +15,7 @@ import pytest
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.trust.signing import make_authority
 from fedcross.deploy import federation, gateway, start
+from fedcross.deploy.actions import programs
 from fedcross.engines import guarded
 from fedcross.engines.executor import operators, program, recorded
 from tests.deploy.test_authorities import days_ago
@@ -279,6 +280,35 @@ def test_programs_do_not_start_with_a_key_that_is_none_or_another_pairs(tmp_path
     (device / "porch-node.key").write_bytes(b"junk")
     with pytest.raises(StorageError, match=r"porch-node\.key: this is no unencrypted OpenSSH private key"):
         start.supernode(device, "porch", "g:1", 0, 1, 9094)
+
+
+def test_a_database_has_one_superlink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lock is the process's, and of the program that it becomes; a link leads to the same database."""
+    federation.prepare(tmp_path / "keys", [])
+    monkeypatch.setattr(start.operators, "VARIABLE", "NOT_SET")
+    database, link = tmp_path / "state.db", tmp_path / "link.db"
+    link.symlink_to(database)
+    database.touch()
+    begun: list[list[str]] = []
+    monkeypatch.setattr(start, "replace_process", begun.append)
+    monkeypatch.setattr(programs.ports, "check", lambda *_: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    keys = [str(tmp_path / "keys" / "server"), "--secret", str(tmp_path / "keys" / "superexec")]
+    hold, held = start.hold, [start.hold(database)]
+    monkeypatch.setattr(start, "hold", lambda asked: held.append(hold(asked)))
+    assert os.get_inheritable(held[0])
+    for name in (database, link):
+        assert deploy(["superlink", *keys, "--database", str(name), "--host", "127.0.0.2"]) == 2
+        assert f"--database {name}: a SuperLink runs with it. Stop that one first" in capsys.readouterr().err
+    assert not begun
+    os.close(held.pop())
+    assert deploy(["superlink", *keys, "--database", str(database), "--host", "127.0.0.2"]) == 0
+    assert len(begun) == 1
+    with pytest.raises(StorageError, match="a SuperLink runs with it"):  # this process is that one now
+        hold(database)
+    os.close(held.pop())
 
 
 def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ class Attack:
         bundle = new_client(Device("mallory", GATEWAY, 3, 4), authority, self.work)
         subprocess.run(["chown", "-R", "10001:10001", str(bundle)], check=True)
         public = (bundle / "keys" / "mallory-node.pub").read_text()
-        self.say(self.federation.admin("register", "-", stdin=public).strip())
+        self.say(self.federation.admin("register", "--no-partition", "-", stdin=public).strip())
         self.start_node()
         number = 0
         while number == 0 or time.monotonic() < end:

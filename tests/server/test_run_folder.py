@@ -210,6 +210,48 @@ def test_a_folder_of_keys_gets_no_run(tmp_path: Path, how: str, name: str, capsy
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("server/server.key", "a folder of folders of keys, with server/server.key"),  # a federation's, or a bundle
+        ("page/token", "a folder of folders of keys, with page/token"),
+        ("server.pem", "the gateway's folder, with server.pem"),
+        ("superlink.db", "the SuperLink's folder, with superlink.db"),
+        ("revoked-keys.json", "the SuperLink's folder, with revoked-keys.json"),
+    ],
+)
+@pytest.mark.parametrize("how", ["output", "hydra.sweep.dir"])
+def test_what_holds_keys_or_a_servers_files_gets_no_run(
+    tmp_path: Path, how: str, name: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "state" / name
+    file.parent.mkdir(parents=True)
+    file.touch()
+    flags = ["-m", "seed=1,2"] if how == "hydra.sweep.dir" else []
+    assert main([*flags, *SMALL, "method=fedavg", f"{how}={tmp_path / 'state'}"]) == 2
+    assert f"{how}={tmp_path / 'state'}: {what}. Choose another {how}=." in capsys.readouterr().err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+
+
+def test_a_run_among_keys_is_not_continued(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "server.key").touch()
+    before = files(folder)
+    assert main([f"resume={folder}", "rounds=9"]) == 2
+    said = f"resume={folder}: a folder of keys, with server.key. Move the run to a folder of its own."
+    assert said in capsys.readouterr().err
+    assert files(folder) == before
+
+
+def test_a_folder_beside_keys_may_hold_runs(tmp_path: Path) -> None:
+    for name in ("keys/server/server.key", "keys/public/ca.crt", "bundle/state/shard.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for folder in (tmp_path, tmp_path / "bundle", tmp_path / "new"):
+        refuse_used(folder)
+
+
 def test_a_folder_with_the_name_of_a_token_is_none_of_keys(tmp_path: Path) -> None:
     (tmp_path / "token").mkdir()
     refuse_used(tmp_path)

@@ -62,6 +62,12 @@ def test_a_stopped_run_goes_on_with_its_settings_in_its_folder():
     ]  # fmt: skip
 
 
+def test_a_run_whose_folder_was_moved_goes_on_in_its_new_place():
+    assert runs.continued(OVER, [GOING, OVER], ["resume='/n/a'", "rounds=9"]) == ["seed=1", "rounds=9", "resume='/n/a'"]
+    with pytest.raises(ConfigError, match="run 3 writes into /o/b c now"):
+        runs.continued(OVER, [GOING, OVER], ["resume='/o/b c'"])
+
+
 def test_only_an_ended_run_with_a_folder_of_its_own_goes_on():
     with pytest.raises(ConfigError, match="Stop it first"):
         runs.continued(GOING, [GOING, OVER], [])
@@ -116,19 +122,28 @@ def test_a_run_that_is_over_is_not_awaited_and_another_new_one_is_not_taken_for_
 
 
 def test_the_status_names_devices_that_are_away_and_runs_that_are_under_way():
-    known = [Node(1, "online", b"a", 0), Node(2, "offline", b"b", 1), Node(3, "registered", b"c")]
+    known = [Node(1, "online", b"a", 0), Node(2, "offline", b"b", 1), Node(3, "registered", b"c", 2)]
     queue = [listed(5, "pending", "output=/o/e"), listed(4, "pending", "output=/o/d")]
     found = [*queue, GOING, OVER, listed(1, "finished:failed")]
     assert runs.summary("fl:8000", known, found) == [
         "SuperLink fl:8000 answers",
         "devices: 3 registered, 1 online",
         f"  offline       {fingerprint(b'b')}  partition 1",
-        f"  registered    {fingerprint(b'c')}  {UNBOUND}",
+        f"  registered    {fingerprint(b'c')}  partition 2",
         "runs: 1 under way, 2 waiting, 1 failed, 1 stopped",
         "  running       3  /o/b c  since 2026-11-23",
         "  pending       4  /o/d  since 2026-11-24",  # the first to begin
         "  pending       5  /o/e  since 2026-11-25",
     ]
+
+
+def test_the_status_names_devices_that_get_no_partition_though_they_are_online():
+    known = [Node(1, "online", b"a", 0), Node(2, "online", b"b")]
+    assert runs.summary("fl:8000", known, [])[1:3] == [
+        "devices: 2 registered, 2 online, 1 without a partition",
+        f"  online        {fingerprint(b'b')}  {UNBOUND}",
+    ]
+    assert runs.summary("fl:8000", known[1:], [])[1:3] == ["devices: 1 registered, 1 online", "runs: 0 under way"]
 
 
 @pytest.fixture

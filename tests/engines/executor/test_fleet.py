@@ -150,13 +150,14 @@ def test_a_device_says_why_it_was_refused(superlink: Fleet, clock: Clock, caplog
     ("status", "body", "told"),
     [
         (401, "<html>", "this device's key is not registered (any more)"),
-        (401, entry.NOT_THE_GATEWAY, "its key is not the reason. Is this the SuperLink's own port (8000, usually)?"),
         (412, "<html>", "its key is not registered, or it was revoked, or a device"),
     ],
 )
 def test_a_key_that_is_not_accepted_is_told_before_the_device_ends(
-    caplog: pytest.LogCaptureFixture, status: int, body: str, told: str
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int, body: str, told: str
 ) -> None:
+    monkeypatch.setattr(fleet, "SHUT_OUT", threading.Event())
+
     def ends(error: Exception) -> bool:
         assert f"given up to announce a reply: the SuperLink answers {status}: {told}" in caplog.text
         return True
@@ -168,6 +169,49 @@ def test_a_key_that_is_not_accepted_is_told_before_the_device_ends(
         return httpx.HTTPStatusError("", request=request, response=answer)
 
     assert fleet.enduring(lambda: invoker)().invoke(PushMessages)
+    assert fleet.SHUT_OUT.is_set() == (status == 401)
+
+
+def test_a_device_outlasts_a_gateway_with_another_token(
+    superlink: Fleet, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server's programs are started anew one after the other: no device ends meanwhile, nor its heartbeat."""
+    superlink.said = entry.NOT_THE_GATEWAY
+    superlink.first = {"activate-node": [401], "pull-messages": [401] * 50}
+    with connected(superlink) as (_, receive, *_):
+        assert receive() is None
+    lines = [one.getMessage() for one in caplog.records if "waiting for work" in one.getMessage()]
+    assert clock.now > 300
+    assert lines[0].endswith(
+        "the SuperLink answers 401: its key is not the reason. Is this the SuperLink's own port (8000, usually)? Name "
+        "the gateway's (8443). If it is the gateway's, the two have two different gateway.token: at the server, "
+        "restart both together; asked again, without an end"
+    )
+    assert "given up" not in caplog.text
+    superlink.first = {"send-node-heartbeat": [401]}
+    with connection.FleetHttpClient.from_server_address(
+        f"127.0.0.1:{superlink.server_port}", True, None, interceptors=[]
+    ) as client:
+        beat = fleet.beating(client.SendNodeHeartbeat)
+        with pytest.raises(httpx.TransportError):  # which Flower's sender takes for no answer
+            beat(heartbeat_pb2.SendNodeHeartbeatRequest())
+    assert not fleet.SHUT_OUT.is_set()
+
+
+def test_a_heartbeat_that_is_refused_says_why(
+    superlink: Fleet, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "SHUT_OUT", threading.Event())
+    superlink.first = {"send-node-heartbeat": [401]}
+    with (
+        connection.FleetHttpClient.from_server_address(
+            f"127.0.0.1:{superlink.server_port}", True, None, interceptors=[]
+        ) as client,
+        pytest.raises(httpx.HTTPStatusError),
+    ):
+        fleet.beating(client.SendNodeHeartbeat)(heartbeat_pb2.SendNodeHeartbeatRequest())
+    assert "given up to tell that this device is there: the SuperLink answers 401: this device's key" in caplog.text
+    assert fleet.SHUT_OUT.is_set()
 
 
 def test_a_run_that_is_over_is_no_refusal() -> None:

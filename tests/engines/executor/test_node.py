@@ -123,6 +123,20 @@ def test_a_request_to_end_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -
     assert ended.value.code == 0
 
 
+def test_a_refused_key_is_no_request_to_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flower ends with exit code 0 then."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(node, "SHUT_OUT", threading.Event())
+    monkeypatch.setattr(node.os, "_exit", sys.exit)
+    node.SHUT_OUT.set()
+    with pytest.raises(SystemExit) as ended:
+        node.run(lambda: sys.exit(0))
+    assert ended.value.code == node.ENDED
+    assert "the SuperLink refuses this device's key" in capsys.readouterr().err
+
+
 def test_a_loop_without_these_pauses_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

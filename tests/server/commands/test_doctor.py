@@ -90,6 +90,32 @@ def test_data(tmp_path):
     assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["ok"]
 
 
+def test_a_folder_of_keys_is_no_place_for_runs_or_data(tmp_path):
+    """As a run would be refused there; the SuperLink's own folder is only looked at for room, with --database."""
+    for name in ("keys/server/server.key", "keys/public/ca.crt", "state/superlink.db"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    keys, state = tmp_path / "keys", tmp_path / "state"
+    for folder, what in (
+        (keys, "a folder of folders of keys, with server/server.key"),
+        (keys / "server", "a folder of keys, with server.key"),
+        (state, "the SuperLink's folder, with superlink.db"),
+    ):
+        (found,) = doctor.check_output(folder, None)
+        assert found == doctor.fault(f"{folder}: {what}. No run writes there: choose another --output.")
+    assert not [*doctor.check_output(tmp_path / "outputs", None), *doctor.check_output(state, state / "superlink.db")]
+    for folder, name in ((keys, "public/ca.crt"), (keys / "public", "ca.crt")):
+        (found,) = doctor.check_data(folder, required=True)
+        assert found == doctor.fault(f"{folder}: a folder of keys, with {name}. Name the folder of the data.")
+
+
+def test_doctor_asks_about_the_folder_of_runs(tmp_path, monkeypatch, capsys):
+    (tmp_path / "server.key").touch()
+    monkeypatch.setattr(doctor, "check_versions", lambda **_: iter(()))
+    assert doctor.main(["--output", str(tmp_path)]) == 1
+    assert f"FAULT  {tmp_path}: a folder of keys, with server.key" in capsys.readouterr().out
+
+
 def test_versions(monkeypatch):
     real = metadata.version
     asked = ["numpy>=1", "torch==0.1", "no-such-thing-here>=2", "wandb>=9; extra == 'wandb'"]

@@ -255,6 +255,34 @@ def test_a_folder_whose_programs_need_ca_crt_lacks_it_whatever_authority_is_name
     assert faults(tmp_path / name) == []
 
 
+def test_the_servers_folder_of_an_offline_authority_is_whole(tmp_path, capsys):
+    """As docs/deploy.md, Rotating and revoking, makes it: what goes to the server has all that is read there."""
+    ca, folder = tmp_path / "ca", tmp_path / "s2"
+    assert main(["authority", str(ca)]) == main(["server", str(ca), str(folder), "localhost"]) == 0
+    assert f"\n{folder / 'ca.crt'}\n" in capsys.readouterr().out
+    assert (folder / "ca.crt").read_bytes() == (ca / "ca.crt").read_bytes()
+    assert not [one for one in key_checks.check_keys(folder, None, [ca, folder]) if one.kind == "FAULT"]
+    assert main(["server", str(ca), str(folder), "localhost"]) == 0
+    assert "ca.crt" not in capsys.readouterr().out
+    (folder / "ca.crt").unlink()
+    for authority in (None, ca / "ca.crt"):
+        (found,) = [one.text for one in key_checks.check_keys(folder, authority, [ca, folder]) if one.kind == "FAULT"]
+        assert found.startswith(f"{folder / 'ca.crt'}: missing, and its programs need it. Copy the one that signed")
+        assert found.endswith(f"cp AUTHORITY/ca.crt {folder}")
+
+
+def test_an_authority_in_the_same_call_is_that_of_its_clients_certificates(tmp_path):
+    root, folder = make_authority(tmp_path / "ca"), tmp_path / "devices"
+    make_client(root, folder, "porch")
+    other = make_authority(tmp_path / "other")
+    asked = [tmp_path / "none", tmp_path / "other", tmp_path / "ca", folder]
+    found = [*key_checks.check_keys(folder, None, asked)]
+    assert kinds(found) == ["ok"] * len(found)
+    assert any("porch.crt" in one.text and "days left" in one.text for one in found)
+    (missing,) = [one.text for one in key_checks.check_keys(folder, None, [other.public.parent]) if one.kind == "FAULT"]
+    assert missing == f"{folder / 'ca.crt'}: no such file. Name the authority's certificate with --authority."
+
+
 def test_both_halves_of_a_pair_are_missed(tmp_path):
     federation.prepare(tmp_path, ["porch"])
     for name in ("server/server.crt", "server/server.key", "porch/porch-node.key", "porch/porch-node.pub"):
