@@ -15,6 +15,7 @@ import shutil
 import sqlite3
 import stat
 import sys
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,12 @@ SWITCHES = {
 }
 SUPERLINK_PORT = 8000
 DOCS = "docs/deploy.md, The operator's token"
+#: Ends of the names of the files beside a database: the SuperLink's lock (:func:`hold`), and SQLite's.
+LOCK = ".lock"
+BESIDE = (LOCK, "-wal", "-shm")
+#: Seconds until a SuperLink that has been asked to end counts as one that runs: those that it takes for calls under
+#: way (:mod:`engines.executor.closing`), and some more.
+ENDS_S = 15.0
 #: Seconds for which a locked database is asked again: as long as the SuperLink's own calls wait for it.
 LOCKED_S = 5.0
 #: With a week left, a certificate can be rotated in working hours.
@@ -114,7 +121,8 @@ def check_database(path: Path) -> None:
 def closed(database: Path) -> str:
     """Return what to say if this user may not read and write the database and its folder; "" if it may."""
     place = database.resolve()
-    for path, needed in ((place.parent, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
+    files = [place.with_name(f"{place.name}{end}") for end in ("", *BESIDE)]
+    for path, needed in ((place.parent, os.W_OK | os.X_OK), *((file, os.R_OK | os.W_OK) for file in files)):
         if not path.exists() or os.access(path, needed):
             continue
         if os.statvfs(path).f_flag & os.ST_RDONLY:
@@ -281,29 +289,56 @@ def hold(database: Path) -> int:
     """Lock `database` for this process and the program that it becomes; return the lock's file descriptor.
 
     The file ``DATABASE.lock`` beside it stays; only a lock on it counts, which ends with the process. Where the file
-    system knows no locks, none is taken.
+    system knows no locks, none is taken. A SuperLink that is just ending is waited for.
 
     Raises
     ------
     StorageError
-        If a SuperLink runs with this database.
+        If a SuperLink runs with this database, or the file has one more name, under which another could.
     """
     place = Path(os.path.realpath(database))
-    try:
-        lock = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StorageError(f"--database {database}: its folder cannot be written ({error.strerror}).") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    lock = _made(place.with_name(f"{place.name}{LOCK}"), database)
+    latest, told = time.monotonic() + ENDS_S, False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() >= latest:
+                os.close(lock)
+                raise StorageError(
+                    f"--database {database}: a SuperLink runs with it (fuser {quoted(place)} says which). Stop that "
+                    "one, and wait until its process has ended."
+                ) from error
+            if not told:
+                say = f"--database {database}: a SuperLink runs with it, or is ending. Waiting for {ENDS_S:.0f} s."
+                print(say, file=sys.stderr, flush=True)
+                told = True
+        except OSError:
+            break
+        time.sleep(0.1)
+    os.close(_made(place, database))  # an empty one, of the right owner: SQLite's other files get that owner too
+    if (names := place.stat().st_nlink) > 1:
         os.close(lock)
         raise StorageError(
-            f"--database {database}: a SuperLink runs with it. Stop that one first, or name a file in another folder."
-        ) from error
-    except OSError:
-        pass
+            f"--database {database}: the file has {names} names (hard links), and two SuperLinks under two names would "
+            f"damage it. Remove the other one: find / -xdev -samefile {quoted(place)}"
+        )
     os.set_inheritable(lock, True)
     return lock
+
+
+def _made(path: Path, database: Path) -> int:
+    """Open a file of the `database` and return its descriptor; one that root makes is given to its folder's owner."""
+    try:
+        there, folder = path.exists(), path.parent.stat()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not there and os.geteuid() == 0:
+            with contextlib.suppress(PermissionError):  # a container's root without that right
+                os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    except OSError as error:
+        raise StorageError(f"--database {database}: {path} cannot be opened ({error.strerror}).") from error
+    return descriptor
 
 
 def limit_memory(size: str) -> None:

@@ -212,9 +212,17 @@ def guard(program: str, most: int, runs: int = 0, running: Callable[[], int] = c
         extensions.get_middleware = entry.before(extensions.get_middleware, operators.token(os.environ), gateway, tasks)
         # Flower has no WebSockets; uvicorn would answer a request for one itself, before the door. Whose address a
         # gateway with a token names is the entry's affair.
-        punctual = part("punctual")
+        punctual, closing = part("punctual"), part("closing")
+        for name in ("stream_logs", "stream_run_events"):
+            setattr(control, name, closing.while_up(getattr(control, name)))
+        uvicorn.Server.handle_exit = closing.noted(uvicorn.Server.handle_exit)  # type: ignore[method-assign]
         uvicorn.run = functools.partial(
-            uvicorn.run, ws="none", http=punctual.Punctual, loop=punctual.loop, proxy_headers=not gateway
+            uvicorn.run,
+            ws="none",
+            http=punctual.Punctual,
+            loop=punctual.loop,
+            proxy_headers=not gateway,
+            timeout_graceful_shutdown=closing.GRACE_S,
         )
         part("lines").attach()
         part("barred").attach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -295,13 +296,14 @@ def test_a_database_has_one_superlink(
     monkeypatch.setattr(start, "replace_process", begun.append)
     monkeypatch.setattr(programs.ports, "check", lambda *_: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(start, "ENDS_S", 0.0)
     keys = [str(tmp_path / "keys" / "server"), "--secret", str(tmp_path / "keys" / "superexec")]
     hold, held = start.hold, [start.hold(database)]
     monkeypatch.setattr(start, "hold", lambda asked: held.append(hold(asked)))
     assert os.get_inheritable(held[0])
     for name in (database, link):
         assert deploy(["superlink", *keys, "--database", str(name), "--host", "127.0.0.2"]) == 2
-        assert f"--database {name}: a SuperLink runs with it. Stop that one first" in capsys.readouterr().err
+        assert f"--database {name}: a SuperLink runs with it (fuser {database} says" in capsys.readouterr().err
     assert not begun
     os.close(held.pop())
     assert deploy(["superlink", *keys, "--database", str(database), "--host", "127.0.0.2"]) == 0
@@ -309,6 +311,56 @@ def test_a_database_has_one_superlink(
     with pytest.raises(StorageError, match="a SuperLink runs with it"):  # this process is that one now
         hold(database)
     os.close(held.pop())
+
+
+def test_a_superlink_that_is_ending_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = start.hold(tmp_path / "state.db")
+    monkeypatch.setattr(start.time, "sleep", lambda _: os.close(old))
+    os.close(start.hold(tmp_path / "state.db"))
+    assert "a SuperLink runs with it, or is ending. Waiting for 15 s." in capsys.readouterr().err
+
+
+def test_a_database_with_two_names_is_refused(tmp_path: Path) -> None:
+    """Each name has a lock and a log of its own."""
+    database = tmp_path / "state.db"
+    database.touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "state.db").hardlink_to(database)
+    for name in (database, tmp_path / "other" / "state.db"):
+        with pytest.raises(StorageError, match=r"2 names \(hard links\).*-samefile"):
+            start.hold(name)
+    database.unlink()
+    os.close(start.hold(tmp_path / "other" / "state.db"))
+
+
+def test_what_root_makes_beside_a_database_is_its_folders_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite gives its own files the owner of the database."""
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda _, *owner: given.append(owner))
+    for _ in range(2):
+        os.close(start.hold(tmp_path / "state.db"))
+    folder = tmp_path.stat()
+    assert given == [(folder.st_uid, folder.st_gid)] * 2  # once for the lock, once for the database
+    assert (tmp_path / "state.db").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("end", ["", ".lock", "-wal", "-shm"])
+def test_a_file_of_the_database_that_is_anothers_is_told_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    database, file = tmp_path / "state.db", tmp_path / f"state.db{end}"
+    database.touch()
+    file.touch()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, how: Path(path) != file and access(path, how))
+    assert re.search(
+        rf"may not write {re.escape(str(file))} \(mode .*chmod u\+rw {re.escape(str(file))}$", start.closed(database)
+    )
 
 
 def test_a_damaged_database_is_an_error_in_words(tmp_path: Path) -> None:
