@@ -100,6 +100,10 @@ def check_private(path: Path) -> Path:
     if not _seen(path, Path.is_file):
         if path.is_dir():
             then = _maker(path).replace("Bring", "Then bring", 1)
+            if _full(path):
+                raise StorageError(
+                    f"{path}: is a folder, not a file, and not empty. Move it to where it belongs. {then}"
+                )
             raise StorageError(
                 f"{path}: is a folder, not a file (Docker makes one for a file that was missing when a container "
                 f"started). Remove it: rmdir {quoted(path)}\n{then}"
@@ -108,6 +112,14 @@ def check_private(path: Path) -> Path:
         raise StorageError(f"{there} {_maker(path)}")
     _check_mode(path, "600")
     return check_readable(path)
+
+
+def _full(folder: Path) -> bool:
+    """Return whether something is in a folder, or this user may not look."""
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return True
 
 
 def _maker(path: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,11 @@ from fedcross.engines.remote import host_and_port, refusals, wait_for
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
-#: What is said of a node that no partition belongs to.
-UNBOUND = "no partition: the server gives it none where other keys have one"
+#: What is said of a node that no partition belongs to, where other keys have one, and where none has.
+UNBOUND = "no partition: the server gives it none, as other keys have one"
+OWN = "bound to no partition: it has the one that it names"
+#: Flower's word for the status of a node whose key is revoked.
+REVOKED = "unregistered"
 #: A node's number or its key's fingerprint, as the list of nodes shows them.
 SHOWN = re.compile(r"[0-9]{1,20}|[0-9a-f]{16}")
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
@@ -59,13 +62,27 @@ class Node:
 
 def any_bound(client: ControlHttpClient) -> bool:
     """Return whether a key has a partition: the server gives none to keys without one then."""
-    return any(one.partition is not None for one in alive(listing(client)))
+    return bound(listing(client))
+
+
+def bound(known: Sequence[Node]) -> bool:
+    """Return whether a key that is not revoked has a partition."""
+    return any(one.partition is not None for one in alive(known))
+
+
+def partition(node: Node, bound: bool) -> str:
+    """Return what is said of a node's partition, where one of the keys has one (`bound`) or none has."""
+    if node.status == REVOKED:
+        return "" if node.partition is None else f"(had partition {node.partition})"
+    if node.partition is not None:
+        return f"partition {node.partition}"
+    return UNBOUND if bound else OWN
 
 
 def lacks_partition(client: ControlHttpClient, key: bytes) -> bool:
     """Return whether `key`, registered now and for no partition, would get none, as others have one."""
     found = listing(client)
-    return all(one.key != key for one in found) and any(one.partition is not None for one in alive(found))
+    return all(one.key != key for one in found) and bound(found)
 
 
 def read_public_key(content: bytes, where: str) -> bytes:
@@ -209,6 +226,6 @@ def called(client: ControlHttpClient, name: str) -> Node:
     return here[0]
 
 
-def alive(nodes: list[Node]) -> list[Node]:
-    """Return the nodes that are not unregistered."""
-    return [node for node in nodes if node.status != "unregistered"]
+def alive(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that are not revoked."""
+    return [node for node in nodes if node.status != REVOKED]

@@ -49,4 +49,7 @@ def line(programs: Sequence[str], files: Sequence[str]) -> str:
     shared = len(programs) > 1 and any(not name.endswith("server.key") for name in files)
     who = " and ".join(filter(None, (", ".join(programs[:-1]), programs[-1])))
     together, why = (" together", ", and who has the old one is refused") if shared else ("", "")
-    return f"Restart {who}{together}: {new}{why}"
+    ends = ""
+    if SUPEREXEC in programs:
+        ends = f". A run that is on ends with {SUPEREXEC}: resume it afterwards (fedcross deploy resume RUN)"
+    return f"Restart {who}{together}: {new}{why}{ends}"

@@ -188,7 +188,10 @@ def _read(
             refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
             if refused or isinstance(error, RuntimeError) or time.monotonic() - heard > patience_s:
                 text = error.response.text[:300] if isinstance(error, httpx.HTTPStatusError) else str(error)
-                return put(FederationError(f"run {run_id}: the SuperLink cannot be asked any more ({text})."))
+                said = f"run {run_id}: the SuperLink cannot be asked any more ({text})."
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
+                    said += f" To follow the run with a new call: fedcross deploy logs {run_id} --follow"
+                return put(FederationError(said))
             if not told:
                 put(f"SuperLink: the connection is lost ({error}); trying again for {patience_s:.0f} s.\n")
                 told = True

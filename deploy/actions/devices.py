@@ -14,6 +14,8 @@ from fedcross.core.errors import ConfigError, FederationError, StorageError
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
+    from fedcross.deploy.nodes import Node
+
 
 #: What is said of a new key without a partition, where others have one.
 NEEDED = (
@@ -88,13 +90,13 @@ def register(arguments: argparse.Namespace) -> None:
         )
     keys = list(public_keys(arguments.keys))  # a bad file shows before the wait for the server
     refused: list[str] = []
-    unbound: list[tuple[str, int, int]] = []
+    unbound: list[tuple[str, Node, int]] = []
     with _connected(arguments) as client:
         for (name, key), partition in zip(keys, partitions):
             try:
                 if partition is None and not arguments.no_partition and lacks_partition(client, key):
                     raise FederationError(NEEDED)
-                number = _admit(client, name, key, partition)
+                node = _admit(client, name, key, partition)
             except RevokedError as error:
                 if arguments.skip_revoked:
                     print(f"{name}: left out: {error}", file=sys.stderr)
@@ -103,31 +105,36 @@ def register(arguments: argparse.Namespace) -> None:
             except FederationError as error:
                 refused.append(f"{name}: {error}")
             else:
-                unbound += [] if number is None or partition is None else [(name, number, partition)]
+                if partition is not None and node.partition is None:
+                    unbound.append((name, node, partition))
+                if arguments.no_partition and node.partition is not None:
+                    refused.append(
+                        f"{name}: node {node.node_id} keeps partition {node.partition}: that cannot be taken off a key."
+                    )
         others_bound = bool(unbound) and any_bound(client)
-    if others_bound:
+    if others_bound or not arguments.skip_revoked:  # a start is not held up by keys that an older version registered
+        why = "Other keys have one, so the server gives it none" if others_bound else "To bind the device to one"
         refused += (
-            f"{name}: node {number} was registered without a partition, and this cannot be changed. Other keys "
-            "have one, so the server gives it none: revoke it, give the device a new key (fedcross deploy "
-            f"rotate-key) and register that with --partition {partition}."
-            for name, number, partition in unbound
+            f"{name}: node {node.node_id} was registered without a partition, and this cannot be changed. {why}: "
+            "revoke it, give the device a new key (fedcross deploy rotate-key) and register that with --partition "
+            f"{partition}."
+            for name, node, partition in unbound
         )
     if refused:
         raise FederationError("\n".join(refused))
 
 
-def _admit(client: ControlHttpClient, name: str, key: bytes, partition: int | None) -> int | None:
-    """Register a key and say so; return the node's number if it was registered before without this `partition`."""
-    from fedcross.deploy.nodes import UNBOUND
-    from fedcross.deploy.nodes import register as admit
+def _admit(client: ControlHttpClient, name: str, key: bytes, partition: int | None) -> Node:
+    """Register a key and say so; return the node, which has no partition if it was registered before without one."""
+    from fedcross.deploy import nodes
 
-    node, new = admit(client, key, partition)
-    bound = f", {UNBOUND}" if node.partition is None else f", partition {node.partition}"
-    lacks = partition is not None and node.partition is None
-    if lacks:
-        bound = f", not bound to partition {partition}: it needs a new key for that (see rotate-key)"
-    print(f"{name}: node {node.node_id}{bound}{'' if new else ', already registered'}")
-    return node.node_id if lacks else None
+    node, new = nodes.register(client, key, partition)
+    if partition is not None and node.partition is None:
+        said = f"not bound to partition {partition}: it needs a new key for that (see rotate-key)"
+    else:
+        said = nodes.partition(node, node.partition is not None or nodes.any_bound(client))
+    print(f"{name}: node {node.node_id}, {said}{'' if new else ', already registered'}")
+    return node
 
 
 def revoke(arguments: argparse.Namespace) -> None:
@@ -161,12 +168,13 @@ def revoke(arguments: argparse.Namespace) -> None:
 
 def nodes(arguments: argparse.Namespace) -> None:
     """List the devices that the SuperLink knows."""
-    from fedcross.deploy.nodes import UNBOUND, listing
+    from fedcross.deploy.nodes import REVOKED, bound, listing, partition
 
     with _connected(arguments) as client:
-        for node in listing(client):
-            bound = UNBOUND if node.partition is None else f"partition {node.partition}"
-            print(f"{node.node_id:>20}  {node.status:<12}  {node.fingerprint}  {bound}")
+        known = listing(client)
+    for node in known:
+        status = "revoked" if node.status == REVOKED else node.status
+        print(f"{node.node_id:>20}  {status:<12}  {node.fingerprint}  {partition(node, bound(known))}".rstrip())
 
 
 def public_keys(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:

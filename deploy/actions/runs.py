@@ -46,15 +46,13 @@ def status(arguments: argparse.Namespace) -> None:
 def summary(address: str, known: Sequence[nodes.Node], found: Sequence[Listed]) -> list[str]:
     """Return the lines of :func:`status`."""
     away = [node for node in known if node.status != "online"]
-    unbound = [node for node in known if node.partition is None]
-    if len(unbound) == len(known):  # then each device has the partition that it names
-        unbound = []
+    unbound = [node for node in known if node.partition is None and nodes.bound(known)]
     count = f"devices: {len(known)} registered, {len(known) - len(away)} online"
     lines = [
         f"SuperLink {address} answers",
         f"{count}, {len(unbound)} without a partition" if unbound else count,
         *(
-            f"  {node.status:<12}  {node.fingerprint}  {_partition(node)}"
+            f"  {node.status:<12}  {node.fingerprint}  {nodes.partition(node, nodes.bound(known))}"
             for node in known
             if node in away or node in unbound
         ),
@@ -68,10 +66,6 @@ def summary(address: str, known: Sequence[nodes.Node], found: Sequence[Listed]) 
         f"  {run.status:<12}  {run.run_id}  {folder(run) or '-'}  since {run.since[:19]}"
         for run in (*open_ones, *waiting)
     ]
-
-
-def _partition(node: nodes.Node) -> str:
-    return nodes.UNBOUND if node.partition is None else f"partition {node.partition}"
 
 
 def stop(arguments: argparse.Namespace) -> None:

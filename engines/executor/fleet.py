@@ -60,6 +60,11 @@ TWO_TOKENS = (
 )
 #: Set when the SuperLink has refused this device's key (401): Flower ends the process with exit code 0 then.
 SHUT_OUT = threading.Event()
+#: What such an error means.
+UNTRUSTED = (
+    ": the server's certificate is not signed by this device's ca.crt, or has expired, or is for another name: "
+    "fedcross doctor --device FOLDER says which"
+)
 #: Words of an error that does not pass: the certificate is not the federation's, or has expired.
 FINAL = "certificate_verify_failed"
 
@@ -88,6 +93,13 @@ def refused(error: Exception) -> bool:
         and error.response.status_code != httpx.codes.FORBIDDEN
         and not _of_two_tokens(error)
     )
+
+
+def _untrusted(error: Exception) -> bool:
+    """Return whether this device does not take the server's certificate."""
+    import httpx
+
+    return isinstance(error, httpx.TransportError) and FINAL in str(error).lower()
 
 
 def _of_two_tokens(error: Exception) -> bool:
@@ -119,9 +131,11 @@ def reason(error: Exception) -> str:
 
 
 def meaning(error: Exception) -> str:
-    """Return what the status of a refused call means for the device; "" if nothing more is known."""
+    """Return what an error that ends a call means for the device; "" if nothing more is known."""
     import httpx
 
+    if _untrusted(error):
+        return UNTRUSTED
     if not isinstance(error, httpx.HTTPStatusError):
         return ""
     if _of_two_tokens(error):
@@ -170,7 +184,7 @@ class Notices:
         """The call failed and is not made again."""
         import httpx
 
-        if isinstance(error, httpx.HTTPStatusError):
+        if isinstance(error, httpx.HTTPStatusError) or _untrusted(error):
             given_up(self._call.name, error)
 
 
@@ -203,6 +217,8 @@ def enduring(make: Callable[[], Any], clock: Callable[[], float] = time.monotoni
                 notices.over(error)
                 over = bool(gives_up(error))
             elif seconds is None:
+                if _untrusted(error):
+                    notices.over(error)
                 over = bool(gives_up(error))
             elif over := notices.seconds > seconds:
                 notices.over(error)

@@ -27,8 +27,9 @@ SHORTEST = 32
 WHY = f"this interface takes calls with the operator's token only (the file in {VARIABLE})"
 #: What a call is told that brings a token, but not the one that the SuperLink has read.
 ANOTHER = (
-    "this call brings another operator's token than the SuperLink read at its start. If that was made anew since, "
-    f"restart the SuperLink (until then the old one counts); else name the right file in {VARIABLE}"
+    "this call brings another operator's token than the SuperLink read at its start. If the token was made anew and "
+    "the SuperLink not restarted since: restart it, until then the old one counts. If it was: start this program "
+    f"again, with the new token. Else name the right file in {VARIABLE}"
 )
 #: Variable: the file with the live page's token (``server/page_variables.py``), an operator's own word perhaps; and its
 #: fewest characters where others than this machine reach the page.
@@ -99,6 +100,8 @@ def other(path: Path, variable: str = "") -> str:
     if path.name == SECRET:
         return "the SuperExec's secret"
     with contextlib.suppress(OSError):
+        if variable and path.is_dir() and not whose(path):
+            return "a folder, not the file in it"
         if path.is_file():  # a pipe would wait for its writer
             with path.open("rb") as file:
                 begin = file.read(LOOKED_AT)

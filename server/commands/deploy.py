@@ -134,7 +134,10 @@ def _device_parts(add: Add) -> None:
                 help="the key's partition, which no other key can take; once for each key, in their order",
             )
             part.add_argument(
-                "--skip-revoked", action="store_true", help="a key that was revoked is told and left out, and no error"
+                "--skip-revoked",
+                action="store_true",
+                help="a key that was revoked is told and left out, and no error; nor is one that was registered "
+                "without a partition, where no key has one",
             )
     _superlink_options(add("nodes", devices.nodes, "list the admitted devices (at the server)"))
 

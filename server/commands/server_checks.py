@@ -132,10 +132,16 @@ def _token(address: str, ask: Ask, folder: Path) -> Iterator[Finding]:
         headers[GATEWAY] = tokens.check(file)
     status, said = ask(DOOR, body, headers)
     if status == REFUSED and NO_GATEWAY in said:
-        yield fault(
-            f"{address}: the SuperLink does not take the gateway's calls, so no device gets in: two different "
-            f"gateway.token. Both read {file} at their start only. {RESTART}"
-        )
+        if ask(NODES, b"", {"Content-Type": MEDIA})[0] not in (TAKEN, REFUSED):  # a gateway, which passes it not on
+            yield fault(
+                f"{address}: the SuperLink does not take the gateway's calls, so no device gets in: two different "
+                f"gateway.token. Both read {file} at their start only. {RESTART}"
+            )
+        elif GATEWAY in headers:
+            yield fault(
+                f"{address}: the SuperLink does not take the token in {file}: it read another one at its start. If the "
+                "gateway has that one too, devices get in still. Restart both together, so that they read the file."
+            )
     elif status == UNKNOWN:
         yield ok(f"{address}: the SuperLink takes the gateway's calls")
     elif status in AWAY:

@@ -81,10 +81,39 @@ def test_nodes_says_what_register_says_of_a_key_without_a_partition(
 ) -> None:
     file = make_node_key(tmp_path, "shed").public
     assert deploy(["register", *WHERE, str(file)]) == 0
-    said = "no partition: the server gives it none where other keys have one"
+    said = "bound to no partition: it has the one that it names"
     assert capsys.readouterr().out == f"{file}: node 1, {said}\n"
     assert deploy(["nodes", *WHERE]) == 0
     assert capsys.readouterr().out.endswith(f"  {said}\n")
+    nodes.register(link, b"another", 0)
+    said = "no partition: the server gives it none, as other keys have one"
+    assert deploy(["register", *WHERE, str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: node 1, {said}, already registered\n"
+    assert deploy(["nodes", *WHERE]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"  {said}")
+
+
+def test_a_revoked_key_is_called_so_and_has_no_partition(link: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes.register(link, b"old", 6)
+    nodes.register(link, b"plain")
+    for key in (b"old", b"plain"):
+        nodes.revoke(link, key)
+    nodes.register(link, b"new", 6)
+    assert deploy(["nodes", *WHERE]) == 0
+    assert [line.split()[1:] for line in capsys.readouterr().out.splitlines()] == [
+        ["revoked", fingerprint(b"old"), "(had", "partition", "6)"],
+        ["revoked", fingerprint(b"plain")],
+        ["registered", fingerprint(b"new"), "partition", "6"],
+    ]
+
+
+def test_a_partition_cannot_be_taken_off_a_key(link: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(make_node_key(tmp_path, "shed").public)
+    assert deploy(["register", *WHERE, "--partition", "0", file]) == 0
+    assert deploy(["register", *WHERE, file]) == 0
+    capsys.readouterr()
+    assert deploy(["register", *WHERE, "--no-partition", file]) == 1
+    assert f"{file}: node 1 keeps partition 0: that cannot be taken off a key." in capsys.readouterr().err
 
 
 def test_one_that_cannot_be_revoked_keeps_no_other_in(
@@ -133,8 +162,11 @@ def test_a_key_that_cannot_be_bound_any_more_is_refused_where_others_are_bound(
     """Where none is bound, as an earlier version registered them, each device has the partition that it names."""
     files = [str(make_node_key(tmp_path, name).public) for name in ("shed", "barn")]
     assert deploy(["register", *WHERE, files[0]]) == 0
-    assert deploy(["register", *WHERE, "--partition", "1", files[0]]) == 0
+    capsys.readouterr()
+    assert deploy(["register", *WHERE, "--skip-revoked", "--partition", "1", files[0]]) == 0  # as a start does
     assert "not bound to partition 1: it needs a new key for that" in capsys.readouterr().out
+    assert deploy(["register", *WHERE, "--partition", "1", files[0]]) == 1
+    assert "this cannot be changed. To bind the device to one: revoke it, give" in capsys.readouterr().err
     assert deploy(["register", *WHERE, "--partition", "1", "--partition", "2", *files]) == 1
     said = capsys.readouterr()
     assert f"{files[1]}: node 2, partition 2" in said.out
@@ -294,7 +326,7 @@ def test_register_reports_what_the_superlink_keeps(
     monkeypatch.setattr(
         link, "RegisterNode", lambda request: enter(SimpleNamespace(public_key=request.public_key, name=""))
     )
-    assert deploy(["register", *WHERE, "--partition", "3", file]) == 0
+    assert deploy(["register", *WHERE, "--partition", "3", file]) == 1
     assert capsys.readouterr().out.startswith(f"{file}: node 1, not bound to partition 3: it needs a new key")
     monkeypatch.setattr(link, "RegisterNode", lambda request: SimpleNamespace(node_id=7))
     with pytest.raises(FederationError, match="registered as node 7, and not listed"):

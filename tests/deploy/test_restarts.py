@@ -9,6 +9,7 @@ import pytest
 from tests.support.command import subcommand
 
 deploy = subcommand("deploy")
+ENDS = ". A run that is on ends with the SuperExec: resume it afterwards (fedcross deploy resume RUN)\n"
 
 
 @pytest.mark.parametrize(
@@ -22,12 +23,12 @@ deploy = subcommand("deploy")
         (
             ["operator/token"],
             "Restart the SuperLink and the SuperExec together: operator/token is new, and who has the old one is "
-            "refused\n",
+            "refused" + ENDS,
         ),
         (
             ["superexec/superexec.key", "server/gateway.token"],
             "Restart the SuperLink, the gateway and the SuperExec together: server/gateway.token, "
-            "superexec/superexec.key are new, and who has the old one is refused\n",
+            "superexec/superexec.key are new, and who has the old one is refused" + ENDS,
         ),
         (["server/server.key"], "Restart the SuperLink and the gateway: server/server.key is new\n"),
         (["porch/superexec.key"], "Restart device porch: porch/superexec.key is new\n"),

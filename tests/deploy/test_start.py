@@ -255,9 +255,22 @@ def test_a_folder_that_docker_has_made_for_a_token_is_to_be_removed(tmp_path: Pa
         for call in (begin, lambda: federation.prepare(tmp_path, [])):
             with pytest.raises(StorageError, match=rf"{path}: is a folder, not a file .*: rmdir {path}\n"):
                 call()
+            (path / "file").touch()
+            with pytest.raises(StorageError, match=rf"{path}: is a folder, not a file, and not empty\. Move") as told:
+                call()
+            assert "rmdir" not in str(told.value)
+            (path / "file").unlink()
         path.rmdir()
         federation.prepare(tmp_path, [])
         begin()
+
+
+def test_a_folder_that_a_variable_names_is_not_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "state").mkdir()
+    monkeypatch.setenv(operators.VARIABLE, str(tmp_path / "state"))
+    with pytest.raises(StorageError, match=r"names a folder, not the file in it\. Name the operator's token") as told:
+        start.check_operator()
+    assert "rmdir" not in str(told.value)
 
 
 def test_programs_do_not_start_with_a_key_that_is_none_or_another_pairs(tmp_path: Path) -> None:

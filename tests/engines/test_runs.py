@@ -10,6 +10,7 @@ from flwr.proto.run_pb2 import Run, RunStatus
 from fedcross.core.errors import FederationError
 from fedcross.core.overrides import join
 from fedcross.engines import runs
+from fedcross.engines.executor import operators
 
 LOST = httpx.ConnectError("refused")
 
@@ -77,6 +78,16 @@ def test_a_refusal_is_not_asked_again():
     with pytest.raises(FederationError, match="no such run"):
         runs.follow(client, 7, print)
     assert len(client.asked) == 1
+
+
+def test_who_watches_with_an_old_token_is_told_how_to_go_on():
+    answer = httpx.Response(401, text=operators.ANOTHER, request=httpx.Request("POST", "https://s"))
+    refusal = httpx.HTTPStatusError("401", request=answer.request, response=answer)
+    with pytest.raises(
+        FederationError, match=r"start this program again, .*: fedcross deploy logs 7 --follow$"
+    ) as told:
+        runs.follow(Control([refusal]), 7, print)
+    assert operators.ANOTHER in str(told.value)
 
 
 def test_the_check_ends_the_watching():

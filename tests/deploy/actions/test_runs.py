@@ -10,7 +10,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.overrides import join, quote
 from fedcross.core.trust.admission import fingerprint
 from fedcross.deploy.actions import runs
-from fedcross.deploy.nodes import UNBOUND, Node
+from fedcross.deploy.nodes import OWN, UNBOUND, Node
 from fedcross.engines.runs import Listed
 from tests.support.command import subcommand
 
@@ -144,6 +144,8 @@ def test_the_status_names_devices_that_get_no_partition_though_they_are_online()
         f"  online        {fingerprint(b'b')}  {UNBOUND}",
     ]
     assert runs.summary("fl:8000", known[1:], [])[1:3] == ["devices: 1 registered, 1 online", "runs: 0 under way"]
+    away = runs.summary("fl:8000", [Node(2, "offline", b"b")], [])
+    assert away[2] == f"  offline       {fingerprint(b'b')}  {OWN}"
 
 
 @pytest.fixture

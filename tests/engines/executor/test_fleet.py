@@ -260,6 +260,19 @@ def test_what_passes_and_what_does_not(error: Exception, seconds: float | None) 
     assert fleet.patience(error) == seconds
 
 
+def test_a_certificate_of_another_authority_is_told_before_the_device_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """Flower says "SSL/TLS handshake error detected" only."""
+
+    def call() -> None:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get local ...")
+
+    with pytest.raises(httpx.ConnectError):
+        fleet.enduring(make_simple_http_retry_invoker)().invoke(call)
+    (told,) = [one.getMessage() for one in caplog.records if "given up" in one.getMessage()]
+    assert told.endswith(fleet.UNTRUSTED)
+    assert "is not signed by this device's ca.crt" in fleet.UNTRUSTED
+
+
 def test_an_error_of_the_superlink_ends_no_heartbeat(superlink: Fleet) -> None:
     noted = []
     with connection.FleetHttpClient.from_server_address(

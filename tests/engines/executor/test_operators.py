@@ -55,9 +55,22 @@ def test_what_a_file_is_that_is_no_token_is_said(tmp_path: Path) -> None:
             operators.token({VARIABLE: str(file)})
     with pytest.raises(ValueError, match="this is no token, it is no text"):
         operators.token({VARIABLE: str(private(tmp_path / "binary", b"\xff" * 40))})
-    (tmp_path / "folder").mkdir()
+    for folder in ("state", "operator/token"):
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(
+        ValueError, match=r"this is a folder, not the file in it\. Name the operator's token in"
+    ) as told:
+        operators.token({VARIABLE: str(tmp_path / "state")})
+    assert "rmdir" not in str(told.value)
     with pytest.raises(ValueError, match=r"a folder\. Name the file in it\. If it is empty, Docker .* rmdir it"):
-        operators.token({VARIABLE: str(tmp_path / "folder")})
+        operators.token({VARIABLE: str(tmp_path / "operator" / "token")})
+
+
+def test_a_refused_token_is_told_for_who_has_the_new_one_and_for_who_has_the_old_one() -> None:
+    old, new = operators.ANOTHER.split(" If it was: ")
+    assert old.endswith("made anew and the SuperLink not restarted since: restart it, until then the old one counts.")
+    assert new == f"start this program again, with the new token. Else name the right file in {VARIABLE}"
+    assert len(operators.ANOTHER) < 300  # what engines/remote.py and engines/runs.py show of an answer
 
 
 def test_another_tokens_place_is_none_for_a_variable(tmp_path: Path) -> None:

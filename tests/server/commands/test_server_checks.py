@@ -153,6 +153,19 @@ def test_two_tokens_of_the_gateway_are_a_fault(
     assert [one.kind for one in findings(asked, tmp_path)] == ["ok", "ok"]
 
 
+def test_a_token_that_only_the_superlink_has_not_read_keeps_no_device_out(
+    superlink: list[str], keys: Path, tmp_path: Path
+) -> None:
+    """Gateway and SuperLink have the old one, and all works."""
+    file = keys / "server" / "gateway.token"
+    file.unlink()
+    federation.prepare(keys, [])
+    (found,) = [one for one in findings(superlink, tmp_path) if one.kind == "FAULT"]
+    assert f"the SuperLink does not take the token in {file}: it read another one at its start. If" in found.text
+    assert found.text.endswith("devices get in still. Restart both together, so that they read the file.")
+    assert "no device gets in" not in found.text
+
+
 @pytest.fixture
 def superlink(keys: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return how to ask a SuperLink that asks for the tokens in `keys`."""
