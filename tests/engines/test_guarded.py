@@ -200,7 +200,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         fleet_handlers: "push_messages push_object pull_object get_fab get_run confirm_message_received activate_node "
         "deactivate_node pull_messages send_node_heartbeat",
         runtime_handlers: "push_messages pull_messages",
-        control_handlers: "register_node",
+        control_handlers: "register_node stream_logs stream_run_events",
         extensions: "get_middleware",
     }
     originals = [(module, one, getattr(module, one)) for module, some in names.items() for one in some.split()]
@@ -217,6 +217,7 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
         monkeypatch.setattr(kind, one, getattr(kind, one))
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before := sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
     monkeypatch.setattr(uvicorn, "run", uvicorn.run)
+    monkeypatch.setattr(uvicorn.Server, "handle_exit", handle_exit := uvicorn.Server.handle_exit)
     monkeypatch.delenv(operators.VARIABLE, raising=False)
     monkeypatch.setattr(guarded, "version", lambda package: "1.43.0")
     assert not guarded.guard("flower-superlink", MOST)
@@ -238,7 +239,8 @@ def test_functions_change_only_in_the_versions_that_are_known(monkeypatch: pytes
     assert [one.cls.__name__ for one in extensions.get_middleware()] == ["Entry", "Door"]
     keywords = uvicorn.run.keywords  # type: ignore[attr-defined]
     assert (keywords["http"].__name__, keywords["loop"].__name__) == ("Punctual", "loop")
-    assert (keywords["ws"], keywords["proxy_headers"]) == ("none", True)
+    assert (keywords["ws"], keywords["proxy_headers"], keywords["timeout_graceful_shutdown"]) == ("none", True, 10)
+    assert uvicorn.Server.handle_exit.__wrapped__ is handle_exit  # type: ignore[attr-defined]
     for text in ("\n\x1b[2J", "Q" * 240_000, "\u202e", "\x9b31m"):  # Flower writes these fields to its log
         for call, field, request in (
             (fleet_handlers.get_fab, "hash_str", GetFabRequest(hash_str=text)),
