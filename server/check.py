@@ -20,12 +20,6 @@ FLAGS = frozenset(
 MOST_JOBS = 256
 
 
-def check_overrides(arguments: list[str]) -> list[str]:
-    """Check `arguments` and return the arguments for Hydra; see :func:`checked_plan`."""
-    found = checked_plan(arguments)
-    return [*found.flags, *found.overrides]
-
-
 def checked_plan(arguments: list[str]) -> Plan:
     """Return the plan of what `arguments` would run, after checking every job.
 

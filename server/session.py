@@ -183,7 +183,8 @@ class Session:
                 self.visits.close()
             if self.reply_log is not None:
                 self.reply_log.close()
-        accounting.refuse_idle(ledger.lines)
+        if last == config.rounds:  # one that was to stop before may train in the rounds that are left
+            accounting.refuse_idle(ledger.lines)
         result = self._finish(ledger) if last == config.rounds else {}
         self._tell_end(result, last)
         return result

@@ -28,6 +28,7 @@ from flwr.server.strategy import FedAvg
 from fedcross.core.errors import ConfigError, FederationError, UploadError
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.round.flower_hooks import trained
 from fedcross.strategies.round.flower_names import classic_faults
 from fedcross.strategies.round.guard import check_metrics
 from fedcross.strategies.round.nodes import QUERY_WAIT_S
@@ -35,6 +36,10 @@ from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.strategies.wire.records import Spec, decode
 
 PARTITION = "partition-id"
+#: Federation settings that count under Flower's classic server.
+KEPT = frozenset({"seed", "clients_per_round", "min_clients", "wait_s", "min_replies", "defence"})
+#: Where one stands that does not, if there is such a place.
+UNUSED = {"deadline_s": "Write ServerConfig(round_timeout=...).", "rounds": "Write ServerConfig(num_rounds=...)."}
 
 
 class ClassicFedCross(FedAvg):
@@ -57,6 +62,11 @@ class ClassicFedCross(FedAvg):
         Options of Flower's classic ``FedAvg``: ``initial_parameters``, ``evaluate_fn``, ``on_fit_config_fn``,
         ``fraction_evaluate`` (0 unless given), ``accept_failures`` and so on. Its options for the number of clients to
         fit are refused: the method decides it.
+
+    Raises
+    ------
+    ConfigError
+        If an option or a federation setting of the method can have no effect here.
     """
 
     def __init__(
@@ -67,7 +77,12 @@ class ClassicFedCross(FedAvg):
         parameters: Collection[str] | None = None,
         **options: Any,
     ) -> None:
-        if faults := classic_faults(options):
+        faults = classic_faults(options)
+        for name, setting in type(method.federation).model_fields.items():
+            if name not in KEPT and getattr(method.federation, name) != setting.default:
+                why = "has no effect: Flower's server sends the requests and waits for the replies"
+                faults.append(f"FedCross({name}=...) {why}. {UNUSED.get(name, 'Leave it out.')}")
+        if faults:
             raise ConfigError([f"ClassicFedCross: {fault}" for fault in faults])
         super().__init__(**{"fraction_evaluate": 0.0, **options})
         self.method = method
@@ -103,7 +118,7 @@ class ClassicFedCross(FedAvg):
         self._round = Round(server_round, 0, clients, self.method.federation.seed)
         shared = self.on_fit_config_fn(server_round) if self.on_fit_config_fn is not None else {}
         self._asked, requests = {}, []
-        for payload in self.method.dispatch(self._round):
+        for payload in self.method.payloads(self._round):
             proxy = online[payload.client]
             self._asked[proxy.cid] = (payload.client, payload.slot)
             own: dict[str, Scalar] = {"server-round": server_round, "client": payload.client, "slot": payload.slot}
@@ -116,7 +131,8 @@ class ClassicFedCross(FedAvg):
         names = [f"array-{i}" for i in range(len(arrays))] if self._names is None else list(self._names)
         if len(set(names)) != len(arrays):
             raise ConfigError(f"names: {len(set(names))} names for {len(arrays)} arrays of the initial model.")
-        self.method.begin(dict(zip(names, arrays)), self._trained)
+        initial = dict(zip(names, arrays))
+        self.method.begin(initial, trained(initial, self._trained))
 
     def _online(self, manager: ClientManager) -> dict[int, ClientProxy]:
         """Wait for enough clients and return them by partition id."""
@@ -150,10 +166,11 @@ class ClassicFedCross(FedAvg):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Validate the results, cross-aggregate, and return the global model with the pool's metrics.
 
-        An invalid result counts as lost: its slot keeps its model.
+        An invalid result counts as lost, and one that the defence quarantines: its slot keeps its model.
         """
         if failures and not self.accept_failures:
             return None, {}
+        asked = len(self._asked)
         accepted: list[tuple[Upload, FitRes]] = []
         for proxy, result in results:
             try:
@@ -163,9 +180,11 @@ class ClassicFedCross(FedAvg):
             except UploadError as error:
                 log(WARNING, "fedcross: result of client %s rejected, %s", proxy.cid, error)
         accepted.sort(key=lambda pair: pair[0].slot)
-        metrics: dict[str, Scalar] = dict(self.method.aggregate(self._round, [upload for upload, _ in accepted]))
-        if self.fit_metrics_aggregation_fn is not None and accepted:
-            metrics |= self.fit_metrics_aggregation_fn([(r.num_examples, r.metrics) for _, r in accepted])
+        taken = {one.slot for one in self.method.finish(self._round, [upload for upload, _ in accepted], asked)}
+        metrics: dict[str, Scalar] = dict(self.method.report.metrics)
+        if self.fit_metrics_aggregation_fn is not None and taken:
+            told = [(result.num_examples, result.metrics) for upload, result in accepted if upload.slot in taken]
+            metrics |= self.fit_metrics_aggregation_fn(told)
         return ndarrays_to_parameters(list(self.method.global_model().values())), metrics
 
 

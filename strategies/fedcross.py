@@ -233,16 +233,6 @@ class FedCross(SizedSlots[FedCrossParams]):
         k = self.params.k
         return self.federation.clients_per_round if k is None else round(k.at(number))
 
-    def resize(self, k: int) -> None:
-        """Set the number of models to K for all later rounds; the mean of the pool stays the same.
-
-        No more than K clients are then drawn each round.
-        """
-        fewer = min(k, self.federation.clients_per_round)
-        self.params = FedCrossParams.model_validate({**self.params.model_dump(), "k": k})
-        self.federation = self.federation.model_copy(update={"clients_per_round": fewer})
-        self._resize(k)
-
     def _resize(self, k: int) -> None:
         old = len(self.pool)
         self.pool.resize(k)

@@ -21,10 +21,10 @@ from fedcross.strategies.parts.objective import (
     as_arrays,
     as_tensors,
     flatten,
+    unflatten,
 )
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.scaffold import unflatten
 from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.strategies.wire.records import Arrays
 

@@ -11,9 +11,9 @@ from pydantic import Field
 from fedcross.core.settings import Settings
 from fedcross.strategies.defence.rules import Judgement, lower_median
 from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.momentum import effective_steps
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit
 from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.scaffold import effective_steps
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Spec
 

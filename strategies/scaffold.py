@@ -14,6 +14,7 @@ from torch import Tensor
 from fedcross.core.settings import Settings
 from fedcross.strategies.defence.rules import IDLE, Judgement, lower_median
 from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.momentum import effective_steps
 from fedcross.strategies.parts.objective import (
     Objective,
     Outcome,
@@ -24,28 +25,12 @@ from fedcross.strategies.parts.objective import (
     as_arrays,
     as_tensors,
     flatten,
+    unflatten,
 )
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
 from fedcross.strategies.wire.protocol import Payload, Round, Upload
 from fedcross.strategies.wire.records import Arrays, Spec
-
-
-def effective_steps(steps: int, momentum: float) -> float:
-    """Return how many plain steps `steps` steps with `momentum` are worth, for a constant gradient.
-
-    Step s moves the model by ``lr sum_{i<=s} momentum^(s-i) g_i``, so g_i enters the whole way with weight
-    ``(1 - momentum^(steps-i+1)) / (1 - momentum)``. The weights add up to
-    ``(steps - momentum (1 - momentum^steps) / (1 - momentum)) / (1 - momentum)``.
-    """
-    tail = momentum * (1 - momentum**steps) / (1 - momentum)
-    return (steps - tail) / (1 - momentum)
-
-
-def unflatten(flat: Tensor, like: Tensors) -> Tensors:
-    """Return the pieces of `flat` (p,) in the names and shapes of `like`."""
-    pieces = torch.split(flat, [tensor.numel() for tensor in like.values()])
-    return {name: piece.reshape(tensor.shape) for (name, tensor), piece in zip(like.items(), pieces)}
 
 
 class ScaffoldParams(Settings):

@@ -247,6 +247,12 @@ def flatten(params: Tensors) -> Tensor:
     return torch.cat([p.reshape(-1) for p in params.values()])
 
 
+def unflatten(flat: Tensor, like: Tensors) -> Tensors:
+    """Return the pieces of `flat` (p,) in the names and shapes of `like`."""
+    pieces = torch.split(flat, [tensor.numel() for tensor in like.values()])
+    return {name: piece.reshape(tensor.shape) for (name, tensor), piece in zip(like.items(), pieces)}
+
+
 def as_tensors(arrays: Arrays, like: Tensor | None = None) -> Tensors:
     """Return `arrays` as tensors with memory of their own, on the device of `like`."""
     import numpy as np

@@ -163,19 +163,6 @@ def uniform(k: int, members: Sequence[int]) -> Mixing:
     return _with_members(k, members, [_combine([(j, 1.0 / m) for j in range(m)]) for _ in range(m)])
 
 
-def pull(k: int, members: Sequence[int], own: float) -> Mixing:
-    """Pull every member towards the members' mean M: ``w_i = own v_i + (1 - own) M`` (GitFL's master, MultiSFL).
-
-    The mean stays the same; the members' variance around it falls to ``own^2`` of what it was.
-    :func:`strategies.pool.passes.pull` does this in less time than mixing by this matrix takes.
-    """
-    m = len(members)
-    if m < 2:
-        return identity(k)
-    rows = [_combine([(i, own), *((j, (1.0 - own) / m) for j in range(m))]) for i in range(m)]
-    return _with_members(k, members, rows)
-
-
 def routing(k: int, members: Sequence[int], sources: Sequence[int] | NDArray[np.int64]) -> Mixing:
     """Give member i an exact copy of the model of member ``sources[i]``; a permutation only moves the models."""
     return _with_members(k, members, [{int(source): 1.0} for source in sources])

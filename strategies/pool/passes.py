@@ -55,7 +55,7 @@ def recombine(pool: Pool, members: Sequence[int], sources: NDArray[np.int64]) ->
 
 
 def pull(pool: Pool, members: Sequence[int], own: float) -> None:
-    """Set ``w_i = own v_i + (1 - own) M`` for all members, M their uniform mean; the matrix is ``mixing.pull``.
+    """Set ``w_i = own v_i + (1 - own) M`` for all members, M their uniform mean (GitFL's master, MultiSFL).
 
     The mean is summed in float64. A value that all members share stays the same to the bit; with ``own=0`` all members
     become equal. Integer entries are mixed in float64 and truncated, as :meth:`Pool.mix` does.

@@ -117,7 +117,7 @@ class Pool:
         if slots:
             self.rows[slots], self.integers[slots] = self._mean_rows(self._slots(members))
 
-    def mean(self, out: Arrays | None = None, members: Sequence[int] | None = None) -> Arrays:
+    def mean(self, members: Sequence[int] | None = None) -> Arrays:
         """Return the uniform mean of the models.
 
         Floats are summed in float64. The mean of integer entries is truncated, as a ``state_dict`` does when it
@@ -125,18 +125,11 @@ class Pool:
 
         Parameters
         ----------
-        out : Arrays, optional
-            Receives the mean and is returned; entries as in the layout.
         members : sequence of int, optional
             Slots to take the mean of; None is all.
         """
         row, integers = self._mean_rows(self._slots(members))
-        mean = self.layout.views(row, integers)
-        if out is None:
-            return mean
-        for name, array in mean.items():
-            out[name][...] = array
-        return out
+        return self.layout.views(row, integers)
 
     def mean_row(
         self, members: Sequence[int] | None = None, out: Array | None = None

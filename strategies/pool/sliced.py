@@ -243,9 +243,9 @@ class SlicedPool(Pool):
             counters = self.integers[slots].astype(np.float64)
             self.integers[slots] = whole_numbers(own * counters + pull * counters.mean(axis=0))
 
-    def mean(self, out: Arrays | None = None, members: Sequence[int] | None = None) -> Arrays:
+    def mean(self, members: Sequence[int] | None = None) -> Arrays:
         """Return the global model of the widest size."""
-        if out is not None or members is not None:
+        if members is not None:
             raise NotImplementedError("a pool of several widths has no mean of some of its slots")
         return self.mean_of(self.levels[-1])
 

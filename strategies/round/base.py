@@ -172,7 +172,7 @@ class Method(Sizes[P]):
         if self.tell is not None and current.exchange == 0:
             self.tell("round_started", {"round": current.number, "clients": list(current.clients)})
         report, rules, logged, compressor = self._report, self.federation, self.log, self._compressor
-        payloads = self._payloads(current)
+        payloads = self.payloads(current)
         if current.exchange + 1 == self.exchanges:
             self.told = None  # the round is dealt: from here on counts what devices can hold now
         inbox = Inbox(
@@ -214,7 +214,7 @@ class Method(Sizes[P]):
             asked = {payload.client for payload in exchange.payloads}
             number, connected = exchange.current.number, len(self._available)
             end_if_common(self._faults, asked, number, connected, heard=self._heard, said=self._said)
-        self._finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
+        self.finish(exchange.current, exchange.inbox.uploads, len(exchange.payloads))
         if self.plan is not None:
             accepted = exchange.inbox.won.keys() - self._overruled.keys()
             report.width_replies.update(self.replies_by_size(exchange.payloads, accepted))
@@ -288,8 +288,10 @@ class Method(Sizes[P]):
         order = stream(self.federation.seed, "spares", current.number, current.exchange).permutation(len(free))
         return [free[i] for i in order]
 
-    def _payloads(self, current: Round) -> list[Payload]:
+    def payloads(self, current: Round) -> list[Payload]:
         """Return the method's payloads, compressed if so configured; keep the models as sent if needed later."""
+        if self._report.round != current.number:  # Flower's classic server drives the round
+            self._report = RoundReport(current.number)
         payloads = self.dispatch(current)
         self._sent = {payload.slot: payload.arrays for payload in payloads} if self._defending else {}
         if self._compressor is None:
@@ -349,7 +351,8 @@ class Method(Sizes[P]):
         else:
             log(WARNING, "fedcross: reply of %s rejected, %s", who, error)
 
-    def _finish(self, current: Round, uploads: list[Upload], asked: int) -> None:
+    def finish(self, current: Round, uploads: list[Upload], asked: int) -> list[Upload]:
+        """Aggregate what the defence accepts of `uploads`, where it is enough, and return it; `asked` were asked."""
         started = time.perf_counter()
         report = self._report
         uploads = self._enough(self._defend(uploads), self.federation.min_replies, "federation.min_replies=")
@@ -367,6 +370,7 @@ class Method(Sizes[P]):
         for upload in uploads:
             self.accepted[upload.client] = self._visit(current)
         report.seconds_aggregation += time.perf_counter() - started
+        return uploads
 
     def _mean_loss(self, uploads: list[Upload], before: float | None) -> float | None:
         """Return the mean training loss over the examples of those that tell one; `before` if nobody does.

@@ -17,7 +17,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.contract import Contract
 from fedcross.strategies.round.exchange import Exchange
@@ -27,6 +27,26 @@ from fedcross.strategies.wire.records import Arrays, encode
 
 #: Number of rounds of :meth:`FlowerHooks.start` if the caller gives none.
 FLOWER_ROUNDS = 3
+#: Last part of the names that torch gives to what batch normalisation measures.
+STATISTICS = ("running_mean", "running_var")
+
+
+def trained(arrays: Arrays, parameters: Collection[str] | None = None) -> Collection[str]:
+    """Return the names of the entries of a ``state_dict`` that are trained: `parameters`, where they are given.
+
+    Otherwise these are all float entries but the statistics of batch normalisation, by torch's names for them. A step
+    on a variance could take it below zero.
+
+    Raises
+    ------
+    ConfigError
+        If `parameters` has a name that `arrays` has not.
+    """
+    if parameters is None:
+        return [n for n, a in arrays.items() if a.dtype.kind == "f" and n.rpartition(".")[2] not in STATISTICS]
+    if missing := [name for name in parameters if name not in arrays]:
+        raise ConfigError(f"parameters: the initial model has no {missing[0]!r}. It has {', '.join(arrays)}.")
+    return parameters
 
 
 class FlowerHooks(Contract[P], Strategy):
@@ -70,6 +90,8 @@ class FlowerHooks(Contract[P], Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        parameters: Collection[str] | None = None,
     ) -> Result:
         """Run global rounds; Flower's own entry point, so that any ServerApp can use a method.
 
@@ -89,6 +111,9 @@ class FlowerHooks(Contract[P], Strategy):
             Not used: clients do not evaluate, `evaluate_fn` does.
         evaluate_fn : callable, optional
             ``(round, model) -> metrics``; called with the initial model as round 0 and after every round.
+        parameters : collection of str, optional
+            Names of the entries of `initial_arrays` that are trained, as ``dict(model.named_parameters())`` has them.
+            None: all float entries but torch's statistics of batch normalisation.
 
         Returns
         -------
@@ -97,6 +122,8 @@ class FlowerHooks(Contract[P], Strategy):
 
         Raises
         ------
+        ConfigError
+            If `parameters` has a name that the model has not.
         FederationError
             If no client's reply was accepted in any round: nothing was trained, and the result must not pass for a
             model.
@@ -105,7 +132,8 @@ class FlowerHooks(Contract[P], Strategy):
             num_rounds = self.federation.rounds if "rounds" in self.federation.model_fields_set else FLOWER_ROUNDS
         deadline = self.federation.deadline_s if timeout is None else timeout
         self.federation = self.federation.model_copy(update={"deadline_s": deadline, "rounds": num_rounds})
-        self.begin({name: array.numpy() for name, array in initial_arrays.items()})
+        initial = {name: array.numpy() for name, array in initial_arrays.items()}
+        self.begin(initial, trained(initial, parameters))
         self.summary()
         result, arrays, lost, taken = Result(), initial_arrays, False, False
         for number in range(num_rounds + 1):
@@ -148,7 +176,9 @@ class FlowerHooks(Contract[P], Strategy):
         """Open an exchange and return its first requests, for a caller that sends them and collects the replies.
 
         `server_round` counts exchanges: a method with two exchanges per round is called twice for each round. `arrays`
-        is the initial model in the first call and not used later; the method keeps its own state.
+        is the initial model in the first call and not used later; the method keeps its own state. All float entries
+        but torch's statistics of batch normalisation are trained; a caller whose model has other names for these calls
+        :meth:`begin` first, with the names of what is trained.
 
         Notes
         -----
@@ -163,7 +193,8 @@ class FlowerHooks(Contract[P], Strategy):
         :meth:`start` and :meth:`run_round` have none of these limits.
         """
         if not self.spec:
-            self.begin({name: array.numpy() for name, array in arrays.items()})
+            initial = {name: array.numpy() for name, array in arrays.items()}
+            self.begin(initial, trained(initial))
         number, index = divmod(server_round - 1, self.exchanges)
         clients = self._round.clients if index else self._begin_round(number + 1, grid)
         self._exchange = self._open(Round(number + 1, index, clients, self.federation.seed), grid, dict(config))

@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 
 from fedcross.conf.compose import CONF
-from fedcross.server.check import check_overrides
+from fedcross.server.check import checked_plan
 
 ROOT = CONF / "experiment"
 NAMES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglob("[!_]*.yaml"))
@@ -59,7 +59,7 @@ def words(value: str | list[str]) -> str:
 
 @pytest.mark.parametrize(("name", "settings"), ALL, ids=words)
 def test_what_a_comment_says_to_type_runs(name, settings):
-    assert check_overrides([f"experiment={name}", "seed=1", *settings])
+    assert checked_plan([f"experiment={name}", "seed=1", *settings]).overrides
 
 
 #: Their first lines name a package, or an address, that a reader has to put in.
@@ -77,4 +77,4 @@ def test_the_first_line_of_a_choice_runs(choice):
     group = choice.partition("/")[0]
     for _, settings in advice("none", text):
         own = [] if any(one.startswith(f"{group}=") for one in settings) else [choice.replace("/", "=")]
-        assert check_overrides([*own, *settings])
+        assert checked_plan([*own, *settings]).overrides

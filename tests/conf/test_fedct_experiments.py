@@ -7,7 +7,7 @@ import yaml
 
 from fedcross.conf.compose import CONF
 from fedcross.conf.schema import load
-from fedcross.server.check import check_overrides
+from fedcross.server.check import checked_plan
 
 #: Experiments of this project, not of the paper.
 OURS = ["order", "order_host_lr", "order_lenet5"]
@@ -44,7 +44,7 @@ def test_every_job_of_the_sweep_is_valid(name):
     choices = {key: values.split(",") for key, values in params(name).items() if key != "seed"}
     for key, values in choices.items():
         rest = [f"{other}={several[0]}" for other, several in choices.items() if other != key]
-        assert check_overrides(["-m", f"experiment=fedct/{name}", *rest, f"{key}={','.join(values)}"])
+        assert checked_plan(["-m", f"experiment=fedct/{name}", *rest, f"{key}={','.join(values)}"]).overrides
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,21 @@ def test_the_checkpoint_holds_the_pool(tmp_path):
     assert any(np.array_equal(array, finished.method.pool.rows) for array in arrays.values())  # type: ignore[attr-defined]
 
 
+def dropped(folder):
+    return [json.loads(line)["dropped"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_that_stops_early_is_not_judged_by_its_first_rounds(tmp_path):
+    """One of six clients breaks the rounds that draw it, with this seed the first of two."""
+    own = ("rounds=2", "seed=8", "federation.min_replies=3", "attack=not_finite", "attack.clients=1")
+    run(tmp_path / "cut", *own, "stop_at=1")
+    assert dropped(tmp_path / "cut") == [3]
+    run(tmp_path / "cut", *own, f"resume={tmp_path / 'cut'}")
+    assert dropped(tmp_path / "cut") == [3, 0]
+    with pytest.raises(FederationError, match="not one accepted reply"):
+        run(tmp_path / "idle", *own, "rounds=1")
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_keeps_its_rounds_and_continues(tmp_path):
     whole = run(tmp_path / "whole", "rounds=4")

@@ -1,5 +1,7 @@
 """FedCross under Flower's classic API: by hand with clients in memory, and whole classic apps."""
 
+import re
+
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
@@ -126,6 +128,63 @@ def test_a_broken_result_counts_as_lost(broken):
     strategy.aggregate_fit(1, [*results, results[0], (InMemory("99"), results[0][1])], [RuntimeError("lost")])
     expected = [0.75 * v[0] + 0.25 * v[2], 0, 0.75 * v[2] + 0.25 * v[0]]
     assert strategy.method.pool.rows[:, 0].tolist() == expected
+
+
+class Hostile(InMemory):
+    """A client that sends a million."""
+
+    def fit(self, ins, timeout=None, group_id=None):
+        return FitRes(OK, ndarrays_to_parameters([np.full(1, 1e6, np.float32)]), 5, {"train-loss": 1.0})
+
+
+def test_the_defence_judges_what_flowers_server_has_collected():
+    """Three clients add 2, 3 and 4, the fourth sends a million: no model is larger than 4."""
+    method = FedCross(alpha=0.75, selection="in_order", clients_per_round=4, seed=4, defence={"enabled": True})
+    strategy = ClassicFedCross(method, fit_metrics_aggregation_fn=lambda pairs: {"examples": sum(n for n, _ in pairs)})
+    _, (_, metrics) = fit(strategy, manager(Hostile("0"), *(InMemory(str(i)) for i in (1, 2, 3))))
+    assert 0 < method.pool.rows.max() <= 4
+    assert metrics["examples"] == 15  # of those that counted
+    assert method.report.rejected["quarantined"] == 1
+
+
+def test_with_fewer_replies_than_asked_for_no_model_changes():
+    strategy = ClassicFedCross(FedCross(clients_per_round=3, min_replies=3, alpha=0.75, selection="in_order"))
+    clients = manager(*(InMemory(str(i)) for i in range(3)))
+    asked = strategy.configure_fit(1, INITIAL, clients)
+    results = [(proxy, proxy.fit(ins)) for proxy, ins in asked]
+    assert parameters_to_ndarrays(strategy.aggregate_fit(1, results[:2], [])[0])[0].tolist() == [0]
+    assert strategy.method.report.dropped == 3
+    assert parameters_to_ndarrays(fit(strategy, clients, 2)[1][0])[0].tolist() == [2]  # the next one counts anew
+    assert strategy.method.report.dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("rules", "advice"),
+    [
+        ({"deadline_s": 5}, r"ServerConfig\(round_timeout=...\)"),
+        ({"rounds": 4}, r"ServerConfig\(num_rounds=...\)"),
+        ({"reassign": 1}, "Leave it out"),
+        ({"hedge": 1}, "Leave it out"),
+        ({"enough_replies": 1}, "Leave it out"),
+        ({"nonce": True, "compression": {"up": "int8"}}, "Leave it out"),
+    ],
+)
+def test_a_setting_that_flowers_server_leaves_no_room_for_is_refused(rules, advice):
+    with pytest.raises(ConfigError) as refused:
+        ClassicFedCross(FedCross(clients_per_round=3, **rules))
+    for name in rules:
+        assert re.search(rf"FedCross\({name}=...\) has no effect.*{advice}", str(refused.value))
+
+
+def test_statistics_of_batch_normalisation_are_known_by_their_names():
+    initial = ndarrays_to_parameters([np.zeros(1, np.float32), np.ones(1, np.float32)])
+    method = FedCross(clients_per_round=1)
+    ClassicFedCross(method, names=["w", "norm.running_var"]).configure_fit(1, initial, manager(InMemory("1")))
+    assert method.parameter_names == ("w",)
+    with pytest.raises(ConfigError, match="the initial model has no 'v'"):
+        ClassicFedCross(FedCross(clients_per_round=1), names=["w", "u"], parameters=["v"]).configure_fit(
+            1, initial, manager(InMemory("1"))
+        )
 
 
 def test_failures_void_the_round_where_they_are_not_accepted():

@@ -334,22 +334,24 @@ def test_a_resumed_pool_of_another_size_keeps_the_mean(before, after, seed):
     assert sorted(other.queue) == list(range(after))
 
 
+def after_round_1(first, later):
+    """Return a schedule of K."""
+    return {"schedule": "staged", "stages": [{"until": 1, "value": first}, {"value": later}]}
+
+
 def test_new_models_are_copies_of_the_mean_and_go_out_first():
-    method = begun(2, k=2, selection="in_order", alpha=1.0)
+    method = begun(2, k=after_round_1(2, 3), selection="in_order", alpha=1.0)
     mixed(method, 1, 2, 4)
-    method.resize(3)
-    assert method.pool.rows[:, 0].tolist() == [2, 4, 3]
     assert slots_of(method, 2, 1) == [2]
+    assert method.pool.rows[:, 0].tolist() == [2, 4, 3]
 
 
-def test_survivors_are_shifted_to_the_old_mean_and_fewer_clients_drawn():
+def test_survivors_are_shifted_to_the_old_mean():
     # 2, 4, 9: mean 5. Two stay: 2, 4 with mean 3, shifted by 2.
-    method = begun(3, alpha=1.0)
+    method = begun(2, k=after_round_1(3, 2), alpha=1.0)
     mixed(method, 1, 2, 4, 9)
-    method.resize(2)
-    assert method.pool.rows[:, 0].tolist() == [4, 6]
-    assert len(method.sample(2, range(10))) == 2
     assert slots_of(method, 2, 2) == [0, 1]
+    assert method.pool.rows[:, 0].tolist() == [4, 6]
 
 
 def test_a_schedule_of_k_resizes_between_rounds():

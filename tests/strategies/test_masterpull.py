@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcross.strategies.masterpull import MasterPull
-from fedcross.strategies.pool.mixing import pull
+from fedcross.strategies.pool.mixing import Mixing
 from tests.support.federation import run
 from tests.support.pools import begun, check_empty, check_state, draws, feed, model
 
@@ -40,7 +40,10 @@ def test_the_pass_is_the_mixing_matrix(slots):
     for slot, upload in sent.items():
         other.pool.write(slot, upload)
     kept = other.pool.rows[1].copy()
-    other.pool.mix(pull(4, slots, 0.6))
+    share = 0.4 / len(slots)
+    other.pool.mix(
+        Mixing(tuple({j: share + 0.6 * (i == j) for j in slots} if i in slots else {i: 1.0} for i in range(4)))
+    )
     feed(method, 1, sent)
     np.testing.assert_allclose(method.pool.rows, other.pool.rows, rtol=0, atol=1e-6)
     assert (method.pool.integers == other.pool.integers).all()

@@ -3,13 +3,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedcross.conf.schema import Train
 from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.parts.objective import Outcome
-from fedcross.strategies.scaffold import Controlled, Scaffold, effective_steps
+from fedcross.strategies.scaffold import Controlled, Scaffold
 from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.bench import check_batched, check_resume, forgetful, play, states, two_layers
 from tests.support.federation import run, same, session
@@ -69,21 +67,6 @@ def test_server_step_and_weighting():
     assert half.global_model()["classifier.weight"][0, 0] == pytest.approx((a + b) / 4)
     counted, _, _ = play("scaffold", two_layers(None, model), DATA, weighting="examples")
     assert counted.global_model()["classifier.weight"][0, 0] == pytest.approx((3 * a + b) / 4)
-
-
-def test_effective_steps_by_hand():
-    """Two steps, momentum .5: the first gradient moves the model by 1 + .5, the second by 1; together 2.5."""
-    assert effective_steps(2, 0.5) == pytest.approx(2.5)
-    assert effective_steps(7, 0.0) == 7
-
-
-@given(st.integers(1, 60), st.floats(0, 0.95))
-def test_effective_steps_is_the_way_of_a_constant_gradient(steps, momentum):
-    way = speed = 0.0
-    for _ in range(steps):
-        speed = momentum * speed + 1
-        way += speed
-    assert effective_steps(steps, momentum) == pytest.approx(way, rel=1e-9)
 
 
 def test_with_momentum_the_variate_has_the_gradients_length():

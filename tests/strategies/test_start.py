@@ -5,9 +5,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.fedexp import FedExP
+from fedcross.strategies.wire.protocol import reply
 from fedcross.strategies.wire.records import encode
 from tests.support.virtual import Clock, VirtualGrid, answers, fails, goes, silent
 
@@ -102,6 +104,55 @@ def test_how_many_rounds(clock, own, asked, done):
     result = method.start(grid, INITIAL, num_rounds=asked)
     assert list(result.train_metrics_clientapp) == list(range(1, done + 1))
     assert method.federation.rounds == done
+
+
+NORMED = {
+    "w": np.zeros(3, np.float32),
+    "norm.weight": np.ones(3, np.float32),
+    "norm.running_mean": np.zeros(3, np.float32),
+    "norm.running_var": np.full(3, 1.5, np.float32),
+}
+
+
+def through_start(method, grid, model, **options):
+    method.start(grid, encode(model), num_rounds=1, **options)
+
+
+def through_hooks(method, grid, model):
+    method.configure_train(1, encode(model), ConfigRecord({}), grid)
+
+
+@pytest.mark.parametrize("drive", [through_start, through_hooks])
+def test_statistics_of_batch_normalisation_are_not_trained(clock, drive):
+    method, grid = federation(clock)
+    drive(method, grid, NORMED)
+    assert method.parameter_names == ("w", "norm.weight")
+
+
+def test_no_step_takes_a_variance_below_zero(clock):
+    """FedExP's step is of parameters alone. Half the clients answer with 1, half with -1, all with a variance of .5."""
+
+    def model(value, variance):
+        return {"w": np.full(3, value, np.float32), "norm.running_var": np.full(3, variance, np.float32)}
+
+    method = FedExP(clients_per_round=4, nonce=True, run="r")
+    signs = dict(zip(method.sample(1, range(6)), (1.0, -1.0, 1.0, -0.9)))
+
+    def sends(sign):
+        return lambda message: [(1, reply(message, model(sign, 0.5), {}, 10, {}))]
+
+    scripts = {client: sends(sign) for client, sign in signs.items()}
+    result = method.start(VirtualGrid(clock, 6, scripts), encode(model(0, 1)), num_rounds=1)
+    assert method.report.metrics["server_step"] > 2  # it would lead 1 - 2 (1 - .5) below 0
+    assert result.arrays["norm.running_var"].numpy().tolist() == [0.5] * 3
+
+
+def test_the_caller_can_name_what_is_trained(clock):
+    method, grid = federation(clock)
+    through_start(method, grid, NORMED, parameters={"w", "norm.running_mean"})
+    assert method.parameter_names == ("w", "norm.running_mean")
+    with pytest.raises(ConfigError, match="the initial model has no 'v'"):
+        through_start(*federation(clock), NORMED, parameters={"w", "v"})
 
 
 def test_the_initial_model_is_evaluated_as_round_0(clock):

@@ -10,7 +10,7 @@ import pytest
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.paths import import_root
-from fedcross.server.check import check_overrides, read_plan
+from fedcross.server.check import checked_plan, read_plan
 from fedcross.server.commands.main import main
 from fedcross.server.sweep import applicable
 from tests.support import warm
@@ -123,7 +123,7 @@ def test_settings_for_other_methods_are_dropped_in_a_sweep_only():
     assert applicable(["method=fedavg", "++method.alpha=0.9"]) == ["method=fedavg"]
     assert applicable(["method=fedcross", "++method.alpha=0.9"]) == ["method=fedcross", "++method.alpha=0.9"]
     with pytest.raises(ConfigError):
-        check_overrides(["method=fedavg", "method.alpha=0.9"])
+        checked_plan(["method=fedavg", "method.alpha=0.9"])
 
 
 def environment(tmp_path):

@@ -139,9 +139,3 @@ def test_a_row_that_is_not_stochastic_is_refused(row):
 def test_a_member_cannot_be_named_twice():
     with pytest.raises(ValueError, match="distinct"):
         mixing.cross(3, [1, 1], [1, 0], 0.5)
-
-
-def test_pulled_towards_the_mean_by_hand():
-    """Of slots 0 and 2 each keeps a half and gets a half of their mean: 1/2 + 1/4 and 1/4. One alone stays."""
-    assert mixing.pull(3, [0, 2], 0.5).dense().tolist() == [[0.75, 0, 0.25], [0, 1, 0], [0.25, 0, 0.75]]
-    assert mixing.pull(3, [1], 0.5) == mixing.identity(3)

@@ -87,9 +87,9 @@ def test_visits_are_numbered_from_1_over_rounds_and_exchanges():
 def test_a_model_that_changed_in_place_is_compressed_anew():
     method = FedAvg(compression={"down": "float16"}, clients_per_round=1, nonce=True)
     method.begin({"w": np.ones(2, np.float32)})
-    first = method._payloads(Round(1, 0, (0,), 1))[0].arrays["w"].tolist()
+    first = method.payloads(Round(1, 0, (0,), 1))[0].arrays["w"].tolist()
     method.model["w"][:] = 3
-    again = method._payloads(Round(2, 0, (0,), 1))[0].arrays["w"].tolist()
+    again = method.payloads(Round(2, 0, (0,), 1))[0].arrays["w"].tolist()
     assert (first, again) == ([0, 0], [2, 2])  # differences to the initial model
 
 
@@ -202,7 +202,7 @@ def test_the_training_loss_is_that_of_the_clients_that_tell_it():
     method.begin(arrays)
     told = [(10, {"train-loss": 2.0}), (2**40, {}), (30, {"train-loss": 5.0})]
     uploads = [Upload(i, i, arrays, {}, examples, metrics) for i, (examples, metrics) in enumerate(told)]
-    method._finish(Round(1, 0, (0, 1, 2), 0), uploads, 3)
+    method.finish(Round(1, 0, (0, 1, 2), 0), uploads, 3)
     assert method.report.train_loss == 4.25
 
 
@@ -223,7 +223,7 @@ def test_with_the_defence_on_one_device_does_not_decide_the_mean_loss(losses, me
     method.begin(arrays)
     method._defend = lambda uploads: uploads
     uploads = [Upload(i, i, arrays, {}, 10, {"train-loss": loss}) for i, loss in enumerate(losses)]
-    method._finish(Round(1, 0, (0, 1, 2), 0), uploads, 3)
+    method.finish(Round(1, 0, (0, 1, 2), 0), uploads, 3)
     assert method.report.train_loss == pytest.approx(mean)
 
 
@@ -237,7 +237,7 @@ def test_slots_are_doubted_where_the_defence_took_more_of_the_others(kept, quara
     method._defend = lambda uploads: uploads
     method.observer = lambda current, uploads: seen.append(len(uploads))
     uploads = [Upload(i, i, arrays, {}, 1, {}) for i in range(quarantined, quarantined + kept)]
-    method._finish(Round(1, 0, tuple(range(kept + quarantined)), 0), uploads, kept + quarantined)
+    method.finish(Round(1, 0, tuple(range(kept + quarantined)), 0), uploads, kept + quarantined)
     assert method.doubted == doubted
 
 
