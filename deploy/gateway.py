@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from importlib.resources import files
 from pathlib import Path
 
-from fedcross.core.errors import StorageError
+from fedcross.core.errors import StorageError, quoted
 from fedcross.core.exposed import key_in
 from fedcross.core.private_files import private_folder, write_private
 from fedcross.core.trust import certificates
@@ -48,7 +49,8 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
     ------
     StorageError
         If a certificate, key or token is missing, expired, of another pair or readable by others, HAProxy is missing,
-        `work` is a folder of keys, or a path has characters that HAProxy reads otherwise. No file is written then.
+        `work` is a folder of keys or of a gateway that runs, or a path has characters that HAProxy reads otherwise. No
+        file is written then.
     ConfigError
         If an address has another form.
     """
@@ -62,6 +64,11 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
     if (key := key_in(work)) is not None:
         raise StorageError(f"--work {work}: a folder of keys, with {key.name}. Name another, which may be new.")
     place, authority = private_folder(work).resolve(), (keys / "ca.crt").resolve()
+    if _answers(place / SOCKET):
+        raise StorageError(
+            f"--work {work}: a gateway runs with it (fuser {quoted(place / SOCKET)} says which). Stop that one, or "
+            "name another folder."
+        )
     for path in (place, authority):
         if odd := sorted({one for one in str(path) if one in _MEANING or one.isspace() or not one.isprintable()}):
             raise StorageError(
@@ -85,6 +92,16 @@ def prepare(keys: Path, work: Path, superlink: str, listen: str) -> list[str]:
     )
     write_private(place / CONFIG, config)
     return [haproxy, "-W", "-db", "-f", str(place / CONFIG)]
+
+
+def _answers(place: Path) -> bool:
+    """Return whether a program listens at the Unix socket `place`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as own:
+        try:
+            own.connect(str(place))
+        except OSError:
+            return False
+    return True
 
 
 def _haproxy() -> str:

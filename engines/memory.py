@@ -40,6 +40,12 @@ def end_of(details: str, before: int) -> str:
         return (
             "The SuperLink took the ServerApp's process for lost: no sign of life in time (a minute, once it runs). "
             "Either the process was killed (memory.events of its container, or dmesg, says if it was for memory), or "
-            "the SuperLink was too busy to hear it (its log: database is locked). fedcross resume= goes on."
+            "the SuperLink was away for more than about 20 s, or too busy to hear it (its log: database is locked). "
+            "fedcross resume= goes on."
+        )
+    if "unknown error" in details.lower():  # Flower says so of a ServerApp that a signal ended
+        return (
+            "The ServerApp's process was ended by a signal, as when its SuperExec is stopped, whatever the log says of "
+            "a user. fedcross resume= goes on, as soon as a SuperExec is there."
         )
     return ""

@@ -193,6 +193,9 @@ def _read(
                     said += f" To follow the run with a new call: fedcross deploy logs {run_id} --follow"
                 return put(FederationError(said))
             if not told:
-                put(f"SuperLink: the connection is lost ({error}); trying again for {patience_s:.0f} s.\n")
+                put(
+                    f"SuperLink: the connection is lost ({error}); trying again for {patience_s:.0f} s. If it is away "
+                    "for more than about 20 s, the run can end; its rounds are on disk, and resume goes on.\n"
+                )
                 told = True
         time.sleep(_AGAIN_S)

@@ -28,6 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configuration that the run config describes (:mod:`core.run_config`)."""
     from fedcross.conf.schema import load_text
     from fedcross.server.progress import pick
+    from fedcross.server.run_folder import folder_of, written
     from fedcross.server.session import Session
     from fedcross.strategies.round.nodes import simulated
 
@@ -38,8 +39,9 @@ def main(grid: Grid, context: Context) -> None:
     config, given = load_text(overrides), split(overrides)
     with log_format(config.log.format):
         try:
-            session = Session(config, grid, pick())
-            result = session.execute()
+            with written(folder := folder_of(config)):
+                session = Session(config, grid, pick(), folder)
+                result = session.execute()
         except MemoryError as error:
             raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
         except FedcrossError as error:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
     from fedcross.tasks.data import FederatedData
 
+#: Seconds for which a run waits for the server of a run before it in its folder, whose command was killed, say.
+SERVER_ENDS_S = 15.0
 #: The user's folder for client states; if not set, each run keeps them in its own folder.
 STATE = os.environ.get("FEDCROSS_STATE")
 
@@ -71,7 +74,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     from fedcross.conf.cross_checks import remarks
     from fedcross.conf.schema import load
     from fedcross.engines.job import engine_of
-    from fedcross.server.run_folder import claimed, free, refuse_keys, refuse_used
+    from fedcross.server.run_folder import claimed, free, refuse_keys, refuse_used, written
 
     config = load(overrides)
     for remark in remarks(config):
@@ -94,12 +97,11 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
             say(f"folder {folder}")
         refuse_keys(folder)  # before a lock lies in it
     try:
-        if not claim:
-            _run(config, overrides, folder)
-            return folder
-        with claimed(folder):
-            if config.resume is None:
+        with claimed(folder) if claim else nullcontext():
+            if claim and config.resume is None:
                 refuse_used(folder)
+            with written(folder, wait_s=SERVER_ENDS_S):
+                pass  # nobody else does
             _run(config, overrides, folder)
     except KeyboardInterrupt as stop:
         raise RunInterrupted(folder) from stop

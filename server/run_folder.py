@@ -1,4 +1,8 @@
-"""Run folders: one run per folder. The run locks its folder, and another run is refused there."""
+"""Run folders: one run per folder. The run locks its folder, and another run is refused there.
+
+Two processes hold a lock each, which in a local run are one: the command that was typed (:func:`claimed`), and the
+server that writes the run's files (:func:`written`). On a SuperLink the server goes on when the command is killed.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.events import say
 from fedcross.core.exposed import taken
 from fedcross.core.private_files import close_own, own_folder
 
-#: Lock file, held by the process that runs in the folder.
-LOCK = ".lock"
+if TYPE_CHECKING:
+    from fedcross.conf.schema import RunConfig
+
+#: Lock files: held by the command that runs in the folder, and by the process that writes the run's files.
+LOCK, SERVER_LOCK = ".lock", ".server.lock"
+#: Seconds for which a server waits for the one before it to end: a SuperLink notices a dead or stopped one in a minute.
+ENDS_S = 90.0
 #: Files that only a run writes: a folder with one of them is in use or was used.
 TRACES = ("metrics.jsonl", "audit.jsonl", "result.json", "model.safetensors", "checkpoints")
 #: How deep folders of runs are looked for (``multirun/DATE/TIME/JOB``), and in how many folders.
@@ -97,6 +108,51 @@ def claimed(folder: Path) -> Iterator[Path]:
         yield folder
 
 
+@contextmanager
+def written(folder: Path, wait_s: float = ENDS_S) -> Iterator[None]:
+    """Keep every other server's process from writing into `folder` inside the block.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder; it is created if it does not exist.
+    wait_s : float
+        Seconds to wait for a server that may be ending.
+
+    Raises
+    ------
+    ConfigError
+        If `folder` is one of keys.
+    FolderInUseError
+        If another server still writes into it.
+    StorageError
+        If it cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    refuse_keys(folder)
+    prepare(folder)
+    lock = FileLock(folder / SERVER_LOCK, timeout=0)
+    try:
+        try:
+            held = lock.acquire()
+        except Timeout:
+            if not wait_s:
+                raise
+            say(f"{folder}: another server writes here. Waiting for its end, {wait_s:.0f} s at most.", "WARNING")
+            held = lock.acquire(timeout=wait_s)
+    except Timeout as error:
+        raise FolderInUseError(
+            f"{folder}: the server of a run writes here, whoever watches it. fedcross deploy runs shows it, fedcross "
+            "deploy stop RUN ends it within a minute. Or choose another output=."
+        ) from error
+    except OSError as error:
+        raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
+    with held:
+        close_own(folder / SERVER_LOCK)
+        yield
+
+
 def refuse_used(folder: Path) -> None:
     """Raise a ConfigError if `folder` holds a run, folders of runs, or keys; the message says how to go on."""
     refuse_keys(folder)
@@ -167,6 +223,6 @@ def free(folder: Path) -> Path:
     return next(name for name in names if not used(name) and not (name / LOCK).exists())
 
 
-def by_time() -> Path:
-    """Return a folder named by the time, for a run that ``flwr run`` started without ``output=``."""
-    return free(Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))
+def folder_of(config: RunConfig) -> Path:
+    """Return the folder of a run: the one that its settings name, or a new one named by the time (``flwr run``)."""
+    return Path(config.resume or config.output or free(Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))).resolve()

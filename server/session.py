@@ -32,7 +32,7 @@ from fedcross.server.model_file import write_model
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.request_log import RequestLog
-from fedcross.server.run_folder import by_time, prepare, refuse_keys, refuse_used
+from fedcross.server.run_folder import folder_of, prepare, refuse_keys, refuse_used
 from fedcross.server.serving import board_of, page_of
 from fedcross.server.slices import plan_for, prepare_slices
 from fedcross.server.snapshots import Snapshots
@@ -61,13 +61,15 @@ class Session:
         Sends messages to the clients.
     progress : Progress
         Shows every finished round.
+    folder : Path, optional
+        The run's folder, which the caller has decided on; the one that `config` says if None.
     """
 
-    def __init__(self, config: RunConfig, grid: Grid, progress: Progress) -> None:
+    def __init__(self, config: RunConfig, grid: Grid, progress: Progress, folder: Path | None = None) -> None:
         self.config = config
         self.grid = grid = judged(grid)
         self.progress = progress
-        self.folder = prepare(Path(config.resume or config.output or by_time()).resolve())
+        self.folder = prepare(folder or folder_of(config))
         if config.resume is None:
             refuse_used(self.folder)
         else:

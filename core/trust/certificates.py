@@ -50,9 +50,8 @@ def validity(certificate: Path, now: datetime | None = None) -> timedelta:
     if is_authority(leaf):
         refuse_expired(certificate, leaf, now)
     if left <= timedelta(0):
-        raise StorageError(
-            f"{certificate}: expired on {leaf.not_valid_after_utc:%F}. {cures.expired(for_clients(leaf))}"
-        )
+        cure = cures.expired(certificate, client=for_clients(leaf))
+        raise StorageError(f"{certificate}: expired on {leaf.not_valid_after_utc:%F}. {cure}")
     return left
 
 

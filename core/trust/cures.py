@@ -49,9 +49,12 @@ def expired_root(path: Path) -> str:
     )
 
 
-def expired(client: bool) -> str:
+def expired(path: Path, *, client: bool) -> str:
     """Return what to do about a certificate of a client or the server that has expired, when its authority has not."""
-    return f"Make it again: fedcross deploy {'client' if client else 'federation'}."
+    root = path.parent.parent  # a server's folder stands in the federation's
+    if client or not (root / "authority").is_dir():
+        return f"Make it again: fedcross deploy {'client' if client else 'federation FOLDER'}."
+    return f"Make it again: fedcross deploy federation {quoted(root)}."
 
 
 def early(path: Path, *, root: bool, names: Sequence[str]) -> str:

@@ -69,14 +69,31 @@ def summary(address: str, known: Sequence[nodes.Node], found: Sequence[Listed]) 
 
 
 def stop(arguments: argparse.Namespace) -> None:
-    """Stop runs; their checkpoints stay."""
+    """Stop runs; their checkpoints stay. One that cannot be stopped keeps none of the others from it.
+
+    Raises
+    ------
+    ConfigError
+        If the SuperLink knows one of them not, and nothing else is wrong.
+    FederationError
+        If any is over already, or is not stopped.
+    """
+    faults: list[ConfigError | FederationError] = []
     with connect(*_where(arguments)) as client:
         for name in arguments.runs:
-            run = chosen(control.listing(client), name)
-            if run.over:
-                raise FederationError(f"run {run.run_id}: it is over already ({run.status}).")
-            control.stop(client, run.run_id)
+            try:
+                run = chosen(control.listing(client), name)
+                if run.over:
+                    raise FederationError(f"run {run.run_id}: it is over already ({run.status}).")
+                control.stop(client, run.run_id)
+            except (ConfigError, FederationError) as error:
+                faults.append(error)
+                continue
             print(f"run {run.run_id} is stopped, its ServerApp ends within a minute; to go on: resume {run.run_id}")
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        raise FederationError("\n".join(map(str, faults)))
 
 
 def logs(arguments: argparse.Namespace) -> None:

@@ -197,7 +197,8 @@ class Fair:
             self._active = sum(now - one.called < ACTIVE_S for one in self._nodes.values())
             self._counted = now
         own = caller.known and now - caller.called < ACTIVE_S
-        return max(1 / (1 + self._active - own), TOGETHER - rate)
+        others_now = max(0, self._active - own)  # the count may be older than this caller's last call
+        return max(1 / (1 + others_now), TOGETHER - rate)
 
     def come(self, caller: Caller, path: str) -> Call:
         """Let a call come in, to wait for its body and for a place.

@@ -4,7 +4,9 @@ tests/e2e/test_compose.py and tests/faults/attack_compose.py try the promises.
 """
 
 import re
+import socket
 import subprocess
+import tempfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -104,6 +106,19 @@ def test_what_it_keeps_is_private(keys, tmp_path, haproxy):
     pair = work / "server.pem"
     assert pair.stat().st_mode & 0o777 == 0o600
     assert pair.read_bytes() == (keys / "server.crt").read_bytes() + (keys / "server.key").read_bytes()
+
+
+def test_a_second_gateway_leaves_the_first_ones_files_alone(keys, haproxy):
+    with tempfile.TemporaryDirectory(prefix="fedcross-") as folder, socket.socket(socket.AF_UNIX) as first:
+        work = Path(folder) / "g"  # a Unix socket's path is short
+        gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")
+        before = (work / "gateway.cfg").read_bytes()
+        first.bind(str(work / "gateway.sock"))
+        gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")  # one that was killed left it there
+        first.listen()
+        with pytest.raises(StorageError, match=r"a gateway runs with it \(fuser .*gateway.sock says which"):
+            gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:9443")
+        assert (work / "gateway.cfg").read_bytes() == before
 
 
 def test_a_renewed_certificate_is_taken_up_at_the_next_start(keys, tmp_path, haproxy):

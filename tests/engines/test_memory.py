@@ -30,4 +30,5 @@ def test_a_run_that_ended_for_lack_of_memory_is_said_to_have(group):
     lost = memory.end_of("No heartbeat received from the task", 4)
     assert "took the ServerApp's process for lost" in lost
     assert "out of memory" not in lost
+    assert "ended by a signal" in memory.end_of("Task failed with unknown error.", 4)
     assert memory.end_of("ServerApp failed with exception: no such run folder", 4) == ""

@@ -13,6 +13,7 @@ import pytest
 
 from fedcross.core.overrides import quote
 from fedcross.core.private_files import SHARE
+from fedcross.server.run_folder import LOCK, SERVER_LOCK
 from tests.support import warm
 from tests.support.command import main
 from tests.support.network import ROOT
@@ -35,7 +36,8 @@ def content(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         kind = str(path.readlink()) if path.is_symlink() else "" if path.is_dir() else path.read_bytes().hex()
         found[str(path.relative_to(folder))] = kind
-    found.pop(".lock", None)
+    for lock in (LOCK, SERVER_LOCK):
+        found.pop(lock, None)
     return found
 
 
@@ -133,7 +135,9 @@ def test_a_resume_ends_as_the_undisturbed_run_or_changes_nothing(runs, tmp_path,
         shutil.copytree(runs / "own", folder)
         done = []
         for _ in range(draw.choice([1, 1, 2, 3])):
-            files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"]
+            files = [
+                path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (LOCK, SERVER_LOCK)
+            ]
             inner = [path for path in files if path.parent.name == "checkpoints"]
             path, edit = draw.choice(draw.choice([files, inner or files])), draw.choice(EDIT)
             if path.stat().st_size and (edit is not foreign or (runs / "other" / path.relative_to(folder)).exists()):

@@ -10,25 +10,40 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
 
 from fedcross.core.errors import ConfigError, DataError, StorageError
+from fedcross.server import launch
 from fedcross.server.loggers import TensorBoard
-from fedcross.server.run_folder import FolderInUseError, claimed, free, refuse_used, saved_overrides, used
+from fedcross.server.run_folder import (
+    LOCK,
+    SERVER_LOCK,
+    FolderInUseError,
+    claimed,
+    free,
+    refuse_used,
+    saved_overrides,
+    used,
+    written,
+)
 from fedcross.tasks.reading.params import read_lines
 from tests.support.command import main
 from tests.support.scale import size
 
+LOCKS = (LOCK, SERVER_LOCK)
 SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
 SMALL += ["train.epochs=1", "logger=none", "engine.workers=1"]
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Return the digest of every file but the lock."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
+    """Return the digest of every file but the locks."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in LOCKS)
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
@@ -67,22 +82,63 @@ def test_a_refused_resume_changes_nothing(finished, capsys):
     assert files(finished) == before
 
 
-def test_two_processes_cannot_have_one_folder(tmp_path):
-    folder = tmp_path / "run"
+@contextmanager
+def held_by_another(how: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Let another process hold one of the locks of `folder` inside the block."""
     code = (
-        "import sys; from pathlib import Path; from fedcross.server.run_folder import claimed\n"
-        "with claimed(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+        f"import sys; from pathlib import Path; from fedcross.server.run_folder import {how}\n"
+        f"with {how}(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(FolderInUseError, match="another process runs in this folder"), claimed(folder):
-            pass
-        holder.communicate()
+        yield holder
+        if holder.poll() is None:
+            holder.communicate()
+
+
+def test_two_processes_cannot_have_one_folder(tmp_path):
+    folder = tmp_path / "run"
+    with (
+        held_by_another("claimed", folder),
+        pytest.raises(FolderInUseError, match="another process runs in this folder"),
+        claimed(folder),
+    ):
+        pass
     with claimed(folder):  # whoever ends gives it back
         assert (folder / ".lock").exists()
+
+
+def test_a_server_that_nobody_watches_keeps_its_folder(finished, monkeypatch, capsys):
+    """The command that watched it was killed, so that only the server holds a lock."""
+    monkeypatch.setattr(launch, "SERVER_ENDS_S", 0.1)
+    before = files(finished)
+    with held_by_another("written", finished):
+        assert main([f"resume={finished}", "rounds=4"]) == 2
+        assert "the server of a run writes here, whoever watches it" in capsys.readouterr().err
+        assert files(finished) == before
+        with pytest.raises(FolderInUseError, match="deploy stop RUN"), written(finished, wait_s=0.1):
+            pass
+    with written(finished, wait_s=0):
+        pass
+
+
+def test_a_server_that_is_ending_is_waited_for(tmp_path, capsys):
+    with held_by_another("written", tmp_path) as before:
+        assert before.stdin is not None
+        Timer(0.2, before.stdin.close).start()
+        with written(tmp_path):
+            assert before.wait(60) == 0
+    assert "another server writes here. Waiting for its end, 90 s at most." in capsys.readouterr().err
+
+
+def test_no_lock_lies_among_keys(tmp_path):
+    (tmp_path / "ca.key").touch()
+    with pytest.raises(ConfigError, match="Choose another output="), written(tmp_path):
+        pass
+    assert [one.name for one in tmp_path.iterdir()] == ["ca.key"]
 
 
 @pytest.mark.parametrize("where", ["barley", "2026-11-22/12-00-00", "2026-11-22/12-00-00/0"])

@@ -16,6 +16,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.server.check import checked_plan
 from fedcross.server.identity import fingerprint
 from fedcross.server.jobs import standing, sweep_job
+from fedcross.server.run_folder import LOCK, SERVER_LOCK
 from fedcross.server.sweep import applicable, plan
 from tests.server.commands.test_run import SMALL, call, environment
 from tests.support import warm
@@ -106,7 +107,9 @@ def test_what_is_done_is_skipped_and_what_is_longer_is_continued(monkeypatch, tm
     before = {
         path: path.read_bytes() for path in (tmp_path / "all").rglob("*") if path.is_file() and "seed" in str(path)
     }
-    before = {path: data for path, data in before.items() if path.suffix != ".log" and path.name != ".lock"}
+    before = {
+        path: data for path, data in before.items() if path.suffix != ".log" and path.name not in (LOCK, SERVER_LOCK)
+    }
     assert call(monkeypatch, tmp_path, *sweep, "rounds=1") == 0
     assert capsys.readouterr().err.count("Already finished, 1 rounds") == 4
     assert {path: path.read_bytes() for path in before} == before

@@ -234,7 +234,10 @@ def test_check_tells_expiry_and_strangers(authority: KeyPair, tmp_path: Path) ->
     now = datetime.now(UTC)
     left = certificates.check_certificate(pair.public, authority.public)
     assert timedelta(days=2) - timedelta(minutes=1) < left <= timedelta(days=2)
-    with pytest.raises(StorageError, match="expired"):
+    with pytest.raises(StorageError, match=r"expired on .* Make it again: fedcross deploy federation FOLDER\.$"):
+        certificates.check_certificate(pair.public, authority.public, now + timedelta(days=2, minutes=1))
+    (tmp_path / "authority").mkdir(exist_ok=True)  # the server's folder is a federation's
+    with pytest.raises(StorageError, match=f"fedcross deploy federation {tmp_path}"):
         certificates.check_certificate(pair.public, authority.public, now + timedelta(days=2, minutes=1))
     with pytest.raises(StorageError, match="clock"):
         certificates.check_certificate(pair.public, authority.public, now - timedelta(days=1))

@@ -174,6 +174,17 @@ def test_the_four_commands(link, capsys, monkeypatch):
     assert capsys.readouterr().out == "log of 3\n"
 
 
+def test_a_run_that_cannot_be_stopped_keeps_no_other_from_it(link, capsys):
+    assert deploy(["stop", "2", "none", "3", *WHERE]) == 1
+    assert link == [("stop", 3)]
+    said = capsys.readouterr()
+    assert "run 3 is stopped" in said.out
+    assert "run 2: it is over already" in said.err
+    assert "none: the SuperLink knows no such run" in said.err
+    assert deploy(["stop", "none", "3", *WHERE]) == 2
+    assert link == [("stop", 3)] * 2
+
+
 def test_settings_may_stand_behind_an_option(link, capsys):
     assert deploy(["resume", "2", *WHERE, "--detach", "rounds=9", "seed=2"]) == 0
     assert link == [(join(["seed=1", "output='/o/a'", "rounds=9", "seed=2", "resume='/o/a'"]), False)]

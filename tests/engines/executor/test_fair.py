@@ -9,6 +9,7 @@ import pytest
 
 from fedcross.engines.executor import fair as module
 from fedcross.engines.executor.fair import (
+    ACTIVE_S,
     BURST_S,
     FEW,
     HALF_S,
@@ -105,6 +106,19 @@ def test_a_caller_gets_its_part_back(fair: Fair, clock: Clock) -> None:
     assert caller.balance == pytest.approx(BURST_S - 5.0 + part)
     clock.now = 200.0  # all are silent
     assert fair.part(caller, clock.now) == 1.0
+
+
+def test_one_that_has_trained_alone_gets_a_part_from_a_count_of_nobody(fair: Fair, clock: Clock) -> None:
+    """All train for longer than a node counts as active; then one makes two calls within a second."""
+    caller = fair.node(GREEDY)
+    have(fair, clock, GREEDY, 3.0)
+    for node in range(10, 14):
+        have(fair, clock, node, 3.0)
+    clock.now = ACTIVE_S + 1
+    fair.come(caller, "path")
+    clock.now += 0.1
+    assert fair.part(caller, clock.now) == 1.0
+    fair.come(caller, "path")
 
 
 def test_who_has_used_half_has_one_call_inside_and_few_here(fair: Fair, clock: Clock) -> None:
