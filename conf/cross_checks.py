@@ -70,6 +70,8 @@ def cross_faults(config: RunConfig) -> list[str]:
         faults.append(f"serve.page=true: {', '.join(missing)} not installed. {install('page')}")
     own = getattr(config.method, "faults", None)
     faults += own(config.clients_per_round) if callable(own) else []
+    uploads = getattr(config.method, "upload_faults", None)
+    faults += uploads(config.compression.up) if callable(uploads) else []
     place = getattr(config.engine, "faults", None)
     faults += place(device_name(config.device)) if callable(place) else []
     faults += [

@@ -236,6 +236,8 @@ class FedCross(SizedSlots[FedCrossParams]):
     def _resize(self, k: int) -> None:
         old = len(self.pool)
         self.pool.resize(k)
+        if self._compressor is not None:
+            self._compressor.forget(range(min(k, old), max(k, old)))
         self.queue = [*range(old, k), *(slot for slot in self.queue if slot < k)]
 
     def dispatch(self, current: Round) -> list[Payload]:

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.moon import Contrast, MoonParams
 from fedcross.strategies.parts.matching import MATCHINGS, Costs, consistency
 from fedcross.strategies.parts.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
@@ -54,6 +55,16 @@ class FedCTParams(CrossTrainingParams, MoonParams):
         if self.broadcast == "random" and self.matching != "assignment":
             return [f"method.matching={self.matching}: it has no effect with method.broadcast=random."]
         return []
+
+    def upload_faults(self, kind: str) -> list[str]:
+        """Return errors where clients that compress uploads as `kind` could not answer what the method asks of them."""
+        if kind == "float32" or self.matching != "literal" or self.broadcast == "random":
+            return []
+        return [
+            f"compression.up={kind}: with method.matching=literal several models can train at one client at once, and "
+            "it keeps one rounding error for the next upload. Choose compression.up=float32, or method.matching="
+            "assignment or greedy."
+        ]
 
 
 class FedctObjective(CrossObjective[FedCTParams]):
@@ -156,6 +167,18 @@ class FedCT(CrossTraining[FedCTParams]):
     Objective = FedctObjective
     halves = True
     _met: float | None = None
+
+    def setup(self, arrays: Arrays) -> None:
+        """Keep the initial model.
+
+        Raises
+        ------
+        ConfigError
+            If clients cannot compress the uploads that these settings ask for, or the model has no linear classifier.
+        """
+        if faults := self.params.upload_faults(self.federation.compression.up):
+            raise ConfigError(faults)
+        super().setup(arrays)
 
     @classmethod
     def build_model(cls, model: nn.Module, params: FedCTParams) -> nn.Module:

@@ -31,7 +31,7 @@ from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.protocol import GLOBAL, Payload, Round, Upload
 from fedcross.strategies.wire.records import Arrays, encode
 
 MU = "proximal-mu"  # Flower's own name for it in the configuration that clients get
@@ -171,11 +171,15 @@ class Flwr(SingleModel[FlwrParams]):
     def dispatch(self, current: Round) -> list[Payload]:
         """Send the arrays and configuration of the strategy's messages to the drawn clients."""
         messages = self._configure(current)
-        return [
-            Payload(client, slot, self._given(messages[client + 1]), config=_config(messages[client + 1]))
+        models: dict[int, Arrays] = {}  # one for each record, so that clients that get the same share it
+        payloads = [
+            Payload(client, slot, self._given(messages[client + 1], models), config=_config(messages[client + 1]))
             for slot, client in enumerate(current.clients)
             if client + 1 in messages
         ]
+        for payload in payloads if len(models) == 1 else ():
+            payload.stream = GLOBAL
+        return payloads
 
     def _configure(self, current: Round) -> dict[int, Message]:
         """Let the strategy configure the round; return its messages by node."""
@@ -187,11 +191,12 @@ class Flwr(SingleModel[FlwrParams]):
         self._configured = current
         return messages
 
-    def _given(self, message: Message) -> Arrays:
-        """Return the model in `message`."""
-        for record in message.content.array_records.values():
-            return {**self.model, **self._decoded(record)}
-        return self.model
+    def _given(self, message: Message, models: dict[int, Arrays]) -> Arrays:
+        """Return the model in `message`; `models` holds those of the round so far, by the id of their record."""
+        record = next(iter(message.content.array_records.values()), None)
+        if id(record) not in models:
+            models[id(record)] = self.model if record is None else {**self.model, **self._decoded(record)}
+        return models[id(record)]
 
     def _decoded(self, record: ArrayRecord) -> Arrays:
         """Return the strategy's arrays in the dtypes of the model, if they are those that it was handed."""

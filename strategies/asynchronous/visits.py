@@ -213,8 +213,9 @@ class AsyncMethod(Asking[P]):
         self._last_asked[client] = number, repeat
         self.prepare(slot)
         current = Round(number, repeat, (client,), self.federation.seed)
-        both_ways = 2 * self.payload(slot, client).nbytes
-        finish, trained = self._clock.plan(index, client, self._visit(current), self.now, both_ways)
+        payload = self.payload(slot, client)
+        nbytes = self._both_ways(payload, payload.arrays)
+        finish, trained = self._clock.plan(index, client, self._visit(current), self.now, nbytes)
         self.open[slot] = OpenVisit(
             index, slot, client, number, repeat, self.now, finish, trained, self.accepted_visits
         )

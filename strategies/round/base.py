@@ -26,7 +26,6 @@ from fedcross.strategies.defence.bands import Bands
 from fedcross.strategies.defence.defender import Defender
 from fedcross.strategies.defence.rules import Judgement
 from fedcross.strategies.parts.objective import P
-from fedcross.strategies.parts.widths import asked
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.exchange import Exchange
@@ -40,7 +39,7 @@ from fedcross.strategies.round.trail import LOST, Tell, Trail
 from fedcross.strategies.wire.compression import Compressor
 from fedcross.strategies.wire.digest import digest_of
 from fedcross.strategies.wire.protocol import Payload, Round, Ticket, Upload, request
-from fedcross.strategies.wire.records import Arrays, Spec, spec_of
+from fedcross.strategies.wire.records import Arrays, Spec, nbytes_of, spec_of
 
 
 class Method(Sizes[P]):
@@ -207,7 +206,7 @@ class Method(Sizes[P]):
         report.exchanges += bool(exchange.payloads)
         report.seconds_training += time.perf_counter() - self._started
         if isinstance(self.clock, VirtualClock):
-            self._pass_time(exchange)
+            self._pass_time(exchange, self.clock)
         if len(exchange.inbox.won) > exchange.inherited:
             self._heard = True
         elif self._faults and not exchange.inbox.won:
@@ -247,15 +246,14 @@ class Method(Sizes[P]):
             self._digests[key] = payload, digest_of(payload)  # with the payload, so that no other gets its id
         return self._digests[key][1]
 
-    def _pass_time(self, exchange: Exchange) -> None:
+    def _pass_time(self, exchange: Exchange, clock: VirtualClock) -> None:
         """Add what `exchange` takes on the virtual clock: as long as its slowest client."""
-        visit, clock = self._visit(exchange.current), cast("VirtualClock", self.clock)
-        seconds = [
-            clock.seconds(one.client, visit, 2 * one.nbytes, int(one.config.get("epochs", clock.epochs)))
-            for one in exchange.payloads
-        ]
-        metrics = self._report.metrics
-        metrics["virtual_seconds"] = metrics.get("virtual_seconds", 0.0) + max(seconds, default=0.0)
+        visit, sent, metrics = self._visit(exchange.current), self._sent, self._report.metrics
+        slowest = 0.0
+        for one in exchange.payloads:
+            nbytes, epochs = self._both_ways(one, sent.get(one.slot, {})), int(one.config.get("epochs", clock.epochs))
+            slowest = max(slowest, clock.seconds(one.client, visit, nbytes, epochs))
+        metrics["virtual_seconds"] = metrics.get("virtual_seconds", 0.0) + slowest
 
     def _claim_refused(self, _: int) -> None:
         self._report.rejected["partition_taken"] += 1
@@ -308,15 +306,7 @@ class Method(Sizes[P]):
         node = self.nodes.online.get(payload.client)
         if node is None:
             return None
-        if self.plan is not None and not self.fits(payload, payload.client):  # it came back with less after a crash
-            what = f"width {asked(payload.config).width:g}, its device holds {self.budget(payload.client):g} now"
-            log(
-                WARNING,
-                "fedcross: client %s is not asked for slot %s: the model has %s",
-                payload.client,
-                payload.slot,
-                what,
-            )
+        if self.plan is not None and self.outgrown(payload):  # it came back with less after a crash
             return None
         self.requests[payload.client] += 1
         if self.on_request is not None:
@@ -331,13 +321,23 @@ class Method(Sizes[P]):
             "visit": self._visit(current),
             **({"base": self.base} if self.base else {}),
         }
-        model, extras = self.upload_model(payload), self.upload_extras(payload)
-        scales: Spec = {}
-        if self._compressor is not None:
-            model, scales = self._compressor.expected(model, self._sent.get(payload.slot, {}))
+        model, extras, scales = self._expected(payload, self._sent.get(payload.slot, {}))
         run, packed = self.federation.run, self._packed
         sent = self._digest(payload)
         return request(payload, current, run, node, model, extras, seconds, scales, packed, sent)
+
+    def _expected(self, payload: Payload, received: Arrays) -> tuple[Spec, Mapping[str, Spec], Spec]:
+        """Return what a reply to `payload`, which its client decodes to `received`, holds: model, extras and scales."""
+        model, extras = self.upload_model(payload), self.upload_extras(payload)
+        if self._compressor is None:
+            return model, extras, {}
+        model, scales = self._compressor.expected(model, received)
+        return model, extras, scales
+
+    def _both_ways(self, payload: Payload, received: Arrays) -> int:
+        """Return the bytes of all array values in `payload` and in a reply to it."""
+        model, extras, scales = self._expected(payload, received)
+        return payload.nbytes + sum(nbytes_of(spec) for spec in (model, scales, *extras.values()))
 
     def _visit(self, current: Round) -> int:
         """Return the number under which a client stores its state of this exchange; it grows with every exchange."""

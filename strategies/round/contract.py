@@ -83,7 +83,10 @@ class Contract(ABC, Generic[P]):
 
     @abstractmethod
     def dispatch(self, current: Round) -> list[Payload]:
-        """Return what the server sends to each of ``current.clients``, at most one payload per client.
+        """Return what the server sends to ``current.clients``, at most one payload per slot.
+
+        Several may go to one client if its visits change no state that it keeps: it stores one for each exchange. With
+        ``compression.up`` it keeps a residual, so at most one may go there.
 
         An exchange without payloads is skipped: it is not counted, and :meth:`aggregate` gets an empty list.
         """

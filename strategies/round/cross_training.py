@@ -28,7 +28,7 @@ from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Tr
 from fedcross.strategies.parts.prototypes import class_means
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.wire.protocol import GLOBAL, Payload, Round, Upload
 from fedcross.strategies.wire.records import Spec
 
 #: Name of the extra group that carries prototypes, both ways: ``vectors`` and ``present``.
@@ -178,7 +178,9 @@ class CrossTraining(SingleModel[X]):
         if current.exchange == 0:
             self.learners, self.latest = {}, {}
             settings = self._settings(current)
-            return [Payload(c, slot, self.model, config=settings) for slot, c in enumerate(current.clients)]
+            return [
+                Payload(c, slot, self.model, config=settings, stream=GLOBAL) for slot, c in enumerate(current.clients)
+            ]
         if len(self.learners) < 2:
             return []
         hosts = self.route(current)

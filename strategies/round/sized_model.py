@@ -96,8 +96,9 @@ class SizedModel(Method[S]):
         if found and not self._slots:
             log(WARNING, "fedcross: round %s: nobody trains, since no drawn device can hold a model.", current.number)
         models = {size: self.slice_of(size) for size in set(self._slots.values())}
+        places = {size: place for place, size in enumerate(self.sizes)}
         return [
-            Payload(current.clients[slot], slot, models[size], config=described(size))
+            Payload(current.clients[slot], slot, models[size], config=described(size), stream=f"size{places[size]}")
             for slot, size in self._slots.items()
         ]
 

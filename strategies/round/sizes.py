@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from logging import WARNING
+
+from flwr.common.logger import log
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
@@ -65,6 +68,15 @@ class Sizes(FlowerHooks[P]):
     def fits(self, payload: Payload, client: int) -> bool:
         """Return whether a client's device can hold the model in `payload`."""
         return not self.slices(self.params) or holds(self.budget(client), asked(payload.config))
+
+    def outgrown(self, payload: Payload) -> bool:
+        """Return whether the payload's client cannot hold its model, and log it."""
+        if self.fits(payload, payload.client):
+            return False
+        held, width = self.budget(payload.client), asked(payload.config).width
+        what = f"the model has width {width:g}, its device holds {held:g} now"
+        log(WARNING, "fedcross: client %s is not asked for slot %s: %s", payload.client, payload.slot, what)
+        return True
 
     def suited(self, number: int, clients: tuple[int, ...], available: Sequence[int]) -> tuple[int, ...]:
         """Return the drawn `clients` of round `number`, or others where those cannot hold the round's models."""

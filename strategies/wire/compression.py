@@ -4,13 +4,18 @@ Only the float32 parameters of a model are compressed ("coded"). Buffers (a quan
 integers and a method's extra arrays are sent unchanged.
 
 * **Down** the server sends the difference to the initial model, which both sides make from the seed. It keeps a
-  residual e for each slot: with ``d = model - initial`` it sends ``q = Q(d + e)`` and keeps ``e <- d + e - deq(q)``.
-  Payloads of one exchange that hold the same model are coded once.
-* **Up** a client sends the difference to the *received* (decoded) model. It stores its residual on its disk under the
-  number of the visit, so the residual of a lost upload is never used.
+  residual e for each *stream*, the successive states of one model: with ``d = model - initial`` it sends
+  ``q = Q(d + e)`` and keeps ``e <- d + e - deq(q)``. A slot is a stream, unless the payload names another one: the
+  global model beside models of slots, each size of a sliced model. Payloads of one exchange that hold the same arrays
+  are coded once, in the stream of the first.
+* **Up** a client sends the difference to the *received* (decoded) model, whichever model that is: its stream is what
+  it adds. It stores its residual on its disk under the number of the visit, so the residual of a lost upload is never
+  used. It therefore answers one request in an exchange.
 
-So over any number of messages the decoded differences add up to the true ones, up to the last residual (Seide et al.,
-1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
+So over any number of messages of a stream the decoded differences add up to the true ones, up to the last residual
+(Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD,
+ICML 2019). The sum starts anew where a slot of a pool is removed, and, for a client's arrays, where the next model has
+them in another size.
 
 ``int8``: blocks of 1024 values of a tensor share a scale ``s = max|x| / 127``, values are ``rint(x / s)``: 1.004 bytes
 for each value of a large tensor. ``float16``: rounded to nearest; the part beyond its range stays in the residual.
@@ -137,7 +142,7 @@ def codable(names: Iterable[str], reference: Mapping[str, Array], spec: Spec) ->
 
 
 def difference(new: Mapping[str, Array], old: Mapping[str, Array], residual: Arrays, names: Collection[str]) -> Arrays:
-    """Return ``new - old + residual`` for `names`; a missing residual is zero."""
+    """Return ``new - old + residual`` for `names`; a residual that is missing or of another shape is zero."""
     found: Arrays = {}
     for name in names:
         found[name] = np.subtract(new[name], old[name], dtype=np.float32)
@@ -190,8 +195,8 @@ class Compressor:
     Attributes
     ----------
     residuals : dict
-        Slot -> its residual, the coding error to add to the next difference; part of every checkpoint. At most one
-        model in size for each slot.
+        Stream -> its residual, the coding error to add to the next difference; part of every checkpoint. At most one
+        model in size for each stream. A slot's own stream is called by its number.
     """
 
     def __init__(
@@ -203,7 +208,7 @@ class Compressor:
         self.settings = settings
         self.initial = {name: np.array(a) for name, a in initial.items() if a.dtype == np.float32}
         self._cut = cut
-        self.residuals: dict[int, Arrays] = {}
+        self.residuals: dict[str, Arrays] = {}
         self._sent: dict[int, _Sent] = {}
 
     def begin_exchange(self) -> None:
@@ -222,12 +227,17 @@ class Compressor:
     def _coded(self, payload: Payload) -> _Sent:
         model = payload.arrays
         initial = self.initial if self._cut is None else self._cut(self.initial, payload)
-        names = codable(model, initial, spec_of(model))
-        wanted = difference(model, initial, self.residuals.get(payload.slot, {}), names)
+        names, stream = codable(model, initial, spec_of(model)), payload.stream or str(payload.slot)
+        wanted = difference(model, initial, self.residuals.get(stream, {}), names)
         coded, decoded = code(wanted, self.settings.down)
-        self.residuals[payload.slot] = remainder(wanted, decoded)
+        self.residuals[stream] = remainder(wanted, decoded)
         received = {**model, **applied(initial, decoded)}
         return _Sent(model, {**model, **coded.arrays}, coded.records(), received)
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """Drop the residuals of `slots`, which have been removed: one that comes back has another model."""
+        for slot in slots:
+            self.residuals.pop(str(slot), None)
 
     def expected(self, model: Spec, received: Arrays) -> tuple[Spec, Spec]:
         """Return the specs of an upload's arrays and scales, for an upload coded as a difference to `received`."""
@@ -256,8 +266,8 @@ class Compressor:
     def state(self) -> Arrays:
         """Return the residuals as arrays for a checkpoint."""
         return {
-            f"{RESIDUAL}{slot}.{name}": array
-            for slot, arrays in self.residuals.items()
+            f"{RESIDUAL}{stream}.{name}": array
+            for stream, arrays in self.residuals.items()
             for name, array in arrays.items()
         }
 
@@ -266,8 +276,8 @@ class Compressor:
         others, own = apart(arrays)
         self.residuals = {}
         for key, array in own.items():
-            slot, _, name = key.partition(".")
-            self.residuals.setdefault(int(slot), {})[name] = array
+            stream, _, name = key.partition(".")
+            self.residuals.setdefault(stream, {})[name] = array
         return others
 
 

@@ -6,23 +6,23 @@ Client to server: the same three and ``metrics``. A random nonce links each repl
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedcross.core import allowance
 from fedcross.core.allowance import Allowance
-from fedcross.strategies.wire.records import Arrays, Spec, encode, encode_like
+from fedcross.strategies.wire.records import Arrays, Spec, encode, encode_like, nbytes_of
 
 Scalar = int | float | str | bool
 EXTRA = "extra."
 #: Name of the record, and of its array, with the scales of coded arrays (:mod:`strategies.wire.compression`).
 SCALES = "scales"
+#: The stream of the global model, for methods that also send models of their slots.
+GLOBAL = "global"
 #: Scalars of a request that its reply returns, so that it belongs to this request and no other.
 ORIGIN = ("run", "round", "exchange", "client", "slot", "nonce")
 #: Most bytes of an array's header as it is sent, without its name; the headers of packed arrays are shorter.
@@ -53,7 +53,11 @@ class Round:
 
 @dataclass
 class Payload:
-    """The data sent to one client: model, extras, scalars. `slot` is the method's index (a row of the pool, say)."""
+    """The data sent to one client: model, extras, scalars. `slot` is the method's index (a row of the pool, say).
+
+    `stream` says of which model this is the next state, for the error feedback of :mod:`strategies.wire.compression`: a
+    name without a dot, ``GLOBAL`` for the global model; "" for the slot's own.
+    """
 
     client: int
     slot: int
@@ -61,6 +65,7 @@ class Payload:
     extras: Mapping[str, Arrays] = field(default_factory=dict)
     config: Mapping[str, Scalar] = field(default_factory=dict)
     scales: Arrays = field(default_factory=dict)
+    stream: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -123,8 +128,7 @@ class Expected:
 
 def _most_bytes(spec: Spec) -> int:
     """Return the most bytes that arrays of `spec` have as they are sent, packed or not."""
-    values = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in spec.values())
-    return values + sum(HEADER + len(name.encode()) for name in spec) + HEADER
+    return nbytes_of(spec) + sum(HEADER + len(name.encode()) for name in spec) + HEADER
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ def encode_like(other: ArrayRecord, arrays: Mapping[str, npt.NDArray[np.generic]
     return encode(arrays, is_packed(other))
 
 
+def nbytes_of(spec: Spec) -> int:
+    """Return the bytes of all values of arrays of `spec`."""
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in spec.values())
+
+
 def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     """Return read-only views into the bytes of `record`, which must match `spec` exactly.
 

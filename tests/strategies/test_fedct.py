@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedct import FedCT
 from fedcross.strategies.parts.objective import Batch
 from fedcross.strategies.round.cross_training import GROUP, Learner, Prototypes
@@ -223,6 +225,25 @@ def test_a_second_exchange_matches_by_what_the_hosts_found():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int8", "float16"])
+def test_clients_that_keep_one_residual_are_not_asked_for_two_uploads(kind):
+    """The model depended on the number of workers: the last upload's residual stayed."""
+    pair = ["method=fedct", "method.matching=literal", f"compression.up={kind}"]
+    with pytest.raises(ConfigError) as caught:
+        load(pair)
+    assert caught.value.faults == [
+        f"compression.up={kind}: with method.matching=literal several models can train at one client at once, and it "
+        "keeps one rounding error for the next upload. Choose compression.up=float32, or method.matching=assignment or "
+        "greedy."
+    ]
+    alone = FedCT(matching="literal", compression={"up": kind}, nonce=True)
+    with pytest.raises(ConfigError, match="keeps one rounding error"):
+        alone.begin({"classifier.weight": np.zeros((2, 3), np.float32)})
+    load([*pair, "method.broadcast=random"])
+    load([*pair[:1], "method.matching=greedy", pair[2]])
+    load([*pair[:2], f"compression.down={kind}"])
+
+
 def test_literal_matching_trains_several_models_at_one_host(tmp_path):
     overrides = ("method=fedct", "method.matching=literal", "partition=dirichlet", "partition.min_size=5", "rounds=2")
     done = run(tmp_path / "a", *overrides, "method.exchanges=2")

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 from pydantic import ValidationError
 
 from fedcross.client.app import app as client_app
@@ -10,6 +11,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.engines.grid import LocalGrid
 from fedcross.strategies.flwr import Flwr
 from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.wire.records import encode
 from tests.support.federation import run, same, session
 from tests.support.rivals import begin, check_resume, linear, losing, softmax, work
 
@@ -61,6 +63,26 @@ def test_fedavgm_without_momentum_is_ours(tmp_path):
     ours = run(tmp_path / "b", "method=fedavg").method.global_model()
     for name in ours:
         np.testing.assert_allclose(theirs[name], ours[name], rtol=0, atol=1e-6)
+
+
+def test_a_model_that_all_clients_get_is_coded_once():
+    """It is one stream, whoever is drawn; a strategy that gives each its own model has one for each slot."""
+    method = Flwr(name="FedAvg", clients_per_round=3, nonce=True, compression={"down": "int8"})
+    method.begin(model(1.0), {"w"})
+    first, second, _ = method._payloads(Round(1, 0, (4, 5, 6), 0))
+    assert first.arrays is second.arrays
+    assert list(method._compressor.residuals) == ["global"]
+    real = method._configure
+
+    def apart(current):
+        messages = real(current)
+        for message in messages.values():
+            own = {name: array for name, array in model(2.0).items() if name in method.handed}
+            message.content = RecordDict({"arrays": encode(own), "config": ConfigRecord()})
+        return messages
+
+    method._configure = apart
+    assert [payload.stream for payload in method.dispatch(Round(1, 0, (4, 5), 0))] == ["", ""]
 
 
 def test_momentum_by_hand():

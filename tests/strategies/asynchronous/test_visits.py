@@ -89,6 +89,16 @@ def test_the_order_is_that_of_virtual_time_not_of_the_machine(grid):
     assert same(method.global_model(), other.global_model())
 
 
+@pytest.mark.parametrize(("up", "nbytes"), [("float32", 4 + 4), ("float16", 4 + 2), ("int8", 4 + 1 + 4)])
+def test_a_visit_takes_as_long_as_its_bytes_down_and_up(grid, up, nbytes):
+    """One value, one second of work, one byte a second."""
+    method, ended = small(
+        VirtualClock(Devices(bytes_per_second=(1.0,)), 0, 2), nonce=True, run="r", compression={"up": up}
+    )
+    method.run_round(1, grid(2))
+    assert told(ended, "finish") == [(1.0 + nbytes,)] * 2
+
+
 def test_a_visit_over_the_deadline_is_never_trained_and_its_slot_goes_to_another_client(grid):
     method, ended = small(Seconds(9.0, 2.0, 2.0, deadline_s=3.0))
     method.choose = lambda number, group, slots, idle: idle[: len(slots)]

@@ -196,6 +196,25 @@ def test_measured_seconds_are_those_of_each_exchanges_epochs(monkeypatch, host_e
     assert method.run_round(1, VirtualGrid(Clock(monkeypatch), 2, {})).metrics["virtual_seconds"] == seconds
 
 
+@pytest.mark.parametrize(
+    ("name", "compression", "nbytes"),
+    [
+        ("fedavg", {}, 24 + 24),
+        ("fedavg", {"up": "int8"}, 24 + 6 + 4),  # a byte for each value, and one scale
+        ("fedavg", {"down": "int8"}, 6 + 4 + 24),
+        ("fedavg", {"down": "float16", "up": "int8"}, 12 + 6 + 4),
+        ("fednova", {}, 24 + 24 + 8),  # with the number of steps
+        ("scaffold", {}, 24 + 24 + 24 + 24),
+    ],
+)
+def test_the_virtual_clock_counts_the_bytes_of_each_direction(monkeypatch, name, compression, nbytes):
+    """Six float32 values, one second of work, one byte a second."""
+    method = method_class(name)(clients_per_round=1, nonce=True, run="r", compression=compression)
+    method.begin({"w": np.ones((2, 3), np.float32)})
+    method.clock = VirtualClock(Devices(bytes_per_second=(1.0,)), 1, 1)
+    assert method.run_round(1, VirtualGrid(Clock(monkeypatch), 1, {})).metrics["virtual_seconds"] == 1 + nbytes
+
+
 def test_the_training_loss_is_that_of_the_clients_that_tell_it():
     """(10 * 2 + 30 * 5) / 40 = 4.25, whatever the number of examples of a client that tells none."""
     method, arrays = FedAvg(clients_per_round=3), {"w": np.ones(1, np.float32)}
