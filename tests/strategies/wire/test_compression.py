@@ -167,6 +167,17 @@ def test_exact_is_the_default_and_touches_nothing() -> None:
     assert compressor.expected({"w": ((1,), "float32")}, payload.arrays) == ({"w": ((1,), "float32")}, {})
 
 
+@pytest.mark.parametrize("kind", ["int8", "float16"])
+def test_a_model_without_float32_is_sent_as_it_is(kind: Any) -> None:
+    """A float64 model: the guard must expect of a client just what the client's half sends."""
+    received = {"w": np.zeros(3), "steps": np.array(1)}
+    trained = {"w": np.arange(3.0), "steps": np.array(2)}
+    settings = Compression(up=kind)
+    arrays, scales, residual = ClientHalf(settings, received).upload(trained, received, {})
+    assert Compressor(settings, received).expected(spec_of(received), received) == (spec_of(arrays), spec_of(scales))
+    assert (arrays, scales, residual) == (trained, {}, {})
+
+
 def test_clients_that_cannot_decode_are_not_asked() -> None:
     with pytest.raises(ValueError, match="nonce=True"):
         Federation(compression=Compression(down="int8"))
