@@ -199,6 +199,15 @@ def test_what_it_remembers_is_restored(own: str) -> None:
     assert {node: a.tolist() for node, a in again.strategy.per_node.items()} == {1: [2.0], 2: [2.0]}
 
 
+def test_a_resumed_run_finds_the_kinds_that_it_left(own: str) -> None:
+    method, again = begun(strategy=f"{own}:Halfway"), begun(strategy=f"{own}:Halfway")
+    method.strategy.share, method.strategy.names, method.strategy.seen = np.float32(0.25), ("c",), {7: 1.5}
+    again.resume(method.checkpoint())
+    found = again.strategy
+    assert (found.share, found.names, found.seen) == (np.float32(0.25), ("c",), {7: 1.5})
+    assert type(found.share) is np.float32
+
+
 def test_many_arrays_in_a_list_come_back_in_their_order(own: str) -> None:
     method = begun(strategy=f"{own}:Halfway")
     method.strategy.step = [np.float32([i]) for i in range(12)]
