@@ -215,12 +215,15 @@ def leave(shop: Workshop, arrived: Arrived, trained: Trained) -> RecordDict:
     Raises
     ------
     ProtocolError
-        If the objective keeps a state without declaring it, or declares one and returns none.
+        If the objective keeps a state without declaring it, or declares one and returns none; or if it would send more
+        than the model although ``privacy.enabled``.
     """
     config, objective, visit = shop.config, shop.objective, arrived.visit
     outcome = objective.finish(visit, trained, arrived.prepared)
     if (outcome.state is not None) != objective.keeps:
         raise ProtocolError(f"{type(objective).__name__}: finish and `keeps` disagree about a state to keep.")
+    if config.privacy.enabled and outcome.extras:  # no method that is allowed does, but a server could ask for it
+        raise ProtocolError(f"privacy.enabled=true: {', '.join(outcome.extras)} asked for, which no noise protects.")
     metrics = {"train-loss": trained.loss, **_local_accuracy(shop, arrived, trained), **outcome.metrics}
     arrays, examples = arrived.net.arrays(trained.params, trained.buffers), len(visit.y)
     if config.privacy.enabled:  # the upload holds no exact numbers: no loss, no number of examples

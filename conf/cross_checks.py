@@ -32,6 +32,8 @@ ALPHA = 0.8
 
 def cross_faults(config: RunConfig) -> list[str]:
     """Return the faults that involve more than one setting."""
+    from fedcross.strategies.round.registry import method_class
+
     faults = []
     clients = getattr(config.partition, "clients", None)
     if isinstance(clients, int) and config.clients_per_round > clients:
@@ -58,6 +60,11 @@ def cross_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"federation.enough_replies={rules.enough_replies}: the defence needs {judged} replies to see which is "
             "unusual, no round would have them. Raise it."
+        )
+    if config.evaluate_clients and method_class(config.modules["method"]).personal:
+        faults.append(
+            f"evaluate_clients=true: method={config.names['method']} has no global model that clients could score. "
+            "Turn it off; with evaluate_local=true each of a round's clients scores the model that it keeps."
         )
     if config.attack.name != "none" and isinstance(clients, int) and config.attack.clients > clients:
         faults.append(f"attack.clients={config.attack.clients}: the federation has {clients} clients. Lower it.")
@@ -138,6 +145,8 @@ def _privacy_faults(config: RunConfig) -> list[str]:
             f"privacy.enabled=true: method={config.names['method']} sends more than its model, which nothing protects. "
             f"Choose fedavg, fedprox or fedcross{other}."
         )
+    own = getattr(config.method, "privacy_faults", None)
+    faults += own(config.clients_per_round) if callable(own) else []
     if importlib.util.find_spec("opacus") is None:
         faults.append(f"privacy.enabled=true: opacus, the accountant, is not installed. {install('privacy')}.")
     return faults

@@ -30,6 +30,8 @@ class DaisyChainParams(PooledParams):
 class DaisyChain(Pooled[DaisyChainParams]):
     """Kamp, Fischer and Vreeken, Federated Learning from Small Datasets (FedDC), ICLR 2023, arXiv 2110.03469.
 
+    Another FedDC is Gao et al., CVPR 2022, which corrects local drift; it is not this method.
+
     Each slot's model is trained where it is. In rounds b, 2b, ... every slot becomes the uniform mean of the uploads;
     in the other rounds d, 2d, ... a random permutation moves the models over the slots. The global model is the uniform
     mean of the slots.

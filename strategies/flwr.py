@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import strategy as flower
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM, KEY_NORM_BIT
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedcross.core.errors import ConfigError, FedcrossError, FederationError
@@ -26,7 +29,7 @@ from fedcross.strategies.flower.foreign import (
     is_private,
     surroundings,
 )
-from fedcross.strategies.flower.memory import plain, recall, remember
+from fedcross.strategies.flower.memory import recall, remember, snapshot
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
 from fedcross.strategies.round.federation import State
@@ -36,6 +39,11 @@ from fedcross.strategies.wire.records import Arrays, encode
 
 MU = "proximal-mu"  # Flower's own name for it in the configuration that clients get
 LOSS = "train-loss"
+#: What strategies end with an error without.
+NEEDS = {
+    flower.QFedAvg: "the training loss",
+    flower.DifferentialPrivacyClientSideAdaptiveClipping: "whether it clipped its update",
+}
 
 
 class FlwrParams(Settings):
@@ -68,10 +76,25 @@ class FlwrParams(Settings):
         """Return a new strategy for rounds of `clients` clients; ValueError if the settings do not fit it."""
         return build(self.path, {**self.options, **self.arguments}, clients)
 
-    @model_validator(mode="after")
-    def _can_be_built(self) -> FlwrParams:
-        self.build(clients=1)
-        return self
+    def faults(self, clients_per_round: int) -> list[str]:
+        """Return why the strategy cannot be built for rounds of so many clients."""
+        try:
+            self.build(clients_per_round)
+        except ValueError as error:
+            return [f"method: {error}"]
+        return []
+
+    def privacy_faults(self, clients_per_round: int) -> list[str]:
+        """Return why the strategy cannot work with ``privacy.enabled``: clients then send nothing but their model."""
+        if self.faults(clients_per_round):
+            return []
+        inside = chain(self.build(clients_per_round))
+        return [
+            f"privacy.enabled=true: Flower's {kind.__name__} needs {what} of each client, which nothing protects, so "
+            "no client sends it. Choose another strategy, or turn privacy.enabled off."
+            for kind, what in NEEDS.items()
+            if any(isinstance(one, kind) for one in inside)
+        ]
 
 
 class FlowerClient(Objective[FlwrParams]):
@@ -127,8 +150,8 @@ class Flwr(SingleModel[FlwrParams]):
     ``train_loss``, the mean over the visit). ``configure_evaluate`` and ``start`` are not called.
 
     State: the global model, and the attributes of the strategy (and of strategies inside it) that are numbers, strings
-    or arrays, or lists and dicts of these; other attributes start anew when a run is resumed. Clients keep none. Wire:
-    one model down, one up.
+    or arrays, Python's or numpy's, or lists, tuples, sets and dicts of these. Other attributes start anew when a run is
+    resumed; a warning names one that has changed. Clients keep none. Wire: one model down, one up.
 
     Deviations from Flower: integer entries (batch counters) never reach the strategy. Flower would make them float64,
     and in Krum's distances a counter outweighs all weights; they are averaged by examples and stay integers. Strategies
@@ -146,6 +169,12 @@ class Flwr(SingleModel[FlwrParams]):
 
     Objective = FlowerClient
 
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(*args, **values)
+        if faults := self.params.faults(self.federation.clients_per_round):
+            raise ConfigError(faults)
+        self._lost: set[str] = set()  # attributes that no checkpoint holds, as far as that has been said
+
     def setup(self, arrays: Arrays) -> None:
         """Keep the model and create the strategy."""
         super().setup(arrays)
@@ -161,11 +190,8 @@ class Flwr(SingleModel[FlwrParams]):
         self.handed = [name for name in floats if not only_parameters or name in self.parameter_names]
 
     def _create(self) -> None:
-        try:
-            self.strategy: Any = self.params.build(self.federation.clients_per_round)
-        except ValueError as error:
-            raise ConfigError(f"method: {error}") from error
-        self._fresh = plain(self.strategy)
+        self.strategy: Any = self.params.build(self.federation.clients_per_round)
+        self._fresh = snapshot(self.strategy)
         self._configured: Round | None = None
 
     def dispatch(self, current: Round) -> list[Payload]:
@@ -275,7 +301,15 @@ class Flwr(SingleModel[FlwrParams]):
 
     def state(self) -> State:
         """Return the model and the strategy's own state."""
-        state, own = super().state(), remember(self.strategy, self._fresh, self.handed)
+        state, (own, lost) = super().state(), remember(self.strategy, self._fresh, self.handed)
+        for name in lost.keys() - self._lost:
+            self._lost.add(name)
+            log(
+                WARNING,
+                f"fedcross: method.strategy={self.params.path}: no checkpoint holds its attribute {name} (a "
+                f"{lost[name]} is in it), so a resumed run starts with a new one. Keep numbers, texts and arrays, also "
+                "in lists, tuples, sets and dicts.",
+            )
         return State({**state.arrays, **own.arrays}, {**state.values, **own.values})
 
     def restore(self, state: State) -> None:

@@ -31,7 +31,8 @@ class Solo(SingleModel[Settings]):
 
     A round's test accuracy and loss are the uniform mean over this round's participants, each evaluated with its own
     model on the central test set after training; a round without valid uploads reports none. There is no global model:
-    `global_model`, and so ``model.safetensors``, is the initial one.
+    `global_model`, and so ``model.safetensors``, is the initial one, and ``evaluate_clients`` is refused; with
+    ``evaluate_local`` the participants score their own models.
 
     State: the initial model; every client keeps its model (one model on its disk, from its last accepted visit). Wire:
     one model each way, as for other methods. A client uses the received model only at its first visit, and the server
@@ -41,6 +42,7 @@ class Solo(SingleModel[Settings]):
     #: Every client trains its own model, so the sizes of their updates cannot be compared.
     defended = False
     interchangeable = False
+    personal = True
 
     Objective = Alone
 

@@ -101,6 +101,9 @@ def smoothed(accuracies: npt.NDArray[np.float64], window: int = WINDOW) -> Smoot
     -----
     The logger in the public code of FedCross's laboratory does this, so the published values are most likely of this
     kind. The spread is the population standard deviation (divisor `window`); of equal means the earliest counts.
+
+    Every evaluation counts. A run that was made longer keeps that of its former last round; where this is no multiple
+    of ``evaluate_every``, windows with it reach over fewer rounds than those of a run that had the length at once.
     """
     if accuracies.size == 0:
         return Smoothed(math.nan, math.nan, 0)

@@ -64,6 +64,8 @@ class Contract(ABC, Generic[P]):
     asynchronous: ClassVar[bool] = False
     #: Whether the method needs a model with ``features`` and ``classifier``, not only one that maps inputs to scores.
     halves: ClassVar[bool] = False
+    #: Whether what counts are the clients' own models: there is no global model that they could score.
+    personal: ClassVar[bool] = False
     #: Exchanges of messages in one global round.
     exchanges: int = 1
 
@@ -132,7 +134,8 @@ class Contract(ABC, Generic[P]):
     def network(cls, model: nn.Module, params: P, seed: int) -> nn.Module:
         """Return :meth:`build_model`'s network; the weights that it adds to `model` depend on `seed` alone.
 
-        PyTorch's global CPU generator is seeded for them and then restored, as in :func:`tasks.models.create`.
+        They get the dtype of the trained weights of `model`. PyTorch's global CPU generator is seeded for them and then
+        restored, as in :func:`tasks.models.create`.
 
         Raises
         ------
@@ -147,7 +150,13 @@ class Contract(ABC, Generic[P]):
             )
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(seed, "method model"))
-            return cls.build_model(model, params)
+            own = list(model.parameters())
+            built = cls.build_model(model, params)
+        known = set(map(id, own))
+        dtype = next((one.dtype for one in own if one.requires_grad), None)
+        for added in (one for one in built.parameters() if dtype is not None and id(one) not in known):
+            added.data = added.data.to(dtype)
+        return built
 
     @classmethod
     def evaluation_network(cls, network: nn.Module, params: P) -> nn.Module:

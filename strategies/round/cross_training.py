@@ -197,6 +197,12 @@ class CrossTraining(SingleModel[X]):
         shape, dtype = self.spec[WEIGHT]
         return {GROUP: {"vectors": (shape, dtype), "present": (shape[:1], "bool")}}
 
+    @classmethod
+    def reveals(cls, params: X) -> bool:
+        """Return whether clients send prototypes with these settings."""
+        own = cls.upload_extras is not CrossTraining.upload_extras
+        return own or cls(params).uses_prototypes
+
     def judge_extras(self, uploads: list[Upload]) -> Judgement:
         """Return the uploads with prototypes of at most ``defence.weight`` times the usual length."""
         if not uploads or GROUP not in uploads[0].extras:

@@ -27,7 +27,7 @@ class Meeting(Settings):
     )
     wait_s: float = Field(120.0, gt=0, description="seconds to wait for min_clients")
     deadline_s: float = Field(3600.0, gt=0, description="seconds until an exchange ends without the missing clients")
-    min_replies: int = Field(1, ge=1, description="with fewer accepted replies no model changes in an exchange")
+    min_replies: int = Field(1, ge=1, description="an exchange with fewer accepted replies counts as one without any")
     enough_replies: int | None = Field(None, ge=1, description="end an exchange after this many replies; all if unset")
     reassign: int = Field(0, ge=0, description="how often a slot whose client failed goes to a spare client")
     hedge: int = Field(0, ge=0, description="number of slots, the least recently trained, sent to a spare too")

@@ -246,7 +246,7 @@ class Compressor:
         names = set(codable(model, {n: received[n] for n in self.initial if n in received}, model))
         spec = {n: (shape, self.settings.up if n in names else dtype) for n, (shape, dtype) in model.items()}
         count = sum(blocks(math.prod(model[name][0])) for name in names)
-        return spec, {SCALES: ((count,), "float32")} if self.settings.up == "int8" else {}
+        return spec, {SCALES: ((count,), "float32")} if count and self.settings.up == "int8" else {}
 
     def up(self, upload: Upload, received: Arrays) -> Upload:
         """Return `upload`, which the guard has accepted, with its model decoded.

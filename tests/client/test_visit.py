@@ -14,8 +14,9 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedcross.client import visit, workshop
 from fedcross.client.flat_model import ModuleNet
-from fedcross.conf.schema import Train
+from fedcross.conf.schema import Privacy, Train
 from fedcross.core.errors import ProtocolError
+from fedcross.strategies.parts.objective import Outcome
 from fedcross.strategies.wire.protocol import EXTRA, SCALES
 from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.models.dropout import Dropout
@@ -119,3 +120,12 @@ def test_a_state_and_its_declaration_must_agree(keeps: bool, state: Any) -> None
     arrived = SimpleNamespace(visit=None, prepared=None, content=RecordDict())
     with pytest.raises(ProtocolError, match="finish and `keeps` disagree"):
         visit.leave(SimpleNamespace(config=None, objective=objective), arrived, None)  # type: ignore[arg-type]
+
+
+def test_a_private_client_sends_nothing_beside_its_model_whatever_is_asked() -> None:
+    """Clients of FedExg can make prototypes, and a server that is not honest could ask for them."""
+    objective = SimpleNamespace(keeps=False, finish=lambda *_: Outcome({"prototypes": {}}))
+    shop = SimpleNamespace(config=SimpleNamespace(privacy=Privacy(enabled=True)), objective=objective)
+    arrived = SimpleNamespace(visit=None, prepared=None)
+    with pytest.raises(ProtocolError, match="prototypes asked for, which no noise protects"):
+        visit.leave(shop, arrived, None)  # type: ignore[arg-type]

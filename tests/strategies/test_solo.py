@@ -6,6 +6,7 @@ import pytest
 
 from fedcross.client.workshop import Workshop
 from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
 from fedcross.server.evaluation import Evaluator, Score, mean_score
 from fedcross.strategies.solo import Solo
 from fedcross.strategies.wire.protocol import Round
@@ -97,3 +98,10 @@ def test_the_server_learns_nothing():
     method.begin({"w": np.ones(1, np.float32)})
     assert method.aggregate(Round(1, 0, (0,), 0), []) == {}
     assert method.evaluation_models() == []
+
+
+def test_clients_are_not_asked_to_score_a_model_that_nobody_trains():
+    with pytest.raises(ConfigError, match="method=solo has no global model that clients could score"):
+        load([*SMALL, "method=solo", "evaluate_clients=true"])
+    load([*SMALL, "method=solo", "evaluate_local=true"])
+    load([*SMALL, "method=fedavg", "evaluate_clients=true"])

@@ -131,7 +131,7 @@ def summed(method: Any, send: Callable[[int], Iterable[int]]) -> dict[str, np.nd
     total: dict[str, np.ndarray] = {}
     for number in range(1, 51):
         for exchange in send(number):
-            payloads = method._payloads(Round(number, exchange, (0, 1, 2), 0))
+            payloads = method.payloads(Round(number, exchange, (0, 1, 2), 0))
             meant = {payload.slot: payload.arrays for payload in method.dispatch(Round(number, exchange, (0, 1, 2), 0))}
             seen = set()
             for payload in payloads:
@@ -181,22 +181,21 @@ def test_each_size_of_a_sliced_model_is_a_stream() -> None:
 
 def test_a_slot_that_comes_back_has_no_residual() -> None:
     """Four models, then two, then four: slots 2 and 3 are other models than before."""
-    method = FedCross(clients_per_round=4, nonce=True, compression=Compression(down="int8"), k=4)
+    sizes = {"schedule": "staged", "stages": [{"until": 1, "value": 4}, {"until": 2, "value": 2}, {"value": 4}]}
+    method = FedCross(clients_per_round=2, nonce=True, compression=Compression(down="int8"), k=sizes)
     method.begin({"w": np.zeros(8, np.float32)})
     method.pool.rows[:] = np.random.default_rng(0).normal(size=method.pool.rows.shape)
     compressor = method._compressor
     assert compressor is not None
-    method._payloads(Round(1, 0, (0, 1, 2, 3), 0))
-    kept = compressor.residuals["1"]["w"].copy()
-    assert sorted(compressor.residuals) == ["0", "1", "2", "3"]
-    method.resize(2)
+    method.payloads(Round(1, 0, (0, 1), 0))
     assert sorted(compressor.residuals) == ["0", "1"]
-    assert compressor.residuals["1"]["w"].tolist() == kept.tolist()
-    again = Compressor(Compression(down="int8"), {"w": np.zeros(8, np.float32)})
-    again.residuals = {**compressor.residuals, "3": {"w": np.ones(8, np.float32)}}  # as older versions kept it
-    method._compressor = again
-    method.resize(4)
-    assert sorted(again.residuals) == ["0", "1"]
+    compressor.residuals |= {"2": {"w": np.ones(8, np.float32)}, "3": {"w": np.ones(8, np.float32)}}
+    method.payloads(Round(2, 0, (0, 1), 0))
+    assert sorted(compressor.residuals) == ["0", "1"]
+    compressor.residuals["3"] = {"w": np.ones(8, np.float32)}  # as older versions kept it
+    payloads = method.payloads(Round(3, 0, (0, 1), 0))
+    assert sorted({*compressor.residuals} - {str(one.slot) for one in payloads}) == ["0", "1"]
+    assert all(np.abs(compressor.residuals[str(one.slot)]["w"]).max() < 0.1 for one in payloads)
 
 
 def test_residuals_of_named_streams_are_part_of_a_checkpoint() -> None:
@@ -255,6 +254,17 @@ def test_exact_is_the_default_and_touches_nothing() -> None:
     assert compressor.down(payload) == (payload, payload.arrays)
     assert compressor.down(payload)[0] is payload
     assert compressor.expected({"w": ((1,), "float32")}, payload.arrays) == ({"w": ((1,), "float32")}, {})
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16"])
+def test_a_model_without_float32_is_sent_as_it_is(kind: Any) -> None:
+    """A float64 model: the guard must expect of a client just what the client's half sends."""
+    received = {"w": np.zeros(3), "steps": np.array(1)}
+    trained = {"w": np.arange(3.0), "steps": np.array(2)}
+    settings = Compression(up=kind)
+    arrays, scales, residual = ClientHalf(settings, received).upload(trained, received, {})
+    assert Compressor(settings, received).expected(spec_of(received), received) == (spec_of(arrays), spec_of(scales))
+    assert (arrays, scales, residual) == (trained, {}, {})
 
 
 def test_clients_that_cannot_decode_are_not_asked() -> None:
