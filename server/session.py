@@ -26,7 +26,14 @@ from fedcross.server import accounting, arrangements
 from fedcross.server.audit import Audit, Head
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
-from fedcross.server.identity import check_base, check_continues, describe, digest_of_settings, flatten
+from fedcross.server.identity import (
+    check_base,
+    check_continues,
+    describe,
+    digest_of_settings,
+    flatten,
+    without_places,
+)
 from fedcross.server.loggers import open_logger
 from fedcross.server.model_file import write_model
 from fedcross.server.progress import Progress
@@ -84,6 +91,7 @@ class Session:
         self._doubted = False
         self._idle_told: set[str] = set()  # widths without accepted replies of which the log has said so
         self.done, self.run = 0, secrets.token_hex(8)
+        self.described = describe(config)  # once: a record of visits that is repeated may be gone or grow meanwhile
         state, head = None, None
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
@@ -149,7 +157,7 @@ class Session:
         config = self.config
         last = min(config.rounds, config.stop_at or config.rounds)
         ledger = accounting.Ledger(self.folder, self.done)
-        shown = flatten(describe(config))
+        shown = flatten(self.described)
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
         self._tell_start()
         if self.board is not None:
@@ -339,7 +347,7 @@ class Session:
         return {"privacy": statement(self.config.privacy, self.request_log.counts)}
 
     def _identity(self) -> dict[str, Any]:
-        identity = {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
+        identity = {"run": self.run, "config": without_places(self.described), "module": self.config.modules["method"]}
         if self.audit is not None:
             identity["audit"] = self.audit.head.plain()
         if self.method.plan is not None and self.method.plan.scaled:
