@@ -39,7 +39,7 @@ from fedcross.server.model_file import write_model
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.request_log import RequestLog
-from fedcross.server.run_folder import by_time, prepare, refuse_keys, refuse_used
+from fedcross.server.run_folder import anew, by_time, prepare, refuse_keys, refuse_used
 from fedcross.server.serving import board_of, page_of
 from fedcross.server.slices import plan_for, prepare_slices
 from fedcross.server.snapshots import Snapshots
@@ -53,6 +53,8 @@ from fedcross.tasks.scoring import Score
 
 #: Reasons for which replies are rejected where clients train with a learning rate that is too large.
 DIVERGED = ("non_finite", "bad_metrics")
+#: Settings of methods for how far the server itself moves the model, or what it sends.
+STEPS = ("server_lr", "host_lr", "radius")
 #: After so many rounds, one after another, with slots of a width but no accepted reply, a run says so.
 IDLE_ROUNDS = 10
 
@@ -192,7 +194,8 @@ class Session:
             if self.reply_log is not None:
                 self.reply_log.close()
         if last == config.rounds:  # one that was to stop before may train in the rounds that are left
-            accounting.refuse_idle(ledger.lines)
+            replayed = config.clock.name == "replay"
+            accounting.refuse_idle(ledger.lines, anew(self.folder), replayed=replayed)
         result = self._finish(ledger) if last == config.rounds else {}
         self._tell_end(result, last)
         return result
@@ -257,10 +260,19 @@ class Session:
         if score is not None and not math.isfinite(score.loss):
             raise FederationError(
                 f"Round {number}: the test loss of the global model is {score.loss}, so no client can train it. What "
-                "is not finite in a reply is rejected: the server's own step grew too large, or a client sent a huge "
-                "update. Lower the rate of the server's step, if the method has one, or set defence.enabled=true, and "
-                "start again in another folder."
+                "is not finite in a reply is rejected: a step of the server or of the clients grew too large, or a "
+                f"client sent a huge update. Lower {self._rates()}{self._defence()}, and {anew(self.folder)}."
             )
+
+    def _rates(self) -> str:
+        """Return the settings that say how far server and clients go in a step."""
+        own = [f"method.{name}" for name in STEPS if name in type(self.config.method).model_fields]
+        return " or ".join([*own, "train.lr"])
+
+    def _defence(self) -> str:
+        """Return how to bound what a client sends, where that is possible and not done."""
+        possible = self.method.defended and not self.method.asynchronous
+        return ", or set defence.enabled=true" if possible and not self.config.defence.enabled else ""
 
     def _doubt(self, entry: Mapping[str, Any]) -> None:
         """Say once that the training diverges, where that is the most likely reason for rejected replies."""
@@ -271,8 +283,8 @@ class Session:
         self._doubted = True
         why = ", ".join(f"{reason} {times}" for reason, times in rejected.items() if times)
         advice = (
-            "The training diverges, most likely: lower train.lr, or set train.clip. If it went well before, a device's "
-            "reply may have ruined the model."
+            f"The training diverges, most likely: lower {self._rates()}, or set train.clip. If it went well before, a "
+            "device's reply may have ruined the model."
         )
         log(WARNING, f"fedcross: round {entry['round']}: {count} of {asked} replies rejected, {why}. {advice}")
 
