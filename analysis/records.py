@@ -2,7 +2,8 @@
 
 A record holds what a report needs: the configuration, ``metrics.jsonl`` and ``result.json``. For ``fedcross record
 verify`` it also holds the digests of the checkpoints, the visits of a run that only they can repeat (``clock=real`` or
-``replay``) and, if asked for, a few checkpoints. It holds no other models and no paths of this machine. ``docs/results.md`` is generated from all records and never edited by hand.
+``replay``) and, if asked for, a few checkpoints. It holds no other models and no paths of this machine.
+``docs/results.md`` is generated from all records and never edited by hand.
 """
 
 from __future__ import annotations
