@@ -1,8 +1,9 @@
 """``fedcross record``: writes small records of finished runs into the repository, and the results page.
 
 A record holds what a report needs: the configuration, ``metrics.jsonl`` and ``result.json``. For ``fedcross record
-verify`` it also holds the digests of the checkpoints and, if asked for, a few checkpoints. It holds no other models and
-no paths of this machine. ``docs/results.md`` is generated from all records and never edited by hand.
+verify`` it also holds the digests of the checkpoints, the visits of a run that only they can repeat (``clock=real`` or
+``replay``) and, if asked for, a few checkpoints. It holds no other models and no paths of this machine.
+``docs/results.md`` is generated from all records and never edited by hand.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ LIMIT_MB = 10.0
 
 DIGESTS = "digests.jsonl"
 """File with the digest of the method's state after every round that was checkpointed."""
+
+VISITS = "visits.jsonl"
+"""File with the visits of an asynchronous run, in the order in which they ended."""
 
 DIGITS = 6
 """Significant digits of the numbers in a record's ``metrics.jsonl``."""
@@ -109,12 +113,16 @@ def _texts(run: Path) -> dict[str, str]:
 def _record(config: dict[str, Any], lines: list[str], run: Path) -> dict[str, str]:
     from omegaconf import OmegaConf
 
-    digests = run / DIGESTS
+    if (clock := config.get("clock") or {}).get("name") in ("real", "replay"):
+        kept = [DIGESTS, VISITS]
+        config = {**config, "clock": {**clock, "events": None if clock.get("events") is None else VISITS}}
+    else:
+        kept = [DIGESTS]
     return {
         ".hydra/config.yaml": OmegaConf.to_yaml(OmegaConf.create(neutral(config))),
         "metrics.jsonl": "".join(dumps(short(json.loads(line))) + "\n" for line in lines if line),
         "result.json": (run / "result.json").read_text(encoding="utf-8"),
-    } | ({DIGESTS: digests.read_text(encoding="utf-8")} if digests.exists() else {})
+    } | {name: (run / name).read_text(encoding="utf-8") for name in kept if (run / name).exists()}
 
 
 def _chosen(run: Path, count: int) -> dict[str, bytes]:

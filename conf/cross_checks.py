@@ -190,6 +190,12 @@ def remarks(config: RunConfig) -> list[str]:
             "defence.enabled=true: it shortens uploads before FedFan corrects them; a corrected one can be about three "
             "times as long. Without correction: method.memory_mb=0."
         )
+    visits = config.rounds * config.clients_per_round
+    if (buffer := getattr(config.method, "buffer", 0)) > visits and config.modules["method"] == "fedbuff":
+        found.append(
+            f"method.buffer={buffer}: the run makes {visits} visits (rounds x clients_per_round), so the server takes "
+            "no step and the model stays as it begins. Lower it, or raise rounds."
+        )
     if config.privacy.enabled and config.privacy.randomness == "seed":
         found.append("privacy.randomness=seed: who knows the seed can take the noise off again. For experiments only.")
     return found

@@ -59,8 +59,13 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
     }
 
 
-def refuse_idle(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a FederationError if no reply was ever accepted: such a run has trained nothing, and must not pass."""
+def refuse_idle(
+    lines: Sequence[Mapping[str, Any]], anew: str = "start again in another folder", replayed: bool = False
+) -> None:
+    """Raise a FederationError if no reply was ever accepted: such a run has trained nothing, and must not pass.
+
+    `anew` is how it is started again; `replayed` whether a record says which visits are lost.
+    """
     lost = any(line.get("dropped") for line in lines)
     # Requests say nothing: a slot may be lost without one, as its client is not connected, and another have several.
     taken = any(line.get("bytes_up") or line.get("train_loss") is not None for line in lines)
@@ -69,15 +74,18 @@ def refuse_idle(lines: Sequence[Mapping[str, Any]]) -> None:
         for line in lines:
             reasons.update(line.get("rejected") or {})
         why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(5))
-        raise FederationError(
-            f"{len(lines)} rounds and not one accepted reply ({why or 'no answer'}): nothing was trained. "
-            + (
-                "The warnings above say what the clients answered. Mend it"
-                if why
-                else "No visit was over before the deadline, or no client was there. Raise clock.deadline_s or "
+        if why:
+            cure = "The warnings above say what the clients answered. Mend it"
+        elif replayed:
+            cure = "The record of clock.events accepted none of these visits. Name another one"
+        else:
+            cure = (
+                "No visit was over before the deadline, or no client was there. Raise clock.deadline_s or "
                 "federation.deadline_s, or look at the clients' own logs,"
             )
-            + " and start again in another folder."
+        raise FederationError(
+            f"{len(lines)} rounds and not one accepted reply ({why or 'no answer'}): nothing was trained. "
+            f"{cure} and {anew}."
         )
 
 

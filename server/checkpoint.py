@@ -153,7 +153,9 @@ class Checkpoints:
             except StorageError as error:
                 log(WARNING, "%s Trying the checkpoint before it.", error)
                 reason = reason or f" {error}"
-        raise StorageError(f"{self.folder}: no readable checkpoint. Start the run again without resume.{reason}")
+        raise StorageError(
+            f"{self.folder}: no readable checkpoint. Start the run again without resume=, in another folder.{reason}"
+        )
 
     def owner(self) -> str | None:
         """Return the run to which this folder belongs; None if no file names one.

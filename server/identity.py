@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
@@ -36,6 +37,8 @@ FREE = {
 PLACES = {"task.root", "task.download", "train.base"}
 #: Settings of ``federation`` that decide a result unless they have their default. A continued run may change them.
 RULES = ("min_replies", "enough_replies", "reassign", "hedge", "lead")
+#: How the digest begins that stands for the file of ``clock.events``.
+TOLD = "SHA-256 "
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -69,10 +72,30 @@ def describe(config: RunConfig) -> dict[str, Any]:
         idle.add("devices")
     if config.clock.name == "none":
         idle.add("clock")
+    if config.clock.events is not None:  # the same record may lie elsewhere, and another one in its place
+        plain["clock"]["events"] = _told(Path(config.clock.events))
     as_before(plain)
     return {name: value for name, value in plain.items() if name not in idle} | {
         "names": {group: name for group, name in config.names.items() if group != "engine"}
     }
+
+
+def without_places(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`describe` returned without paths of this machine (:data:`PLACES`)."""
+    return {
+        group: {name: value for name, value in one.items() if f"{group}.{name}" not in PLACES}
+        if isinstance(one, dict)
+        else one
+        for group, one in described.items()
+    }
+
+
+def _told(events: Path) -> str:
+    """Return what stands for a record of visits in a run's identity; its path if it cannot be read."""
+    try:
+        return TOLD + hashlib.sha256(events.read_bytes()).hexdigest()
+    except OSError:
+        return str(events)
 
 
 #: Groups that :func:`describe` leaves out while they are off. One of them missing does not mean that it is new.
@@ -83,8 +106,11 @@ def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
     """Raise a ConfigError if `config` does not continue the run with this `identity`, as its checkpoint holds it."""
     from fedcross.strategies.round.registry import method_class
 
-    may_change = method_class(config.modules["method"]).may_change
-    check_same(_before(identity), describe(config), may_change, defaults(config) | before_later(config))
+    may_change = {*method_class(config.modules["method"]).may_change}
+    before = _before(identity)
+    if not str(before.get("clock", {}).get("events") or TOLD).startswith(TOLD):  # a path, of an older version
+        may_change.add("clock.events")
+    check_same(before, describe(config), may_change, defaults(config) | before_later(config))
 
 
 def unlike_replayed(identity: Mapping[str, Any], config: RunConfig) -> list[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
 
 Standing = Literal["new", "cut off", "done"]
+#: Folders of jobs that have failed in this process's sweep: others with the same settings would fail as well.
+failed: set[Path] = set()
 
 
 def folder_name(*, _root_: Any) -> str:
@@ -87,7 +89,12 @@ def job(_: Any) -> None:
     overrides = [str(o) for o in state.overrides.task]
     output = Path(state.runtime.output_dir)
     if state.mode == RunMode.MULTIRUN:
+        if output in failed:
+            tell(f"Same settings as a job that failed above, not run again: {output}")
+            return
+        failed.add(output)
         sweep_job(overrides, output)
+        failed.discard(output)
     else:
         launch(overrides, output)
 

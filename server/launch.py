@@ -75,6 +75,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     from fedcross.conf.schema import load
     from fedcross.engines.job import engine_of
     from fedcross.server.run_folder import claimed, free, refuse_keys, refuse_used, written
+    from fedcross.strategies.round.clock import ReplayClock
 
     config = load(overrides)
     for remark in remarks(config):
@@ -85,6 +86,8 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         pick_device(config.device)
     if config.resume is None and config.output and claim:
         refuse_used(Path(config.output).resolve())  # before the data are read
+    if config.clock.events is not None:
+        ReplayClock.read(Path(config.clock.events))
     _check_model(config, _data(config))  # errors of data and model come before anything is written
     if config.resume is not None:
         folder = Path(config.resume).resolve()
@@ -214,8 +217,8 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
     record(folder, settled)
     places.write(folder, places.of(config, overrides))
     if config.clock.events is not None:  # the server may run in another folder
-        settled = [o for o in settled if o.split("=")[0] != "clock.events"]
-        settled.append(f"clock.events={quote(str(Path(config.clock.events).resolve()))}")
+        settled = [o for o in settled if places.name_of(o) != places.EVENTS]
+        settled.append(f"{places.EVENTS}={quote(places.of(config, overrides)[places.EVENTS])}")
     settled.append(f"output={quote(str(folder))}")
     engine = engine_of(config.module("engine"))
     if not engine.CAPABILITIES.own_folders:  # otherwise each machine of the federation has its own

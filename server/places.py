@@ -1,4 +1,5 @@
-"""Where a run found what lies outside its folder: its data, and the authority's certificate of ``engine=remote``.
+"""Where a run found what lies outside its folder: its data, the authority's certificate of ``engine=remote``, and the
+visits that a replay repeats.
 
 They are recorded as absolute paths beside the run's settings, because a relative path says nothing in another folder.
 The settings themselves name no place of this machine, so that a run's folder can be copied to another one.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 #: File in a run's folder.
 FILE = Path(".hydra") / "places.json"
-DATA, ROOT, AUTHORITY = "data_root", "task.root", "engine.authority"
+DATA, ROOT, AUTHORITY, EVENTS = "data_root", "task.root", "engine.authority", "clock.events"
 VARIABLE = "FEDCROSS_DATA"
 
 
@@ -41,6 +42,8 @@ def of(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
         found[AUTHORITY] = Path(authority)
     elif root is not None and ROOT in map(name_of, overrides):
         found[ROOT] = Path(root)
+    if config.clock.events is not None:
+        found[EVENTS] = Path(config.clock.events)
     return {name: str(path.expanduser().resolve()) for name, path in found.items()}
 
 
@@ -81,7 +84,7 @@ def _recorded(folder: Path) -> dict[str, str]:
         return {}
     except (OSError, ValueError) as error:
         raise StorageError(f"{folder / FILE}: cannot be read ({error}). Remove it and give data_root=.") from error
-    known = (DATA, ROOT, AUTHORITY)
+    known = (DATA, ROOT, AUTHORITY, EVENTS)
     return {name: str(found[name]) for name in known if name in found} if isinstance(found, dict) else {}
 
 

@@ -163,10 +163,12 @@ def refuse_used(folder: Path) -> None:
                 f"of its own. Choose another output=, for example {folder / 'NAME'}."
             )
         return
-    raise ConfigError(
-        f"output={folder}: it already holds a run ({standing(folder)}). Continue it with resume={folder}, or choose "
-        "another output=."
-    )
+    # Names alone are looked at: whether a checkpoint can be used, the run that is continued says.
+    if any(folder.glob("checkpoints/round-*.safetensors")):
+        cure = f"Continue it with resume={folder}, or choose another output=."
+    else:
+        cure = "It cannot be continued, for it has no checkpoint. Choose another output=, or delete the folder."
+    raise ConfigError(f"output={folder}: it already holds a run ({standing(folder)}). {cure}")
 
 
 def refuse_keys(folder: Path, setting: str = "output") -> None:
@@ -174,6 +176,13 @@ def refuse_keys(folder: Path, setting: str = "output") -> None:
     if what := taken(folder):
         cure = "Move the run to a folder of its own" if setting == "resume" else f"Choose another {setting}="
         raise ConfigError(f"{setting}={folder}: {what}. {cure}.")
+
+
+def anew(folder: Path) -> str:
+    """Return how the run in `folder`, which cannot go on, is started again; a sweep would try this folder again."""
+    if (folder.parent / "multirun.yaml").exists():
+        return f"remove {folder} and start the sweep again"
+    return "start again in another folder"
 
 
 def used(folder: Path) -> bool:

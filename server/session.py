@@ -26,13 +26,20 @@ from fedcross.server import accounting, arrangements
 from fedcross.server.audit import Audit, Head
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import Evaluator, across_clients
-from fedcross.server.identity import check_base, check_continues, describe, digest_of_settings, flatten
+from fedcross.server.identity import (
+    check_base,
+    check_continues,
+    describe,
+    digest_of_settings,
+    flatten,
+    without_places,
+)
 from fedcross.server.loggers import open_logger
 from fedcross.server.model_file import write_model
 from fedcross.server.progress import Progress
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.request_log import RequestLog
-from fedcross.server.run_folder import folder_of, prepare, refuse_keys, refuse_used
+from fedcross.server.run_folder import anew, folder_of, prepare, refuse_keys, refuse_used
 from fedcross.server.serving import board_of, page_of
 from fedcross.server.slices import plan_for, prepare_slices
 from fedcross.server.snapshots import Snapshots
@@ -46,6 +53,8 @@ from fedcross.tasks.scoring import Score
 
 #: Reasons for which replies are rejected where clients train with a learning rate that is too large.
 DIVERGED = ("non_finite", "bad_metrics")
+#: Settings of methods for how far the server itself moves the model, or what it sends.
+STEPS = ("server_lr", "host_lr", "radius")
 #: After so many rounds, one after another, with slots of a width but no accepted reply, a run says so.
 IDLE_ROUNDS = 10
 
@@ -86,6 +95,7 @@ class Session:
         self._doubted = False
         self._idle_told: set[str] = set()  # widths without accepted replies of which the log has said so
         self.done, self.run = 0, secrets.token_hex(8)
+        self.described = describe(config)  # once: a record of visits that is repeated may be gone or grow meanwhile
         state, head = None, None
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
@@ -151,7 +161,7 @@ class Session:
         config = self.config
         last = min(config.rounds, config.stop_at or config.rounds)
         ledger = accounting.Ledger(self.folder, self.done)
-        shown = flatten(describe(config))
+        shown = flatten(self.described)
         logger = open_logger(config.logger.model_dump(), self.folder, self.done + 1, self.run, shown)
         self._tell_start()
         if self.board is not None:
@@ -186,7 +196,8 @@ class Session:
             if self.reply_log is not None:
                 self.reply_log.close()
         if last == config.rounds:  # one that was to stop before may train in the rounds that are left
-            accounting.refuse_idle(ledger.lines)
+            replayed = config.clock.name == "replay"
+            accounting.refuse_idle(ledger.lines, anew(self.folder), replayed=replayed)
         result = self._finish(ledger) if last == config.rounds else {}
         self._tell_end(result, last)
         return result
@@ -251,10 +262,19 @@ class Session:
         if score is not None and not math.isfinite(score.loss):
             raise FederationError(
                 f"Round {number}: the test loss of the global model is {score.loss}, so no client can train it. What "
-                "is not finite in a reply is rejected: the server's own step grew too large, or a client sent a huge "
-                "update. Lower the rate of the server's step, if the method has one, or set defence.enabled=true, and "
-                "start again in another folder."
+                "is not finite in a reply is rejected: a step of the server or of the clients grew too large, or a "
+                f"client sent a huge update. Lower {self._rates()}{self._defence()}, and {anew(self.folder)}."
             )
+
+    def _rates(self) -> str:
+        """Return the settings that say how far server and clients go in a step."""
+        own = [f"method.{name}" for name in STEPS if name in type(self.config.method).model_fields]
+        return " or ".join([*own, "train.lr"])
+
+    def _defence(self) -> str:
+        """Return how to bound what a client sends, where that is possible and not done."""
+        possible = self.method.defended and not self.method.asynchronous
+        return ", or set defence.enabled=true" if possible and not self.config.defence.enabled else ""
 
     def _doubt(self, entry: Mapping[str, Any]) -> None:
         """Say once that the training diverges, where that is the most likely reason for rejected replies."""
@@ -265,8 +285,8 @@ class Session:
         self._doubted = True
         why = ", ".join(f"{reason} {times}" for reason, times in rejected.items() if times)
         advice = (
-            "The training diverges, most likely: lower train.lr, or set train.clip. If it went well before, a device's "
-            "reply may have ruined the model."
+            f"The training diverges, most likely: lower {self._rates()}, or set train.clip. If it went well before, a "
+            "device's reply may have ruined the model."
         )
         log(WARNING, f"fedcross: round {entry['round']}: {count} of {asked} replies rejected, {why}. {advice}")
 
@@ -341,7 +361,7 @@ class Session:
         return {"privacy": statement(self.config.privacy, self.request_log.counts)}
 
     def _identity(self) -> dict[str, Any]:
-        identity = {"run": self.run, "config": describe(self.config), "module": self.config.modules["method"]}
+        identity = {"run": self.run, "config": without_places(self.described), "module": self.config.modules["method"]}
         if self.audit is not None:
             identity["audit"] = self.audit.head.plain()
         if self.method.plan is not None and self.method.plan.scaled:

@@ -17,6 +17,7 @@ from fedcross.core.errors import ConfigError, DataError
 from fedcross.core.overrides import quote
 from fedcross.core.randomness import stream
 from fedcross.server.checkpoint import DIGESTS, Checkpoints
+from fedcross.server.visit_ledger import NAME as VISITS
 
 #: Settings of a record that say where and how it ran, not what.
 MACHINES = {
@@ -84,8 +85,10 @@ def verify(
 
     Notes
     -----
-    `home` may be a single record. Without a checkpoint at hand the first rounds are run, and further ones up to the
-    first that has a digest, if that is within :data:`FURTHER` rounds: a digest says more than a tolerance.
+    `home` may be a single record. A run with ``clock=real`` or ``replay`` is repeated by its visits, from the first
+    round on; those that had not ended with it are not in the record, so its last rounds may have other digests.
+    Without a checkpoint at hand the first rounds are run, and further ones up to the first that has a digest, if that
+    is within :data:`FURTHER` rounds: a digest says more than a tolerance.
     """
     records = sorted(path.parent for path in [*home.glob("metrics.jsonl"), *home.glob("*/metrics.jsonl")])
     if not records:
@@ -108,7 +111,8 @@ def _again(
     settings = [*overrides(record), f"rounds={max(told)}", "logger=none", "checkpoint.every=1"]
     if data_root is not None:
         settings.append(f"data_root={quote(str(data_root.resolve()))}")
-    at_hand = {0} if _keeps_state(settings) else _checkpoints(record) | _checkpoints(run)
+    repeated = (record / VISITS).exists()
+    at_hand = {0} if repeated or _keeps_state(settings) else _checkpoints(record) | _checkpoints(run)
     for start, numbers in _chosen(at_hand, rounds, draw, sorted(told), sorted(digests)):
         folder = place / f"from-{start}"
         if start:
@@ -121,6 +125,25 @@ def _again(
             yield _compare(
                 record.name, number, told[number], new[number], digests.get(number), fresh[number], tolerance
             )
+
+
+def _visits(record: Path, clock: str | None) -> list[str]:
+    """Return the settings that repeat the visits of `record`, if its `clock` does not say in which order they ended.
+
+    Raises
+    ------
+    DataError
+        If the record lacks them, as those of older versions do.
+    """
+    if clock not in ("real", "replay"):
+        return []
+    if not (record / VISITS).is_file():
+        raise DataError(
+            f"{record}: a run with clock=real or replay is repeated by its visits, and {VISITS} is not in the record. "
+            "Record the run again."
+        )
+    events = quote(str((record / VISITS).resolve()))
+    return ["++clock.name=replay", "++clock.deadline_s=null", f"++clock.events={events}"]
 
 
 def _checkpoints(folder: Path | None) -> set[int]:
@@ -165,6 +188,7 @@ def _prepare(folder: Path, record: Path, run: Path | None, start: int, settings:
     source = next(one for one in (record, run) if one is not None and start in Checkpoints(one).rounds())
     (folder / "checkpoints").mkdir(parents=True)
     shutil.copy2(Checkpoints(source).path(start), Checkpoints(folder).path(start))
+    shutil.copyfile(record / "metrics.jsonl", folder / "metrics.jsonl")  # else the run misses its first rounds
     write_settings(folder, [one for one in settings if not one.startswith("data_root=")])
 
 
@@ -188,6 +212,7 @@ def overrides(record: Path) -> list[str]:
         raise DataError(f"{record}: its configuration cannot be read ({error}).") from error
     leaves = dict(_flat({name: value for name, value in config.items() if name not in MACHINES}))
     found = [*groups, *(f"++{name}={_literal(value)}" for name, value in leaves.items() if not _refers(value))]
+    found += _visits(record, leaves.get("clock.name"))
     # A version that did not know a setting did not do what its default says today.
     later = {name: value for name, value in before_later(load(found)).items() if name not in leaves}
     return [*found, *(f"++{name}={_literal(value)}" for name, value in later.items())]

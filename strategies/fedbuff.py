@@ -50,6 +50,7 @@ class FedBuff(AsyncSingle[FedBuffParams]):
         self.sum: Arrays = {name: np.zeros(a.shape, kinds[name]) for name, a in self.model.items()}
         self.count = 0
 
+    @np.errstate(over="ignore", invalid="ignore")  # the evaluation of a model that is not finite ends the run
     def take(self, upload: Upload, sent: Arrays, staleness: int) -> None:
         """Add the update to the buffer; take a step if it is full."""
         share = 1 / float(np.sqrt(1 + staleness))

@@ -48,7 +48,7 @@ class FedFanParams(PooledParams, Widths):
         infinite would be the last mean alone, 0 the plain average of all.
     limit : float, optional
         A visit that is more than this many times as long as visits were up to now is shortened to that, unless more
-        than half of the round's visits are; None: none is.
+        than half of the round's visits are; at most 1e6; None: none is.
     shrink : float
         Share by which all parameters are made smaller in a round; 0 never.
     memory_mb : int
@@ -61,7 +61,7 @@ class FedFanParams(PooledParams, Widths):
     sharpness: float = Field(8.0, gt=0)
     push: float = Field(1.0, ge=0, le=1)
     tail: float = Field(8.0, ge=0)
-    limit: float | None = Field(2.0, ge=1)
+    limit: float | None = Field(2.0, ge=1, le=1e6)
     shrink: float = Field(0.002, ge=0, lt=1)
     memory_mb: int = Field(256, ge=0)
 

@@ -81,8 +81,9 @@ def _main(arguments: list[str]) -> None:
     import hydra
 
     from fedcross.conf.own import translated
-    from fedcross.server.jobs import job
+    from fedcross.server.jobs import failed, job
 
+    failed.clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of fedcross pass through Hydra; main() prints them
     sys.argv = [sys.argv[0], *translated(arguments), *plugins]
     run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)

@@ -88,9 +88,8 @@ class Asking(Method[P]):
 
         visit.exchange = Exchange(current, grid, self._rules(), [payload], inbox, ask, [], (), over)
         visit.exchange.send()
-        if over or inbox.won:
-            self._report.clients += 1
-            self._report.bytes_down += payload.nbytes
+        if over or inbox.won:  # asked by the process before this one; it counts when it ends, as every visit
+            visit.exchange.counts.update({"requests": 1, "bytes": payload.nbytes})
         elif not visit.waiting:
             self._ended(visit)
 

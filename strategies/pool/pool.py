@@ -261,6 +261,7 @@ def whole_numbers(mixed: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of models that are not finite: null in metrics.jsonl
 def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict[str, float]:
     """Return how similar the models of a pool are, computed from their Gram matrix alone.
 

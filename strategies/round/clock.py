@@ -42,7 +42,9 @@ class ClockSettings(Settings):
     @model_validator(mode="after")
     def _replay_has_events(self) -> Self:
         if (self.name == "replay") != (self.events is not None):
-            raise ValueError("clock=replay and clock.events=RUN/visits.jsonl belong together: give both or neither")
+            raise ValueError(
+                "events: clock=replay and clock.events=RUN/visits.jsonl belong together: give both or neither"
+            )
         return self
 
 

@@ -30,7 +30,7 @@ ASYNC = "method=fedcross_async"
         ([ASYNC, "devices=measured", "devices.training=[[1,1],[1,1],[1,1]]"], "not both"),
         ([ASYNC, "devices=uniform", "devices.bytes_per_second=[1,1,1,1,1]"], "not both"),
         ([ASYNC, "clock.deadline_s=0"], "clock.deadline_s=0"),
-        ([ASYNC, "clock.events=x"], "belong together"),
+        ([ASYNC, "clock.events=x"], "clock.events: clock=replay and clock.events=RUN/visits.jsonl belong together"),
         ([ASYNC, "defence.enabled=true"], "one by one"),
         ([ASYNC, "compression.down=int8"], "Compress uploads only"),
         ([ASYNC, "federation.enough_replies=2"], "federation.enough_replies"),

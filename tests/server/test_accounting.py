@@ -126,3 +126,10 @@ def test_a_run_is_idle_if_slots_were_lost_and_no_reply_was_accepted():
             refuse_idle(idle(clients=asked, dropped=3))
     with pytest.raises(FederationError, match=r"non_finite 3.*The warnings above say"):
         refuse_idle(idle(clients=3, dropped=3, rejected={"non_finite": 3}))
+
+
+def test_a_replay_without_an_accepted_visit_blames_its_record():
+    """No deadline of the replay's own loses a visit."""
+    with pytest.raises(FederationError, match=r"The record of clock\.events accepted none.*Name another") as told:
+        refuse_idle(idle(clients=0, dropped=3), replayed=True)
+    assert "deadline" not in str(told.value)

@@ -50,7 +50,7 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path, kept):
 
 
 def test_without_any_it_says_what_to_do(tmp_path):
-    with pytest.raises(StorageError, match="without resume"):
+    with pytest.raises(StorageError, match=r"without resume=, in another folder\."):
         Checkpoints(tmp_path).latest()
 
 

@@ -1,6 +1,7 @@
 """A run remembers where its data lie, and says how to name another place; its settings name none."""
 
 import errno
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,8 +9,9 @@ import pytest
 
 import fedcross
 from fedcross.core.causes import cause_of
-from fedcross.core.errors import DataError, StorageError
+from fedcross.core.errors import ConfigError, DataError, StorageError
 from fedcross.server import places
+from fedcross.server.checkpoint import Checkpoints
 from tests.support.disk import largest_file
 
 SMALL = (
@@ -57,7 +59,8 @@ def test_a_missing_folder_of_data_is_named_with_the_setting(run, tmp_path, monke
 
 
 def config(**groups):
-    return SimpleNamespace(**{"data_root": "data", "task": SimpleNamespace(), "engine": SimpleNamespace(), **groups})
+    usual = {"data_root": "data", "task": SimpleNamespace(), "engine": SimpleNamespace()}
+    return SimpleNamespace(**{**usual, "clock": SimpleNamespace(events=None), **groups})
 
 
 def test_relative_places_are_recorded_as_absolute_ones(tmp_path, monkeypatch):
@@ -108,3 +111,47 @@ def test_a_full_disk_leaves_the_places_of_the_run_that_goes_on(tmp_path):
     with largest_file(16), pytest.raises(StorageError, match="cannot be written"):
         places.write(tmp_path, {"data_root": "/data/of/another/run"})
     assert places.added(tmp_path, []) == ["data_root='/data/of/this/run'"]
+
+
+#: Visits of unequal devices, in two rounds.
+VISITS = (
+    "method=fedbuff", "task=digits", "task.limit=90", "model.hidden=[4]", "partition=iid", "partition.clients=3",
+    "clients_per_round=2", "rounds=2", "train.epochs=1", "engine.workers=1", "logger=none", "device=cpu",
+    "devices=uniform",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory):
+    """A replay of a run that it named by a relative path, stopped after its first round."""
+    home = tmp_path_factory.mktemp("replay")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        fedcross.run(*VISITS, "output=first")
+        fedcross.run(*VISITS, "clock=replay", "clock.events=first/visits.jsonl", "stop_at=1", "output=again")
+    return home
+
+
+@pytest.mark.slow
+def test_a_replay_goes_on_from_another_folder_and_after_its_record_has_moved(replay, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "visits.jsonl" not in str(Checkpoints(replay / "again").identity())
+    for name in ("same", "moved"):
+        shutil.copytree(replay / "again", tmp_path / name)
+    fedcross.run("resume=same", "stop_at=null")
+    shutil.copy2(replay / "first" / "visits.jsonl", tmp_path / "visits.jsonl")
+    fedcross.run("resume=moved", "stop_at=null", "clock.events=visits.jsonl")
+    models = [(place / "model.safetensors").read_bytes() for place in (replay / "first", Path("same"), Path("moved"))]
+    assert models == [models[0]] * 3
+
+
+@pytest.mark.slow
+def test_a_replay_of_another_record_or_of_none_does_not_go_on(replay, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(replay / "again", tmp_path / "run")
+    other = tmp_path / "other.jsonl"
+    other.write_text((replay / "first" / "visits.jsonl").read_text().replace("staleness", "late"))
+    with pytest.raises(ConfigError, match=r"clock\.events: the run in that folder has 'SHA-256"):
+        fedcross.run("resume=run", "stop_at=null", "clock.events=other.jsonl")
+    with pytest.raises(StorageError, match=r"clock\.events=gone\.jsonl: not a readable"):
+        fedcross.run("resume=run", "stop_at=null", "clock.events=gone.jsonl")

@@ -158,6 +158,13 @@ def test_a_folder_of_runs_is_no_runs_folder(finished: Path, tmp_path: Path, wher
     refuse_used(tmp_path / "new")
 
 
+def test_a_run_without_a_checkpoint_is_not_to_be_continued(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"0 rounds\)\. It cannot be continued.*another output=, or delete") as told:
+        refuse_used(tmp_path)
+    assert "resume" not in str(told.value)
+
+
 def test_the_parent_of_a_run_is_refused_before_anything_is_written(finished: Path, capsys) -> None:
     before = files(finished.parent)
     assert main([*SMALL, "method=fedavg", "rounds=2", f"output={finished.parent}"]) == 2

@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 import re
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.server.evaluation import across_clients
 from fedcross.server.identity import check_continues, check_same, describe, flatten
+from fedcross.tasks.scoring import Score
 from tests.support.federation import run, same, session
 from tests.support.slices import POOL
 
@@ -157,8 +159,34 @@ def test_a_run_that_diverges_says_so_once(tmp_path, caplog):
 def test_a_run_whose_servers_step_ruins_the_model_ends(tmp_path):
     """The clients are innocent: each of their replies is finite until the server has taken its step."""
     settings = ["method=fedbuff", "method.server_lr=1e37", "method.buffer=2", "devices=uniform", "clock=virtual"]
-    with pytest.raises(FederationError, match=r"Round \d: the test loss of the global model is .*server's own step"):
+    with pytest.raises(FederationError, match=r"Round \d: the test loss of the global model is ") as told:
         run(tmp_path, *settings, "rounds=8", "clients_per_round=3")
+    assert "Lower method.server_lr or train.lr, and start again in another folder." in str(told.value)
+
+
+def ruined(folder, *overrides):
+    """Return what a run says whose model computes nothing finite."""
+    with pytest.raises(FederationError) as told:
+        session(folder, *overrides)._refuse_ruined(1, Score(0.1, math.inf, ()))
+    return str(told.value)
+
+
+def test_who_ruins_the_model_is_named_by_the_settings_that_the_method_has(tmp_path):
+    assert "Lower train.lr, or set defence.enabled=true, and" in ruined(tmp_path / "a", "method=fedavg")
+    assert "Lower train.lr, and" in ruined(tmp_path / "b", "method=fedavg", "defence.enabled=true")
+    assert "Lower method.radius or train.lr, or set" in ruined(tmp_path / "c", "method=fedmut")
+    (tmp_path / "multirun.yaml").touch()
+    assert f"remove {tmp_path / 'd'} and start the sweep again." in ruined(tmp_path / "d", "method=fedavg")
+
+
+def test_diverging_training_is_blamed_on_the_servers_step_too(tmp_path, caplog):
+    entry = {"round": 1, "clients": 3, "rejected": {"non_finite": 3}}
+    ready = session(tmp_path / "a", "method=fedbuff", "clock=virtual")
+    ready._doubt(entry)
+    ready.visits.close()
+    assert "most likely: lower method.server_lr or train.lr, or set train.clip." in caplog.text
+    session(tmp_path / "b", "method=fedavg")._doubt(entry)
+    assert "most likely: lower train.lr, or set" in caplog.text
 
 
 def changed(change):

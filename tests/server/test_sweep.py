@@ -12,7 +12,7 @@ from fedcross.analysis.groups import group_runs
 from fedcross.analysis.loading import load_runs
 from fedcross.analysis.tables import accuracy_table
 from fedcross.conf.schema import load
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.server.check import checked_plan
 from fedcross.server.identity import fingerprint
 from fedcross.server.jobs import standing, sweep_job
@@ -138,6 +138,22 @@ def test_another_configuration_is_never_overwritten(tmp_path):
     with pytest.raises(ConfigError, match="not its configuration"):
         sweep_job([*TINY, "method=fedavg", "rounds=1"], folder)
     assert (folder / "result.json").read_bytes() == kept
+
+
+def test_jobs_with_the_same_settings_fail_once_in_each_sweep(monkeypatch, tmp_path, capsys):
+    """FedBuff has no alpha, so two of the four jobs are one run."""
+    ran = []
+
+    def fails(overrides, folder):
+        ran.append(folder)
+        raise FederationError("nothing was trained")
+
+    monkeypatch.setattr("fedcross.server.jobs.sweep_job", fails)
+    sweep = ["-m", *TINY, "method=fedbuff,fedcross_async", "method.alpha=0.9,0.99", "hydra.sweep.dir=all"]
+    for times in (1, 2):
+        assert call(monkeypatch, tmp_path, *sweep) == 1
+        assert (len(ran), len(set(ran))) == (3 * times, 3)
+        assert capsys.readouterr().err.count("Same settings as a job that failed above, not run again") == 1
 
 
 def test_a_job_that_runs_elsewhere_is_left_alone(tmp_path, capsys):

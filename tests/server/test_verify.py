@@ -24,6 +24,43 @@ def results(tmp_path_factory):
     return place / "results"
 
 
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """The records of a replay that named its visits by an absolute path."""
+    place = tmp_path_factory.mktemp("replayed")
+    visits = [*(one for one in SETTINGS if "method" not in one), "method=fedbuff", "rounds=3", "devices=uniform"]
+    launch(visits, place / "first")
+    launch([*visits, "clock=replay", f"clock.events={place}/first/visits.jsonl"], place / "again")
+    record([place / "again"], "small", place / "results", checkpoints=2)
+    return place / "results"
+
+
+@pytest.mark.slow
+def test_a_replay_is_repeated_by_the_visits_in_its_record(replayed):
+    config = next((replayed / "small").glob("*/.hydra/config.yaml"))
+    assert "  events: visits.jsonl\n" in config.read_text()
+    found = verify(replayed / "small", rounds=2, seed=0, tolerance=0.0)
+    assert [(one.number, one.verdict) for one in found] == [(1, Verdict.EQUAL), (2, Verdict.EQUAL)]
+
+
+@pytest.mark.slow
+def test_a_run_on_the_real_clock_is_repeated_by_the_visits_in_its_record(replayed, tmp_path):
+    """Its devices are elsewhere, and its checkpoints are of another clock; an older record has no visits."""
+    home = edited(replayed, tmp_path)
+    (run,) = home.iterdir()
+    config = (run / ".hydra" / "config.yaml").read_text()
+    assert "clock:\n  name: replay\n" in config
+    real = config.replace("clock:\n  name: replay\n", "clock:\n  name: real\n").replace(
+        "events: visits.jsonl", "events: null"
+    )
+    (run / ".hydra" / "config.yaml").write_text(real)
+    (found,) = verify(home, rounds=1, seed=0, tolerance=0.0)
+    assert (found.number, found.verdict) == (1, Verdict.EQUAL)
+    (run / "visits.jsonl").unlink()
+    with pytest.raises(DataError, match=r"repeated by its visits.*Record the run again"):
+        verify(home, rounds=1, seed=0, tolerance=0.0)
+
+
 def edited(results, tmp_path, **files):
     """A copy of the records with `files` (name without suffix -> function of its text) changed."""
     import shutil
@@ -37,12 +74,13 @@ def edited(results, tmp_path, **files):
 
 
 @pytest.mark.slow
-def test_rounds_from_the_start_and_from_checkpoints_are_equal_to_the_bit(results):
+def test_rounds_from_the_start_and_from_checkpoints_are_equal_to_the_bit(results, caplog):
     (home,) = (results / "small").iterdir()
     assert sorted(file.name for file in (home / "checkpoints").iterdir()) == [
         "round-000002.safetensors", "round-000005.safetensors",
     ]  # fmt: skip
     found = verify(results / "small", rounds=5, seed=1, tolerance=0.0)
+    assert "missing" not in caplog.text
     assert [one.verdict for one in found] == [Verdict.EQUAL] * 5
     assert {one.number for one in found} == {1, 2, 3, 4, 6}
 

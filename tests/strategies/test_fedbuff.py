@@ -1,7 +1,10 @@
 """FedBuff by hand."""
 
+import numpy as np
 import pytest
 
+from fedcross.conf.cross_checks import remarks
+from fedcross.conf.schema import load
 from fedcross.strategies.fedbuff import FedBuff
 from tests.strategies.test_fedasync import arrive, started
 
@@ -29,3 +32,15 @@ def test_a_buffer_of_one_with_fresh_uploads_is_the_last_upload():
     arrive(method, 0, 4.0)
     arrive(method, 0, 7.0)
     assert method.global_model()["w"] == 7
+
+
+def test_a_step_that_is_too_long_is_silent_and_a_buffer_that_is_never_full_is_told(recwarn):
+    """The evaluation of the model ends the run, and says what to lower."""
+    method = started(FedBuff, k=1, buffer=1, server_lr=1e38)
+    arrive(method, 0, 100.0)
+    assert np.isinf(method.global_model()["w"])
+    assert not recwarn.list
+    few = ["method=fedbuff", "rounds=3", "clients_per_round=4", "partition.clients=8"]
+    assert remarks(load([*few, "method.buffer=12"])) == []
+    (said,) = remarks(load([*few, "method.buffer=13"]))
+    assert "method.buffer=13: the run makes 12 visits" in said

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import load
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedfan import FedFan, FedFanParams, cosine
 from tests.support import pools
 from tests.support.federation import run
@@ -338,3 +339,10 @@ def test_a_defended_run_says_that_the_correction_comes_behind_the_defence_where_
     assert remarks(load([fan])) == remarks(load([fan, on, "method.memory_mb=0"])) == []
     sized = remarks(load(["method=fedfan_three_sizes", "devices=three_sizes", on]))
     assert not [line for line in sized if "FedFan" in line]
+
+
+def test_a_limit_whose_powers_are_no_numbers_is_refused():
+    with pytest.raises(ConfigError, match=r"method\.limit=1e\+300: must be .*1 to 1e\+06"):
+        load(["method=fedfan", "method.limit=1e300"])
+    method = begun(2, limit=1e6, sharpness=1e300, reach=1e-300)
+    assert math.isfinite(method._longest([1.0, 2.0, 3.0]))

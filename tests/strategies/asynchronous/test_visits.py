@@ -366,6 +366,36 @@ def test_after_a_crash_on_the_real_clock_the_logged_arrivals_come_first(tmp_path
     assert same(third.global_model(), again.global_model())
 
 
+@pytest.mark.parametrize("crash", [1, 2, 3])
+def test_after_a_crash_a_logged_visit_counts_in_the_round_in_which_it_ends(tmp_path, grid, crash):
+    """Client 0 answers first, and its visit is the last one to end, in round 3."""
+
+    def rounds(log):
+        method, ended = small(Seconds(5.0, 1.0, 1.0))
+        method.choose = lambda number, group, slots, idle: [0, 1] if len(slots) == 2 and 0 in idle else idle[-1:]
+        method.log, network = log, grid(3, c0=answers(0.1))
+        reports = [method.run_round(number, network) for number in (1, 2, 3)]
+        assert ended[4]["client"] == 0
+        return [(report.clients, report.bytes_down, report.bytes_up) for report in reports]
+
+    cut = WriteAheadLog(tmp_path, "run", 0)
+    accept, left = cut.accept, list(range(crash))
+
+    def last(current, upload):
+        accept(current, upload)
+        left.pop()
+        if not left:
+            raise RuntimeError("power cut")
+
+    cut.accept = last
+    with pytest.raises(RuntimeError, match="power cut"):
+        rounds(cut)
+    cut.close()
+    again = WriteAheadLog(tmp_path, "run", 0)
+    assert rounds(again) == rounds(None)
+    again.close()
+
+
 def test_a_client_that_joins_in_the_middle_is_drawn_from_the_next_round_on(grid):
     method, ended = small(Seconds(1.0, 1.5, 2.0))
     method.federation = method.federation.model_copy(update={"min_clients": 2})

@@ -1,6 +1,7 @@
 """The pool: rows, mean, Gram matrix, mixing in place, resizing, storage."""
 
 import errno
+import math
 import os
 
 import numpy as np
@@ -414,6 +415,11 @@ def test_a_folder_that_cannot_hold_the_pool_is_an_error(tmp_path):
     blocked.write_text("")
     with pytest.raises(StorageError, match=f"no room for a pool of 2 models, 24 bytes, in {blocked}: "):
         Pool(Layout.of(BN), 2, Storage(mmap_share=0, folder=blocked))
+
+
+def test_diagnostics_of_models_that_are_not_finite_are_silent(recwarn):
+    assert math.isnan(diagnostics(np.full((2, 2), np.inf))["pool_similarity_mean"])
+    assert not recwarn.list
 
 
 def test_diagnostics_by_hand():
