@@ -108,9 +108,9 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
         If `folder` holds another configuration.
     """
     from fedcross.conf.schema import load
-    from fedcross.server.launch import launch, quote
+    from fedcross.server.launch import SERVER_ENDS_S, launch, quote
     from fedcross.server.opening import announce
-    from fedcross.server.run_folder import FolderInUseError, claimed
+    from fedcross.server.run_folder import FolderInUseError, claimed, written
     from fedcross.server.sweep import applicable
 
     overrides = applicable(overrides)
@@ -125,7 +125,8 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
                 tell(f"Continued after round {rounds}: {folder}")
                 overrides = [*overrides, f"resume={quote(str(folder))}"]
             elif found == "new":
-                _clear(folder)
+                with written(folder, wait_s=SERVER_ENDS_S):  # a server may be on whose command was killed
+                    _clear(folder)
             announce(overrides, folder)
             launch(overrides, folder, claim=False)
     except FolderInUseError:

@@ -195,15 +195,17 @@ def folder(run: Listed) -> str | None:
 def chosen(known: list[Listed], name: str) -> Listed:
     """Return the run that `name` names: its id, ``last``, or its folder or the last part of that.
 
-    A run that was resumed has its folder's name again, so the newest run in a folder counts.
+    A run that was resumed has its folder's name again, so of the runs in a folder one that has not ended counts, else
+    the newest.
 
     Raises
     ------
     ConfigError
         If there is no such run, or runs in different folders have this name.
     """
-    found = known[:1] if name == LAST else [run for run in known if str(run.run_id) == name]
-    found = found or [run for run in known if name and folder(run) == name.rstrip("/")]
+    if found := known[:1] if name == LAST else [run for run in known if str(run.run_id) == name]:
+        return found[0]
+    found = [run for run in known if name and folder(run) == name.rstrip("/")]
     found = found or [run for run in known if name and PurePosixPath(folder(run) or "/").name == name]
     if not found:
         raise ConfigError(f"{name}: the SuperLink knows no such run. See fedcross deploy runs.")
@@ -212,7 +214,7 @@ def chosen(known: list[Listed], name: str) -> Listed:
             f"{name}: runs {found[0].run_id} and {others[0].run_id} have this name, in {folder(found[0])} and "
             f"{folder(others[0])}. Give the id or the whole folder."
         )
-    return found[0]
+    return next((run for run in found if not run.over), found[0])
 
 
 def _where(arguments: argparse.Namespace) -> tuple[str, Path]:

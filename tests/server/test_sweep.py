@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from fedcross.analysis.groups import group_runs
 from fedcross.analysis.loading import load_runs
@@ -157,12 +158,20 @@ def test_jobs_with_the_same_settings_fail_once_in_each_sweep(monkeypatch, tmp_pa
 
 
 def test_a_job_that_runs_elsewhere_is_left_alone(tmp_path, capsys):
-    from filelock import FileLock
-
     with FileLock(tmp_path / ".lock"):
         sweep_job([*TINY, "rounds=1"], tmp_path)
     assert "Already running in another process" in capsys.readouterr().err
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_job_whose_server_is_on_keeps_its_files(monkeypatch, tmp_path, capsys):
+    """The sweep's command was killed before the server's first checkpoint, and is typed again."""
+    monkeypatch.setattr("fedcross.server.launch.SERVER_ENDS_S", 0.1)
+    (tmp_path / "metrics.jsonl").write_text("of the server\n")
+    with FileLock(tmp_path / SERVER_LOCK):
+        sweep_job([*TINY, "rounds=1"], tmp_path)
+    assert "Already running in another process" in capsys.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_text() == "of the server\n"
 
 
 def test_an_experiments_setting_by_data_set_reaches_the_job(monkeypatch, tmp_path):

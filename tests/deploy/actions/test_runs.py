@@ -45,6 +45,16 @@ def test_a_run_has_the_name_of_its_folder_and_the_newest_in_a_folder_counts():
     assert runs.chosen([listed(9, "running", "output=/p/a"), again, OVER], "/o/a") is again
 
 
+def test_a_run_that_lost_the_race_for_its_folder_does_not_hide_the_one_that_is_on():
+    refused = listed(9, "finished:failed", "resume=/o/a")
+    on = listed(8, "running", "resume=/o/a")
+    for name in ("a", "/o/a"):
+        assert runs.chosen([refused, on, OVER], name) is on
+        assert runs.chosen([refused, OVER], name) is refused
+    assert runs.chosen([refused, on, OVER], "last") is refused
+    assert runs.chosen([refused, on, OVER], "9") is refused
+
+
 def test_a_run_whose_settings_cannot_be_read_does_not_hide_the_others():
     """``flwr run`` takes any text, so that of another program too."""
     foreign = Listed(9, "finished:failed", "", "2026-11-29", "task.file=it's.csv")
