@@ -40,7 +40,7 @@ def end_of(details: str, before: int) -> str:
         return (
             "The SuperLink took the ServerApp's process for lost: no sign of life in time (a minute, once it runs). "
             "Either the process was killed (memory.events of its container, or dmesg, says if it was for memory), or "
-            "the SuperLink was away for more than about 20 s, or too busy to hear it (its log: database is locked). "
+            "the SuperLink was away for too long, or too busy to hear it (its log: database is locked). "
             "fedcross resume= goes on."
         )
     if "unknown error" in details.lower():  # Flower says so of a ServerApp that a signal ended

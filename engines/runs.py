@@ -195,7 +195,7 @@ def _read(
             if not told:
                 put(
                     f"SuperLink: the connection is lost ({error}); trying again for {patience_s:.0f} s. If it is away "
-                    "for more than about 20 s, the run can end; its rounds are on disk, and resume goes on.\n"
+                    "for long, the run can end; its rounds are on disk, and resume goes on.\n"
                 )
                 told = True
         time.sleep(_AGAIN_S)
