@@ -38,6 +38,9 @@ class Last(nn.Module):
     def __init__(self, kind: Any) -> None:
         super().__init__()
         self.rnn, self.out = kind(3, 4, 2), nn.Linear(4, 2)
+        for name, value in self.rnn.named_parameters():
+            if "bias" in name:
+                nn.init.constant_(value, 1.0)  # no unit of a layer with ReLU is dead: each has a gradient
 
     def forward(self, x: Tensor) -> Tensor:
         out, _ = self.rnn(x)
