@@ -99,7 +99,7 @@ def claimed(folder: Path) -> Iterator[Path]:
         held = lock.acquire()
     except Timeout as error:
         raise FolderInUseError(
-            f"{folder}: another process runs in this folder. Wait until it ends, or choose another output=."
+            f"{folder}: another process runs in this folder. Wait until it ends. A new run takes another output=."
         ) from error
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
@@ -144,7 +144,7 @@ def written(folder: Path, wait_s: float = ENDS_S) -> Iterator[None]:
     except Timeout as error:
         raise FolderInUseError(
             f"{folder}: the server of a run writes here, whoever watches it. fedcross deploy runs shows it, fedcross "
-            "deploy stop RUN ends it within a minute. Or choose another output=."
+            "deploy stop RUN ends it within a minute. A new run takes another output=."
         ) from error
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
