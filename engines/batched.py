@@ -61,9 +61,14 @@ class BatchedGrid(LocalGrid):
         self._reasons: set[str] = set()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Carry out all queued messages among `message_ids` and return their replies."""
-        queued = [self._queue.pop(message_id) for message_id in list(message_ids) if message_id in self._queue]
-        return self._answer_all(queued)
+        """Carry out all queued messages among `message_ids` and return their replies, in the order of the queue.
+
+        A caller's set of ids has another order in every process, and how sums round can depend on a client's place.
+        """
+        asked = set(message_ids)
+        return self._answer_all(
+            [self._queue.pop(message_id) for message_id in list(self._queue) if message_id in asked]
+        )
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Carry out `messages` and return all replies."""

@@ -89,8 +89,9 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Carry out the first queued message among `message_ids` and return its reply."""
+        asked = set(message_ids)
         for message_id in list(self._queue):
-            if message_id in set(message_ids):
+            if message_id in asked:
                 return [self._carry_out(self._queue.pop(message_id))]
         return []
 

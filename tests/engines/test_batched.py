@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,32 @@ def test_agrees_with_the_local_engine(tmp_path: Path, method: str, caplog: pytes
     assert list(a) == list(b)
     for name in a:
         np.testing.assert_allclose(b[name], a[name], rtol=0, atol=SINGLE, err_msg=name)
+
+
+def test_two_runs_are_equal_to_the_bit_whatever_order_replies_are_asked_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set of message ids has another order in every process, and a client's place decides how its sums round."""
+    pull, orders = BatchedGrid.pull_messages, []
+
+    def turned(grid: BatchedGrid, message_ids: Iterable[str]) -> Iterable[Message]:
+        ids = sorted(message_ids, key=list(grid._queue).index, reverse=bool(orders))
+        return pull(grid, ids)
+
+    def seen(messages: list[Message], *others: Any) -> list[Message]:
+        found[-1].append([message.metadata.dst_node_id for message in messages])
+        return together(messages, *others)
+
+    monkeypatch.setattr(BatchedGrid, "pull_messages", turned)
+    own = ["model=own", "model.path=tests.engines.test_batched:Narrow"]
+    found: list[list[list[int]]] = []
+    models = []
+    for name in ("one", "other"):
+        found.append([])
+        models.append(batched(tmp_path / name, *own, answer=seen)[0].method.global_model())
+        orders.append(name)
+    assert found[0] == found[1] != [[], []]
+    assert federation.same(*models)
 
 
 def test_a_round_that_cannot_be_computed_together_is_trained_one_after_another(
