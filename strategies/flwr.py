@@ -167,10 +167,10 @@ class Flwr(SingleModel[FlwrParams]):
     Dtypes stay those of the model. Random numbers that a strategy draws from the global generators (noise, say) are
     keyed by the run's seed and the round: a run can be repeated, but the noise protects nothing from those who know the
     seed. If a strategy declines to aggregate (Bulyan in a round with fewer than 4 f + 3 uploads), the model stays and
-    ``flower_skipped`` is 1 in the metrics. A metric that more than half of the clients report is the median of theirs for the others, since strategies
-    want the same ones of everyone. With the defence on, a loss counts as ``defence.weight`` times the median at most,
-    and as the median divided by that at least (QFedAvg weighs by it, and with q below 1 a loss of 0 stops its steps);
-    a reported clipping counts as 0 to 1.
+    ``flower_skipped`` is 1 in the metrics. A metric that more than half of the clients report is the median of theirs
+    for the others, since strategies want the same ones of everyone. With the defence on, a loss counts as
+    ``defence.weight`` times the median at most, and as the median divided by that at least (QFedAvg weighs by it, and
+    with q below 1 a loss of 0 stops its steps); a reported clipping counts as 0 to 1.
     """
 
     Objective = FlowerClient
