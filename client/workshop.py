@@ -80,11 +80,6 @@ class Workshop:
         #: What records steps on this GPU; tells how many were replayed, and why none are.
         self.recorders: list[Recorder[Any]] = []
         self._warned = False
-        if config.privacy.enabled and any(b.is_floating_point() for b in persistent_buffers(network)):
-            raise ConfigError(
-                f"privacy.enabled=true: model={config.names['model']} would send statistics of its data (batch norm). "
-                "Choose a model without batch norm."
-            )
         if config.attack.name != "none" and self.data.partition.own:
             raise ConfigError(
                 "attack: a device that knows only its own data cannot draw the malicious clients. Use a simulation."
@@ -249,12 +244,6 @@ def by_net(arrived: Sequence[Arrived]) -> dict[ModuleNet, list[int]]:
     for i, one in enumerate(arrived):
         groups.setdefault(one.net, []).append(i)
     return groups
-
-
-def persistent_buffers(network: nn.Module) -> list[Tensor]:
-    """Return the buffers in the ``state_dict`` of `network`."""
-    parameters = dict(network.named_parameters(remove_duplicate=False))
-    return [tensor for name, tensor in network.state_dict().items() if name not in parameters]
 
 
 @contextmanager

@@ -158,6 +158,8 @@ def remarks(config: RunConfig) -> list[str]:
 
     remark = getattr(config.method, "remarks", None)
     found = list(remark()) if callable(remark) else []
+    rounds = getattr(config.method, "round_remarks", None)
+    found += rounds(config.clients_per_round) if callable(rounds) else []
     place = getattr(config.engine, "remarks", None)
     found += place(device_name(config.device)) if callable(place) else []
     found += _width_remarks(config)

@@ -200,17 +200,25 @@ class RunConfig(Settings):
         Raises
         ------
         ConfigError
-            If the model does not fit the task or the method, or ``train.only`` matches nothing.
+            If the model does not fit the task or the method, ``train.only`` matches nothing, or the model would send
+            statistics of its data in spite of ``privacy.enabled``.
         DataError
             If the file of the base is not the one that ``train.base_sha256`` names.
         """
         from fedcross.strategies.round.registry import method_class
         from fedcross.tasks.models import create
+        from fedcross.tasks.models.weights import has_statistics
 
         chosen = self.seed if seed is None else seed
         model: nn.Module = create(self.modules["model"], self.model, task, chosen)
         base = _narrowed(model, self.train, self.data_root)
-        return method_class(self.modules["method"]).network(model, self.method, chosen), base
+        network = method_class(self.modules["method"]).network(model, self.method, chosen)
+        if self.privacy.enabled and has_statistics(network):
+            raise ConfigError(
+                f"privacy.enabled=true: model={self.names['model']} would send statistics of its data (batch norm). "
+                "Choose a model without batch norm."
+            )
+        return network, base
 
 
 def _narrowed(model: nn.Module, train: Train, data_root: str) -> str:

@@ -36,6 +36,8 @@ from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.strategies.wire.records import Spec, decode
 
 PARTITION = "partition-id"
+#: Seconds until clients that name no partition, where others do, are asked for it again.
+ASKED_S = 2.0
 #: Federation settings that count under Flower's classic server.
 KEPT = frozenset({"seed", "clients_per_round", "min_clients", "wait_s", "min_replies", "defence"})
 #: Where one stands that does not, if there is such a place.
@@ -139,16 +141,21 @@ class ClassicFedCross(FedAvg):
         federation = self.method.federation
         needed = federation.min_clients or federation.clients_per_round
         deadline = time.monotonic() + federation.wait_s
-        while manager.num_available() < needed:
-            if time.monotonic() >= deadline:
+        online: dict[int, ClientProxy] = {}
+        while True:
+            proxies = dict(manager.all())
+            if len(proxies) >= needed:
+                self._number(proxies)
+                online = {self._partitions[cid]: proxy for cid, proxy in proxies.items() if cid in self._partitions}
+            if len(online) >= needed:
+                return online
+            if (left := deadline - time.monotonic()) <= 0:
                 raise FederationError(
-                    f"{manager.num_available()} clients are connected after {federation.wait_s:.0f} s, {needed} are "
-                    "needed. Start more clients, raise wait_s or lower min_clients."
+                    f"{len(proxies)} clients are connected after {federation.wait_s:.0f} s, {needed} are needed"
+                    f"{f', each with a partition of its own: {len(online)} have one' if online else ''}. Start more "
+                    "clients, raise wait_s or lower min_clients."
                 )
-            time.sleep(0.2)
-        proxies = dict(manager.all())
-        self._number(proxies)
-        return {self._partitions[cid]: proxy for cid, proxy in proxies.items() if cid in self._partitions}
+            time.sleep(min(left, ASKED_S if online else 0.2))
 
     def _number(self, proxies: Mapping[str, ClientProxy]) -> None:
         """Ask new clients for their partition ids; if some report one, leave out the others and ask again later."""

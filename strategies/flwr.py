@@ -27,7 +27,9 @@ from fedcross.strategies.flower.foreign import (
     by_node,
     chain,
     is_private,
+    shortfalls,
     surroundings,
+    thin,
 )
 from fedcross.strategies.flower.memory import recall, remember, snapshot
 from fedcross.strategies.parts.averaging import weighted_mean
@@ -77,12 +79,16 @@ class FlwrParams(Settings):
         return build(self.path, {**self.options, **self.arguments}, clients)
 
     def faults(self, clients_per_round: int) -> list[str]:
-        """Return why the strategy cannot be built for rounds of so many clients."""
+        """Return why the strategy cannot be built for rounds of so many clients, or makes nothing of their replies."""
         try:
-            self.build(clients_per_round)
+            built = self.build(clients_per_round)
         except ValueError as error:
             return [f"method: {error}"]
-        return []
+        return [f"method: {fault}" for fault in shortfalls(built, clients_per_round)]
+
+    def round_remarks(self, clients_per_round: int) -> list[str]:
+        """Return warnings about a strategy that gets fewer replies than its paper asks for."""
+        return [f"method: {remark}" for remark in thin(self.build(clients_per_round), clients_per_round)]
 
     def privacy_faults(self, clients_per_round: int) -> list[str]:
         """Return why the strategy cannot work with ``privacy.enabled``: clients then send nothing but their model."""
@@ -149,9 +155,10 @@ class Flwr(SingleModel[FlwrParams]):
     configuration. Replies hold the records ``arrays`` and ``metrics`` (``num-examples``, ``train-loss``, also as
     ``train_loss``, the mean over the visit). ``configure_evaluate`` and ``start`` are not called.
 
-    State: the global model, and the attributes of the strategy (and of strategies inside it) that are numbers, strings
-    or arrays, Python's or numpy's, or lists, tuples, sets and dicts of these. Other attributes start anew when a run is
-    resumed; a warning names one that has changed. Clients keep none. Wire: one model down, one up.
+    State: the global model, and the attributes of the strategy (and of strategies inside it, if its constructor builds
+    them) that are numbers, strings or arrays, Python's or numpy's, records of arrays, or lists, tuples, sets and dicts
+    of these. Other attributes start anew when a run is resumed; a warning names one that has changed, or may have.
+    Clients keep none. Wire: one model down, one up.
 
     Deviations from Flower: integer entries (batch counters) never reach the strategy. Flower would make them float64,
     and in Krum's distances a counter outweighs all weights; they are averaged by examples and stay integers. Strategies
@@ -159,12 +166,11 @@ class Flwr(SingleModel[FlwrParams]):
     can make a running variance negative. For the same reason differential privacy is refused with such statistics.
     Dtypes stay those of the model. Random numbers that a strategy draws from the global generators (noise, say) are
     keyed by the run's seed and the round: a run can be repeated, but the noise protects nothing from those who know the
-    seed. If a strategy
-    declines to aggregate (Bulyan with fewer than 4 f + 3 uploads), the model stays and ``flower_skipped`` is 1 in the
-    metrics. A metric that more than half of the clients report is the median of theirs for the others, since strategies
-    want the same ones of everyone. With the defence on, a loss counts as ``defence.weight`` times the median at most,
-    and as the median divided by that at least (QFedAvg weighs by it, and with q below 1 a loss of 0 stops its steps);
-    a reported clipping counts as 0 to 1.
+    seed. If a strategy declines to aggregate (Bulyan in a round with fewer than 4 f + 3 uploads), the model stays and
+    ``flower_skipped`` is 1 in the metrics. A metric that more than half of the clients report is the median of theirs
+    for the others, since strategies want the same ones of everyone. With the defence on, a loss counts as
+    ``defence.weight`` times the median at most, and as the median divided by that at least (QFedAvg weighs by it, and
+    with q below 1 a loss of 0 stops its steps); a reported clipping counts as 0 to 1.
     """
 
     Objective = FlowerClient
@@ -301,14 +307,15 @@ class Flwr(SingleModel[FlwrParams]):
 
     def state(self) -> State:
         """Return the model and the strategy's own state."""
-        state, (own, lost) = super().state(), remember(self.strategy, self._fresh, self.handed)
+        state, sent = super().state(), {name: self.model[name] for name in self.handed}
+        own, lost = remember(self.strategy, self._fresh, sent)
         for name in lost.keys() - self._lost:
             self._lost.add(name)
             log(
                 WARNING,
                 f"fedcross: method.strategy={self.params.path}: no checkpoint holds its attribute {name} (a "
                 f"{lost[name]} is in it), so a resumed run starts with a new one. Keep numbers, texts and arrays, also "
-                "in lists, tuples, sets and dicts.",
+                "in lists, tuples, sets and dicts, and strategies that its constructor builds.",
             )
         return State({**state.arrays, **own.arrays}, {**state.values, **own.values})
 

@@ -8,8 +8,9 @@ import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any
+from numbers import Integral, Real
+from types import ModuleType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -43,6 +44,9 @@ DRAWING = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1
 TREES = (flower.FedXgbBagging, flower.FedXgbCyclic)
 #: Strategies whose update starts from the global model that was sent.
 OPTIMISERS = (flower.FedAvgM, FedOpt)
+#: What fits an annotation: an integer is a number too, and true is 1.
+SIMPLE: dict[str, Any] = {"int": Integral, "float": Real, "bool": (bool, Integral), "str": str, "None": type(None)}
+CALLED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "None": "null"}
 HOME = "flwr.serverapp.strategy"
 
 
@@ -115,11 +119,9 @@ def build(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
     known = [name for name in named if name not in OURS]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     short = kind.__name__
-    for name in arguments:
-        if name in OURS or (name not in known and not takes_any):
-            raise ValueError(
-                f"{short} has no option {name!r}. {nearest(name, known)} Known: {', '.join(known) or 'none'}."
-            )
+    for name, value in arguments.items():
+        if fault := _argument_fault(name, value, named, known, takes_any=takes_any):
+            raise ValueError(f"{short} {fault}")
     values = {name: _value(named.get(name), name, value, clients) for name, value in arguments.items()}
     if "num_sampled_clients" in named:
         values.setdefault("num_sampled_clients", clients)
@@ -135,6 +137,36 @@ def build(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
             if hasattr(one, name):
                 setattr(one, name, value)
     return strategy
+
+
+def _argument_fault(
+    name: str, value: Any, named: Mapping[str, inspect.Parameter], known: Sequence[str], *, takes_any: bool
+) -> str:
+    """Return why a strategy cannot be given `value` as its argument `name`; empty if it can."""
+    if name in OURS:
+        instead = "Write clients_per_round=N" if name in DRAWING else "Leave it out"
+        return f"has no option {name!r} here: fedcross sets it. {instead}."
+    if name not in known and not takes_any:
+        return (
+            f"has no option {name!r}. {nearest(name, known) + ' ' if known else ''}Known: {', '.join(known) or 'none'}."
+        )
+    wanted = _simple(named[name].annotation) if name in named else []
+    if not wanted or (value is None and named[name].default is None):
+        return ""
+    if any(isinstance(value, SIMPLE[kind]) for kind in wanted):
+        return ""
+    texts = " or ".join(CALLED[kind] for kind in wanted)
+    return f"wants {texts} for {name!r}, not {value!r}."
+
+
+def _simple(annotation: Any) -> list[str]:
+    """Return the names of the kinds that an argument may have, if all of them are in :data:`SIMPLE`; else none."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    names = [getattr(one, "__name__", str(one)) for one in members]
+    if isinstance(annotation, str):  # as ``from __future__ import annotations`` leaves it
+        names = [one.strip() for one in annotation.split("|")]
+    names = ["None" if one == "NoneType" else one for one in names]
+    return names if all(one in SIMPLE for one in names) else []
 
 
 def _value(parameter: inspect.Parameter | None, name: str, value: Any, clients: int) -> Any:
@@ -153,6 +185,45 @@ def chain(strategy: Strategy) -> list[Strategy]:
     for outer in found:
         found += [inner for inner in vars(outer).values() if isinstance(inner, Strategy) and inner not in found]
     return found
+
+
+def shortfalls(strategy: Strategy, clients: int) -> list[str]:
+    """Return why `strategy`, or one inside it, can make nothing of the replies of `clients` clients."""
+    found = []
+    for one, enough in _counting(strategy):
+        called = type(one).__name__
+        now = f"{called}: num_malicious_nodes={one.num_malicious_nodes}"
+        if one.num_malicious_nodes < 0:
+            found.append(f"{now}. Give 0 or more.")
+        elif clients < (enough if isinstance(one, flower.Bulyan) else one.num_malicious_nodes + 1):
+            found.append(
+                f"{now} needs {enough} replies a round, clients_per_round={clients} gives fewer. Lower it, or write "
+                f"clients_per_round={enough}."
+            )
+        if getattr(one, "num_nodes_to_select", 1) < 1:
+            found.append(f"{called}: num_nodes_to_select={one.num_nodes_to_select}. Give 1 or more.")
+    return found
+
+
+def thin(strategy: Strategy, clients: int) -> list[str]:
+    """Return where `clients` replies are too few for what Krum promises, though Flower takes them."""
+    return [
+        f"{type(one).__name__}: num_malicious_nodes={one.num_malicious_nodes}, clients_per_round={clients}: what Krum's"
+        f" paper promises holds from {enough} replies on."
+        for one, enough in _counting(strategy)
+        if one.num_malicious_nodes and clients < enough
+    ]
+
+
+def _counting(strategy: Strategy) -> Iterator[tuple[Any, int]]:
+    """Yield each strategy that aggregates as Flower's Bulyan or Krum, and the replies that its paper asks for."""
+    for one in chain(strategy):
+        aggregates: Any = type(one).aggregate_train
+        hostile = getattr(one, "num_malicious_nodes", None)
+        if isinstance(hostile, int) and aggregates is flower.Bulyan.aggregate_train:
+            yield one, 4 * hostile + 3
+        elif isinstance(hostile, int) and aggregates is flower.MultiKrum.aggregate_train:
+            yield one, 2 * hostile + 3
 
 
 def is_private(strategy: Strategy) -> bool:

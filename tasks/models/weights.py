@@ -88,5 +88,11 @@ def check_weights(module: nn.Module) -> None:
         raise ConfigError("model: no parameter requires gradients, so there is nothing to train. Unfreeze some.")
 
 
+def has_statistics(module: nn.Module) -> bool:
+    """Return whether `module` sends numbers that are not trained, as the statistics of batch normalisation are."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return any(t.is_floating_point() for name, t in module.state_dict().items() if name not in parameters)
+
+
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedcross.conf.compose import compose
-from fedcross.core.errors import StorageError
-from fedcross.server.launch import record
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.server.launch import launch, record
 from fedcross.server.run_folder import saved_overrides
 from tests.support.disk import largest_file
 
@@ -33,3 +33,10 @@ def test_a_full_disk_leaves_the_settings_of_the_run_that_goes_on(tmp_path: Path)
     assert {path.name: path.read_bytes() for path in (tmp_path / ".hydra").glob("*.yaml")} == before
     record(tmp_path, [*SETTINGS, "stop_at=3"])
     assert saved_overrides(tmp_path)[-1] == "stop_at=3"
+
+
+def test_a_model_that_privacy_cannot_protect_is_refused_before_the_run_has_a_folder(tmp_path: Path) -> None:
+    private = ["model=resnet20", "privacy.enabled=true", "privacy.clip=1", "privacy.noise=1", "device=cpu"]
+    with pytest.raises(ConfigError, match="resnet20 would send statistics of its data"):
+        launch([*SETTINGS, *private], tmp_path / "run")
+    assert not (tmp_path / "run").exists()

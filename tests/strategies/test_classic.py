@@ -207,6 +207,17 @@ def test_own_metrics_and_configuration_are_the_base_class_s():
     assert strategy.configure_evaluate(1, parameters, manager()) == []
 
 
+@pytest.mark.parametrize("partitions", [(0, 0, 1, 1), (0, None, None, 1)], ids=["shared", "unnamed"])
+def test_clients_without_a_partition_of_their_own_are_not_counted(partitions):
+    """Else a round trains fewer models than it has, and nobody says so."""
+    clients = manager(*(InMemory(str(i), partition) for i, partition in enumerate(partitions)))
+    strategy = ClassicFedCross(FedCross(clients_per_round=3, wait_s=0.01))
+    with pytest.raises(FederationError, match=r"4 clients are connected after 0 s, 3 are needed, each with .*: 2 have"):
+        strategy.configure_fit(1, ndarrays_to_parameters([np.zeros(2, np.float32)]), clients)
+    strategy = ClassicFedCross(FedCross(clients_per_round=3, min_clients=2, wait_s=0.01))
+    assert len(strategy.configure_fit(1, ndarrays_to_parameters([np.zeros(2, np.float32)]), clients)) == 2
+
+
 def test_too_few_clients_and_wrong_names_are_told():
     with pytest.raises(FederationError, match="1 clients are connected"):
         ClassicFedCross(FedCross(clients_per_round=2, wait_s=0.01)).configure_fit(1, INITIAL, manager(InMemory("1")))

@@ -35,8 +35,8 @@ def model(w, steps=0, variance=1.0):
     }
 
 
-def begun(name, start=0.0, **options):
-    method = Flwr(name=name, options=options, clients_per_round=2)
+def begun(name, start=0.0, clients=2, **options):
+    method = Flwr(name=name, options=options, clients_per_round=clients)
     method.begin(model(start), {"w"})
     return method
 
@@ -122,7 +122,7 @@ def test_robust_means_by_hand():
     assert rounds(begun("Krum", num_malicious_nodes=1), received) in (2, 3)
     assert rounds(begun("MultiKrum", num_malicious_nodes=1, num_nodes_to_select=4), received) == 2.5
     many = [upload(i, w) for i, w in enumerate((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 90.0))]
-    assert 2 <= rounds(begun("Bulyan", num_malicious_nodes=1), many) <= 5
+    assert 2 <= rounds(begun("Bulyan", clients=7, num_malicious_nodes=1), many) <= 5
 
 
 def test_counters_do_not_decide_who_is_near_whom():
@@ -209,7 +209,7 @@ def test_lost_clients_leave_the_mean_and_a_lost_round_changes_nothing(tmp_path):
 
 def test_a_strategy_that_declines_leaves_the_model():
     """Bulyan needs 4 f + 3 uploads."""
-    method = begun("Bulyan", 1.0, num_malicious_nodes=1)
+    method = begun("Bulyan", 1.0, clients=7, num_malicious_nodes=1)
     assert method.aggregate(Round(1, 0, (0, 1), 0), [upload(0, 5.0), upload(1, 6.0)]) == {"flower_skipped": 1.0}
     assert method.global_model()["w"] == np.float32(1)
 
