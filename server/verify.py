@@ -86,8 +86,9 @@ def verify(
     Notes
     -----
     `home` may be a single record. A run with ``clock=real`` or ``replay`` is repeated by its visits, from the first
-    round on; those that had not ended with it are not in the record, so its last rounds may have other digests. So may
-    the former last round of an asynchronous run that was made longer: visits that were to end later had not been sent.
+    round on; those that had not ended with it are not in the record, so its last rounds may have other digests;
+    with ``clock=real`` each round that ends with visits under way has, as the repetition knows their ends. So may the
+    former last round of an asynchronous run that was made longer: visits that were to end later had not been sent.
     Without a checkpoint at hand the first rounds are run, and further ones up to the first that has a digest, if that
     is within :data:`FURTHER` rounds: a digest says more than a tolerance.
     """
