@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,10 @@ USUAL = {"federation.min_replies": 1, "federation.reassign": 0, "federation.hedg
 WHERE = ("engine", "device")
 """Settings of where a run ran. The result does not depend on them by design, so seeds from several machines form one
 group. If the same seed ran in two places, the runs compare the places, and these settings count."""
+
+VISITS = "clock.visits"
+"""Digest of the visits that a run with ``clock=real`` or ``replay`` has made; they decide its result. Each seed has its
+own, so they count as a setting only where runs of one configuration and seed have several."""
 
 PANEL = ("task.name", "model.name", "partition.name", "partition.beta", "devices.name")
 """Settings that define the problem. Runs of different problems are never drawn in one plot."""
@@ -128,8 +132,24 @@ def _compares_places(runs: Sequence[Run]) -> bool:
     """Whether one configuration and seed ran in two places."""
     places: dict[object, set[object]] = {}
     for run in runs:
-        places.setdefault((identity(run), run.seed), set()).add(identity(run, IGNORED))
+        usual = identity(run, (*IGNORED, *WHERE, VISITS))
+        places.setdefault((usual, run.seed), set()).add(identity(run, (*IGNORED, VISITS)))
     return any(len(found) > 1 for found in places.values())
+
+
+def _by_visits(runs: Sequence[Run], ignored: Sequence[str]) -> list[Run]:
+    """Return the runs, without their visits where those of one seed of a configuration are the same."""
+    found: dict[object, dict[int | None, set[object]]] = {}
+    for run in runs:
+        seeds = found.setdefault(identity(run, (*ignored, VISITS)), {})
+        seeds.setdefault(run.seed, set()).add(run.settings.get(VISITS))
+    several = {key for key, seeds in found.items() if any(len(visits) > 1 for visits in seeds.values())}
+    return [
+        run
+        if identity(run, (*ignored, VISITS)) in several
+        else replace(run, settings={name: value for name, value in run.settings.items() if name != VISITS})
+        for run in runs
+    ]
 
 
 LENGTH = ("rounds", "evaluate_every")
@@ -155,7 +175,7 @@ def group_runs(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Group
     notes: list[str] = []
     ignored = (*IGNORED, *(() if _compares_places(runs) else WHERE), *but)
     cells: dict[tuple[tuple[str, Any], ...], dict[int | None, Run]] = {}
-    for run in runs:
+    for run in _by_visits(runs, ignored):
         seeds = cells.setdefault(identity(run, ignored), {})
         kept = run
         if run.seed in seeds:

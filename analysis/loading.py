@@ -1,12 +1,13 @@
 """Reading run folders.
 
 A run folder holds ``metrics.jsonl`` (one object per round), ``result.json`` (written when the run ends) and
-``.hydra/config.yaml``. Nothing else is read. A folder that cannot be used is no error;
-a note gives the reason.
+``.hydra/config.yaml``; of ``visits.jsonl`` the digest counts where it decides the result (``clock=real`` or
+``replay``). Nothing else is read. A folder that cannot be used is no error; a note gives the reason.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcross.analysis.groups import VISITS
 from fedcross.analysis.runs import WIDTHS, Curve, Run
 from fedcross.conf.later import LATER
 from fedcross.core.errors import DataError
@@ -141,6 +143,16 @@ def _read_result(folder: Path) -> dict[str, Any]:
     return result if isinstance(result, dict) else {}
 
 
+def _read_visits(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the setting that stands for the visits, where the run's result depends on them and they are there."""
+    if settings["clock.name"] not in ("real", "replay"):
+        return {}
+    try:
+        return {VISITS: hashlib.sha256((folder / "visits.jsonl").read_bytes()).hexdigest()[:8]}
+    except OSError:
+        return {}
+
+
 def load_run(folder: Path, until: int | None = None, every: int | None = None) -> Run:
     """Read one run folder, up to round `until`, with the evaluations of every `every`-th round alone.
 
@@ -153,6 +165,7 @@ def load_run(folder: Path, until: int | None = None, every: int | None = None) -
     columns, note = _read_metrics(folder)
     if np.isnan(columns.get("test_accuracy", np.array([np.nan]))).all():
         raise BadRunError("no round was evaluated")
+    settings |= _read_visits(folder, settings)
     result = _read_result(folder)
     done, planned = int(columns["round"][-1]), settings.get("rounds")
     if not result:

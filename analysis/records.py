@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcross.analysis.axes import AXES
 from fedcross.core.errors import ConfigError, DataError, StorageError
+from fedcross.core.events import say
 from fedcross.core.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def record(
 ) -> list[Path]:
     """Copy the records of all finished runs below `folders` into ``results/name`` and return their folders.
 
-    Existing records stay, except that a new record replaces one of the same configuration and seed. A record takes
-    `checkpoints` of its run's checkpoints along, spread over the run: ``fedcross record verify`` starts from them.
+    Existing records stay, except that a new record replaces one of the same configuration and seed (with ``clock=real``
+    or ``replay``, of the same visits too); a line says so if that was another run's. A record takes `checkpoints` of
+    its run's checkpoints along, spread over the run: ``fedcross record verify`` starts from them.
 
     Raises
     ------
@@ -83,6 +85,7 @@ def record(
             f"--name {name}: the records would take {size / 1e6:.1f} MB, the limit is {limit_mb:g} MB. Nothing was "
             "written. Record fewer runs, spread them over several names, or raise --limit-mb."
         )
+    _tell_replaced(home, found)
     try:
         for folder, files in new.items():
             shutil.rmtree(folder, ignore_errors=True)
@@ -92,6 +95,23 @@ def record(
     except OSError as error:
         raise StorageError(f"{home}: cannot be written ({error}). Choose another folder with --results.") from error
     return sorted(new)
+
+
+def _tell_replaced(home: Path, found: Sequence[tuple[Path, Mapping[str, str]]]) -> None:
+    """Say which records of other runs those of `found` replace; a run that is recorded again has the same metrics."""
+    taken: dict[Path, tuple[str, str]] = {}  # the record's folder -> whose it is, and its metrics
+    for run, texts in found:
+        folder, metrics = home / _folder_name(texts), texts["metrics.jsonl"]
+        before = folder / "metrics.jsonl"
+        if folder not in taken and before.is_file():
+            taken[folder] = "another run", before.read_text(encoding="utf-8", errors="replace")
+        whose, told = taken.get(folder, ("", metrics))
+        if told != metrics:
+            say(
+                f"{folder}: this record of {whose} is replaced by that of {run}: same configuration and seed.",
+                "WARNING",
+            )
+        taken[folder] = str(run), metrics
 
 
 def _texts(run: Path) -> dict[str, str]:
@@ -133,11 +153,11 @@ def _chosen(run: Path, count: int) -> dict[str, bytes]:
 
 
 def _folder_name(files: Mapping[str, str]) -> str:
-    """Return a name that is unique for the run: method, task, seed and a digest of the configuration."""
+    """Return a name that is unique for the run: method, task, seed and a digest of configuration and visits."""
     import hashlib
 
     result = json.loads(files["result.json"])
-    digest = hashlib.sha256(files[".hydra/config.yaml"].encode()).hexdigest()[:8]
+    digest = hashlib.sha256((files[".hydra/config.yaml"] + files.get(VISITS, "")).encode()).hexdigest()[:8]
     return f"{result['method']}-{result['task']}-seed{result['seed']}-{digest}"
 
 

@@ -152,22 +152,26 @@ def _cut(given: list[str], place: int) -> str:
 
 def _seed(override: str, found: Plan) -> bool:
     """Return whether `override` is a seed that needs no check: one of several seeds, and a plain number."""
-    return found.multirun and override.startswith("seed=") and override.removeprefix("seed=").isdigit()
+    named = any("${seed}" in one for one in found.overrides)  # in the place of a record of visits, say
+    return found.multirun and override.startswith("seed=") and override.removeprefix("seed=").isdigit() and not named
 
 
 def _faults(overrides: list[str]) -> list[str]:
     """Return all errors of a job. After a misspelled name the other settings are checked too, each by itself."""
     from fedcross.conf.compose import UnknownSettingError, compose
     from fedcross.conf.schema import load, parsed
+    from fedcross.server.places import check_record
 
     rest = [o for o in overrides if not o.startswith("hydra")]
     try:
-        load(rest)
+        check_record(load(rest))
         return []
     except UnknownSettingError as error:
         found: ConfigError = error
     except ConfigError as error:
         return error.faults
+    except StorageError as error:
+        return [str(error)]
     faults: list[str] = []
     while isinstance(found, UnknownSettingError):
         faults += found.faults

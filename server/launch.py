@@ -74,8 +74,8 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
     from fedcross.conf.cross_checks import remarks
     from fedcross.conf.schema import load
     from fedcross.engines.job import engine_of
+    from fedcross.server import places
     from fedcross.server.run_folder import claimed, free, refuse_keys, refuse_used, written
-    from fedcross.strategies.round.clock import ReplayClock
 
     config = load(overrides)
     for remark in remarks(config):
@@ -86,8 +86,7 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         pick_device(config.device)
     if config.resume is None and config.output and claim:
         refuse_used(Path(config.output).resolve())  # before the data are read
-    if config.clock.events is not None:
-        ReplayClock.read(Path(config.clock.events))
+    places.check_record(config)
     _check_model(config, _data(config))  # errors of data and model come before anything is written
     if config.resume is not None:
         folder = Path(config.resume).resolve()

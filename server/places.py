@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core.errors import DataError, StorageError
+from fedcross.core.errors import ConfigError, DataError, StorageError
 from fedcross.core.overrides import quote
 from fedcross.core.private_files import write_atomically
 
@@ -86,6 +86,36 @@ def _recorded(folder: Path) -> dict[str, str]:
         raise StorageError(f"{folder / FILE}: cannot be read ({error}). Remove it and give data_root=.") from error
     known = (DATA, ROOT, AUTHORITY, EVENTS)
     return {name: str(found[name]) for name in known if name in found} if isinstance(found, dict) else {}
+
+
+def check_record(config: RunConfig) -> None:
+    """Refuse a record of visits that cannot be repeated, or has fewer of them than the run makes.
+
+    Raises
+    ------
+    ConfigError
+        If there are too few.
+    StorageError
+        If it cannot be read; with the cure, if it is missing and a resumed run has named it.
+    """
+    from fedcross.strategies.round.clock import ReplayClock
+
+    if config.clock.events is None:
+        return
+    path = Path(config.clock.events)
+    try:
+        visits = len(ReplayClock.read(path).events)
+    except StorageError as error:
+        if config.resume is None or path.exists():
+            raise
+        raise StorageError(f"{error} If it was moved, add {EVENTS}=FILE (the same file).") from error
+    rounds = min(config.rounds, config.stop_at or config.rounds)
+    if visits < (needed := rounds * config.clients_per_round):
+        raise ConfigError(
+            f"{EVENTS}={path}: {visits} visits are in it, and {rounds} rounds with "
+            f"clients_per_round={config.clients_per_round} make {needed}. Lower them to those of the recorded run; if "
+            "they are, lines of the record are missing."
+        )
 
 
 def elsewhere(config: RunConfig, fault: DataError) -> DataError:

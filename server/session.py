@@ -142,8 +142,10 @@ class Session:
         self.board = board_of(config)
         if structured() or self.board is not None:
             self.method.tell = self._tell
-        self.visits = VisitLedger(self.folder, self.done) if kind.asynchronous else None
-        if self.visits is not None:
+        self.visits: VisitLedger | None = None
+        if kind.asynchronous:
+            ended = 0 if state is None else int(state.values["_visits"]["finished"])
+            self.visits = VisitLedger(self.folder, self.done, ended)
             self.method.on_visit = self.visits.add
 
     def execute(self) -> dict[str, Any]:

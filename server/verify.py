@@ -86,7 +86,9 @@ def verify(
     Notes
     -----
     `home` may be a single record. A run with ``clock=real`` or ``replay`` is repeated by its visits, from the first
-    round on; those that had not ended with it are not in the record, so its last rounds may have other digests.
+    round on; those that had not ended with it are not in the record, so its last rounds may have other digests;
+    with ``clock=real`` each round that ends with visits under way has, as the repetition knows their ends. So may the
+    former last round of an asynchronous run that was made longer: visits that were to end later had not been sent.
     Without a checkpoint at hand the first rounds are run, and further ones up to the first that has a digest, if that
     is within :data:`FURTHER` rounds: a digest says more than a tolerance.
     """
@@ -189,6 +191,8 @@ def _prepare(folder: Path, record: Path, run: Path | None, start: int, settings:
     (folder / "checkpoints").mkdir(parents=True)
     shutil.copy2(Checkpoints(source).path(start), Checkpoints(folder).path(start))
     shutil.copyfile(record / "metrics.jsonl", folder / "metrics.jsonl")  # else the run misses its first rounds
+    if (loop := Checkpoints(folder).load(start)[0].values.get("_visits")) is not None:  # and as many visits
+        (folder / VISITS).write_text('{"round": 0}\n' * int(loop["finished"]), encoding="utf-8")
     write_settings(folder, [one for one in settings if not one.startswith("data_root=")])
 
 

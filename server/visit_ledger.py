@@ -19,8 +19,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from logging import WARNING
 from pathlib import Path
 from typing import Any
+
+from flwr.common.logger import log
 
 from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_own
@@ -39,12 +42,21 @@ class VisitLedger:
         The run's folder.
     keep_until : int
         Lines of later rounds, which an interrupted run left, are removed.
+    finished : int
+        Visits that had ended by then; a warning says how many lines are missing.
     """
 
-    def __init__(self, folder: Path, keep_until: int = 0) -> None:
+    def __init__(self, folder: Path, keep_until: int = 0, finished: int = 0) -> None:
         self.path = folder / NAME
         try:
             kept = _kept(self.path, keep_until)
+            if len(kept) < finished:
+                log(
+                    WARNING,
+                    "%s: %d of the %d visits of rounds 1 to %d are missing. The model does not depend on them, reports "
+                    "do, and the run cannot be repeated by this file.",
+                    self.path, finished - len(kept), finished, keep_until,
+                )  # fmt: skip
             write_atomically(self.path, "".join(line + "\n" for line in kept).encode())
             self._file = open_own(self.path, "a")
         except OSError as error:

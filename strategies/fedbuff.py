@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from logging import WARNING
+
 import numpy as np
+from flwr.common.logger import log
 from pydantic import Field
 
 from fedcross.core.settings import Settings
@@ -69,6 +72,17 @@ class FedBuff(AsyncSingle[FedBuffParams]):
         }
         self.version += 1
         self._empty()
+
+    def measure(self, number: int) -> dict[str, float]:
+        """Say so if the run ends with the model with which it began, as lost visits do not fill the buffer."""
+        if number == self.federation.rounds and self.count and not self.version:
+            log(
+                WARNING,
+                "fedcross: the server has taken no step: %d accepted updates, method.buffer=%d. So the model is as it "
+                "began. Lower method.buffer, or raise rounds.",
+                self.count, self.params.buffer,
+            )  # fmt: skip
+        return super().measure(number)
 
     def state(self) -> State:
         """Return the models and the buffer."""

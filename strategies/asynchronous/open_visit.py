@@ -12,6 +12,8 @@ from fedcross.strategies.wire.protocol import Upload
 
 #: Metric of an upload in the log of accepted replies: when it arrived, in seconds of the real clock.
 ARRIVED = "clock-seconds"
+#: Client of a visit of which a replay knows only that it never ended.
+NOBODY = -1
 
 
 @dataclass(eq=False)
@@ -23,7 +25,7 @@ class OpenVisit:
     index : int
         Number of the visit in the run, from 0, in the order of dispatch.
     slot, client : int
-        Whose model it trains, and who trains it.
+        Whose model it trains, and who trains it (:data:`NOBODY` where a replay cannot know).
     round, repeat : int
         Key the client's random draws: ``1 + index // K``, and how often this client was asked before in that round.
     start, finish : float

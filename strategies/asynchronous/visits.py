@@ -12,6 +12,7 @@ once, and all their slots go out together. If all visits take equally long, a gr
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from fedcross.core.errors import ConfigError, FederationError
 from fedcross.core.randomness import stream
 from fedcross.strategies.asynchronous.asking import Asking
 from fedcross.strategies.asynchronous.lead import Lead
-from fedcross.strategies.asynchronous.open_visit import OpenVisit
+from fedcross.strategies.asynchronous.open_visit import NOBODY, OpenVisit
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import end_if_common
 from fedcross.strategies.round.clock import RealClock, ReplayClock
@@ -149,10 +150,11 @@ class AsyncMethod(Asking[P]):
 
     def _fill(self, number: int) -> None:
         """Give free slots, the least recently trained first, to idle clients."""
-        free, idle = [slot for slot in self.queue if slot not in self.open], self._idle()
+        free = [slot for slot in self.queue if slot not in self.open]
         if isinstance(self._clock, ReplayClock):
-            self._repeat(number, self._clock, free, len(idle))
+            self._repeat(self._clock, free)
             return
+        idle = self._idle()
         slots = sorted(free[: len(idle)])
         if not slots:
             return
@@ -161,32 +163,30 @@ class AsyncMethod(Asking[P]):
         for slot, client in zip(slots, chosen):
             self._dispatch(slot, client)
 
-    def _repeat(self, number: int, clock: ReplayClock, free: Sequence[int], idle: int) -> None:
+    def _repeat(self, clock: ReplayClock, free: Sequence[int]) -> None:
         """Send the visits of an earlier run out that had begun by now.
 
-        One that had not ended with that run is not in its record: it goes out as if `idle` clients were there, in a
-        slot that the record does not need any more.
+        One that had not ended with that run is not in its record. It goes out to nobody, in a slot that the record does
+        not need any more: a client that is drawn for it could be one whose next visit the record has.
         """
         planned = clock.due(self.dispatched, self.now, len(free))
         told = [slot for slot, _ in planned if slot is not None]
         if not set(told) <= {*free}:
             raise self._another()
-        most = max(len(told), min(len(planned), idle))
-        left = sorted(slot for slot in free[:most] if slot not in told)
+        left = [slot for part in (free[: len(planned)], free[len(planned) :]) for slot in sorted({*part} - {*told})]
         for slot, client in planned:
             if slot is None:
                 kept = clock.kept(self.dispatched)
-                places = [one for one in left if one not in kept]
-                if not places or not self._idle():
+                slot = next((one for one in left if one not in kept), None)
+                if slot is None:
                     break
-                slot = places[0]
                 left.remove(slot)
             if client is None:
-                [client] = self.choose(number, self._group, [slot], self._idle())
-            self._dispatch(slot, client)
+                self._hold(slot)
+            else:
+                self._dispatch(slot, client)
         if not self.open:
             raise self._another()
-        self._group += bool(planned)
 
     def _another(self) -> ConfigError:
         return ConfigError(
@@ -219,6 +219,13 @@ class AsyncMethod(Asking[P]):
         self.open[slot] = OpenVisit(
             index, slot, client, number, repeat, self.now, finish, trained, self.accepted_visits
         )
+
+    def _hold(self, slot: int) -> None:
+        """Give `slot` a visit that never ends, of nobody."""
+        index, number = self.dispatched, 1 + self.dispatched // self.slots
+        self.dispatched += 1
+        self.prepare(slot)
+        self.open[slot] = OpenVisit(index, slot, NOBODY, number, 0, self.now, math.inf, False, self.accepted_visits)
 
     def _visit(self, current: Round) -> int:
         """Return the number under which a client stores its state; it grows with every visit of the client."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -229,7 +229,7 @@ class ReplayClock(RealClock):
         Raises
         ------
         StorageError
-            If it cannot be read or is no record of visits.
+            If it cannot be read or is no record of one run's visits.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -237,7 +237,7 @@ class ReplayClock(RealClock):
             raise StorageError(f"clock.events={path}: not a readable visits.jsonl ({error}). Name a run's.") from error
         if not lines:
             raise StorageError(f"clock.events={path}: no visit is in it. Name the visits.jsonl of a run.")
-        events: dict[int, Mapping[str, Any]] = {}
+        found: dict[int, tuple[int, Visit]] = {}  # index of a visit -> number of its line, and what it says
         for number, line in enumerate(lines, 1):
             try:
                 visit = Visit.model_validate_json(line)
@@ -247,8 +247,17 @@ class ReplayClock(RealClock):
                 raise StorageError(
                     f"clock.events={path}: line {number} is no visit ({why}). Name the visits.jsonl of a run."
                 ) from error
-            events[visit.visit] = visit.model_dump(exclude_none=True)
-        return cls(events)
+            if visit.visit in found:
+                raise StorageError(
+                    f"clock.events={path}: lines {found[visit.visit][0]} and {number} are both visit {visit.visit}. "
+                    "Name the visits.jsonl of one run, as it wrote it."
+                )
+            found[visit.visit] = number, visit
+        if both := _at_once(found.values()):
+            raise StorageError(
+                f"clock.events={path}: {both}, which no run writes. Name the visits.jsonl of one run, as it wrote it."
+            )
+        return cls({index: visit.model_dump(exclude_none=True) for index, (_, visit) in found.items()})
 
     def due(self, index: int, now: float, most: int) -> Sequence[Dispatch]:
         """Return the slot and client of each visit from `index` on that had begun by `now`, at most `most`.
@@ -283,6 +292,20 @@ class ReplayClock(RealClock):
 
 
 Clock = VirtualClock | RealClock
+
+
+def _at_once(found: Iterable[tuple[int, Visit]]) -> str:
+    """Return which two lines of a record have visits of one client or slot at the same time; empty if none have."""
+    last: dict[tuple[str, int], tuple[int, Visit]] = {}
+    for line, visit in sorted(found, key=lambda one: (one[1].finish, one[1].visit)):
+        for what, place in (("client", visit.client), ("slot", visit.slot)):
+            if place is None or visit.start is None:
+                continue
+            before = last.get((what, place))
+            if before is not None and visit.start < before[1].finish:
+                return f"in lines {before[0]} and {line}, {what} {place} has two visits at once"
+            last[what, place] = line, visit
+    return ""
 
 
 def budgets_of(devices: Devices, seed: int, clients: int) -> dict[int, float]:

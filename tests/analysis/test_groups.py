@@ -83,6 +83,27 @@ def test_the_same_seed_twice_counts_once(tmp_path: Path):
     assert notes == [f"left out {tmp_path / '0'}: same configuration and seed as {tmp_path / '1'}"]
 
 
+def test_replays_of_several_records_are_runs_of_their_own(tmp_path: Path):
+    """Seeds that have one record each are a group; the same visits twice are one run."""
+    replayed = [("a", 1), ("a", 1), ("b", 2)]
+    for number, (visits, seed) in enumerate(replayed):
+        write_run(tmp_path / str(number), [0.1], config("fedavg", seed, 1, clock={"name": "replay", "events": visits}))
+        (tmp_path / str(number) / "visits.jsonl").write_text(visits)
+    ((group,), notes) = group_runs(load_runs([tmp_path]).runs)
+    assert [run.seed for run in group.runs] == [1, 2]
+    assert [note.split(":")[1] for note in notes] == [f" same configuration and seed as {tmp_path / '1'}"]
+    for name in ("real", "replay"):
+        write_run(tmp_path / name, [0.1], config("fedavg", 2, 1, clock={"name": name, "events": None}))
+        (tmp_path / name / "visits.jsonl").write_text("c")
+    write_run(tmp_path / "none", [0.1], config("fedavg", 1, 1))
+    groups, notes = group_runs(load_runs([tmp_path]).runs)
+    assert len(notes) == 1
+    assert sorted(group.label for group in groups) == [
+        "fedavg clock=none", "fedavg clock=real",
+        *(f"fedavg clock=replay clock.visits={digest}" for digest in ("2e7d2c03", "3e23e816", "ca978112")),
+    ]  # fmt: skip
+
+
 def test_engines_are_compared_where_the_same_seed_ran_on_both(tmp_path: Path):
     found, notes = groups_of(tmp_path, config("fedavg", 1, 2), config("fedavg", 1, 2, engine={"name": "ray"}))
     assert [group.label for group in found] == ["fedavg engine=local", "fedavg engine=ray"]

@@ -1,5 +1,6 @@
 """Records are small, name no place of this machine, and carry everything that a report needs."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -52,6 +53,25 @@ def test_a_run_recorded_again_replaces_itself(tmp_path):
     assert first in again
     assert len(list((tmp_path / "results" / "n").iterdir())) == 2
     assert load_runs([first]).runs[0].final == 0.4
+
+
+def test_replays_of_several_records_have_records_of_their_own(tmp_path, capsys):
+    """Names of other records are what they were; who replaces another run's record is told whose."""
+    (plain,) = record([run(tmp_path / "plain", [0.1])], "n", tmp_path / "results")
+    digest = hashlib.sha256((plain / ".hydra" / "config.yaml").read_bytes()).hexdigest()
+    assert plain.name == f"fedavg-cifar10-seed1-{digest[:8]}"
+    for name in ("a", "b"):
+        write_run(tmp_path / name, [0.1], config("fedavg", 1, 1, clock={"name": "replay", "events": f"/{name}"}))
+        (tmp_path / name / "result.json").write_text('{"method": "fedavg", "task": "cifar10", "seed": 1}')
+        (tmp_path / name / "visits.jsonl").write_text(name)
+    assert len(record([tmp_path / "a", tmp_path / "b"], "replays", tmp_path / "results")) == 2
+    assert len(record([tmp_path / "a"], "replays", tmp_path / "results")) == 1
+    assert len(list((tmp_path / "results" / "replays").iterdir())) == 2
+    assert capsys.readouterr().err == ""
+    (one,) = record([run(tmp_path / "c", [0.2]), run(tmp_path / "d", [0.3])], "n", tmp_path / "results")
+    first, second = capsys.readouterr().err.splitlines()
+    assert f"{one}: this record of another run is replaced by that of {tmp_path / 'c'}:" in first
+    assert f"{one}: this record of {tmp_path / 'c'} is replaced by that of {tmp_path / 'd'}:" in second
 
 
 def test_places_become_neutral():

@@ -113,6 +113,22 @@ def test_a_full_disk_leaves_the_places_of_the_run_that_goes_on(tmp_path):
     assert places.added(tmp_path, []) == ["data_root='/data/of/this/run'"]
 
 
+def test_a_record_that_has_moved_or_is_too_short_is_told_with_the_cure(tmp_path):
+    """A run that is resumed has named it itself; what is left of a run that stops early needs fewer visits."""
+    events = tmp_path / "visits.jsonl"
+    replay = {"clock": SimpleNamespace(events=str(events)), "rounds": 2, "stop_at": None, "clients_per_round": 2}
+    with pytest.raises(StorageError, match=r"Name a run's\.$"):
+        places.check_record(config(**replay, resume=None))
+    with pytest.raises(StorageError, match=r"If it was moved, add clock\.events=FILE \(the same file\)\.$"):
+        places.check_record(config(**replay, resume="run"))
+    line = '{{"visit": {0}, "slot": 0, "client": 0, "start": {0}.0, "finish": {0}.5, "accepted": true}}\n'
+    events.write_text("".join(line.format(visit) for visit in range(3)))
+    with pytest.raises(ConfigError, match=r"3 visits are in it, and 2 rounds with clients_per_round=2 make 4\."):
+        places.check_record(config(**replay, resume=None))
+    places.check_record(config(**{**replay, "stop_at": 1}, resume=None))
+    places.check_record(config(**{**replay, "clients_per_round": 1}, resume=None))
+
+
 #: Visits of unequal devices, in two rounds.
 VISITS = (
     "method=fedbuff", "task=digits", "task.limit=90", "model.hidden=[4]", "partition=iid", "partition.clients=3",
@@ -153,5 +169,5 @@ def test_a_replay_of_another_record_or_of_none_does_not_go_on(replay, tmp_path, 
     other.write_text((replay / "first" / "visits.jsonl").read_text().replace("staleness", "late"))
     with pytest.raises(ConfigError, match=r"clock\.events: the run in that folder has 'SHA-256"):
         fedcross.run("resume=run", "stop_at=null", "clock.events=other.jsonl")
-    with pytest.raises(StorageError, match=r"clock\.events=gone\.jsonl: not a readable"):
+    with pytest.raises(ConfigError, match=r"clock\.events=gone\.jsonl: not a readable.*add clock\.events=FILE"):
         fedcross.run("resume=run", "stop_at=null", "clock.events=gone.jsonl")

@@ -77,6 +77,20 @@ def test_every_job_of_an_experiment_is_checked_beforehand():
         checked_plan(["experiment=demo", "method.alpha=0.1,0.9"])
 
 
+def test_the_record_of_each_replay_is_read_beforehand(tmp_path):
+    """Also where its place depends on the seed."""
+    line = '{{"visit": {0}, "slot": 0, "client": 0, "start": {0}.0, "finish": {0}.5, "accepted": true}}\n'
+    for seed in (2, 3):
+        (tmp_path / f"{seed}.jsonl").write_text("".join(line.format(visit) for visit in range(2 * seed)))
+    sweep = ["-m", "method=fedasync,fedbuff", "clock=replay", "clients_per_round=2", "rounds=2"]
+    checked_plan([*sweep, "seed=2,3", f"clock.events={tmp_path}/${{seed}}.jsonl"])
+    with pytest.raises(ConfigError, match=r"4\.jsonl: not a readable visits\.jsonl"):
+        checked_plan([*sweep, "seed=2,4", f"clock.events={tmp_path}/${{seed}}.jsonl"])
+    with pytest.raises(ConfigError, match=r"3\.jsonl: 6 visits are in it, and 4 rounds") as told:
+        checked_plan([*sweep[:-1], "rounds=4", "seed=2,3", f"clock.events={tmp_path}/3.jsonl"])
+    assert len(told.value.faults) == 1
+
+
 @pytest.mark.parametrize("name", ["output", "resume"])
 def test_a_sweep_has_no_single_folder(name, tmp_path):
     (tmp_path / ".hydra").mkdir()

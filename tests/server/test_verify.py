@@ -44,6 +44,18 @@ def test_a_replay_is_repeated_by_the_visits_in_its_record(replayed):
 
 
 @pytest.mark.slow
+def test_a_run_on_the_virtual_clock_goes_on_from_its_checkpoints_without_a_warning(tmp_path, caplog):
+    """Its record has no visits, and needs none."""
+    launch([*(one for one in SETTINGS if "method" not in one), "method=fedasync", "devices=uniform"], tmp_path / "run")
+    record([tmp_path / "run"], "small", tmp_path / "results", checkpoints=2)
+    caplog.clear()
+    found = verify(tmp_path / "results" / "small", rounds=3, seed=0, tolerance=0.0)
+    assert {one.verdict for one in found} == {Verdict.EQUAL}
+    assert max(one.number for one in found) > 3
+    assert "missing" not in caplog.text
+
+
+@pytest.mark.slow
 def test_a_run_on_the_real_clock_is_repeated_by_the_visits_in_its_record(replayed, tmp_path):
     """Its devices are elsewhere, and its checkpoints are of another clock; an older record has no visits."""
     home = edited(replayed, tmp_path)

@@ -34,6 +34,19 @@ def test_a_buffer_of_one_with_fresh_uploads_is_the_last_upload():
     assert method.global_model()["w"] == 7
 
 
+def test_a_run_that_takes_no_step_says_so_at_its_end(caplog):
+    method = started(FedBuff, k=1, buffer=2)
+    arrive(method, 0, 4.0)
+    method.measure(9)
+    assert not caplog.text
+    method.measure(10)
+    assert "the server has taken no step: 1 accepted updates, method.buffer=2." in caplog.text
+    caplog.clear()
+    arrive(method, 0, 4.0)
+    method.measure(10)
+    assert not caplog.text
+
+
 def test_a_step_that_is_too_long_is_silent_and_a_buffer_that_is_never_full_is_told(recwarn):
     """The evaluation of the model ends the run, and says what to lower."""
     method = started(FedBuff, k=1, buffer=1, server_lr=1e38)

@@ -12,12 +12,16 @@ from fedcross.client.app import app as client_app
 from fedcross.client.app import together
 from fedcross.conf.compose import join
 from fedcross.core.errors import ConfigError, FederationError
+from fedcross.core.randomness import stream
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.engines.workers import WorkersGrid
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
 from fedcross.strategies.asynchronous import asking
+from fedcross.strategies.fedasync import FedAsync
+from fedcross.strategies.fedbuff import FedBuff
 from fedcross.strategies.fedcross_async import FedCrossAsync
+from fedcross.strategies.gitfl import GitFL
 from fedcross.strategies.round import clock as clocks
 from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
 from fedcross.strategies.wire.protocol import failure
@@ -43,9 +47,10 @@ class Seconds(VirtualClock):
         return self.durations[client]
 
 
-def small(clock, k=2, **values):
+def small(clock, k=2, kind=FedCrossAsync, **values):
     """Return a method of k slots with one number each, and the list of its visits as they end."""
-    method = FedCrossAsync(clients_per_round=k, **{"alpha": 0.75, "selection": "in_order", "rounds": 50, **values})
+    own = {"alpha": 0.75, "selection": "in_order"} if kind is FedCrossAsync else {}
+    method = kind(clients_per_round=k, **{**own, "rounds": 50, **values})
     method.clock, ended = clock, []
     method.on_visit = ended.append
     method.begin({"w": np.zeros(1, np.float32)}, {"w"})
@@ -243,6 +248,38 @@ def test_a_replay_is_the_run_whoever_was_there_when(grid, away):
         again.run_round(number, other)
     assert repeated == ended
     assert same(again.global_model(), method.global_model())
+
+
+def drawing(message):
+    """Add what depends on the random draws of the visit, as training does."""
+    config = message.content.config_records["config"]
+    drawn = stream(0, "test", *(int(config[name]) for name in ("client", "round", "exchange")))
+    return answers(1, value=float(drawn.normal()))(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(FedCrossAsync, {}), (GitFL, {}), (FedAsync, {}), (FedBuff, {"buffer": 2})],
+    ids=["fedcross_async", "gitfl", "fedasync", "fedbuff"],
+)
+def test_a_replay_draws_nobody_for_a_visit_that_never_ended(grid, kind, settings):
+    """Its client is not in the record, and the one that would be drawn may have the next visit of the dispatch."""
+    missing = set()
+    for seed in range(40):
+        method, ended = small(Seconds(1.0, 1.1, 1e9, 1.3, 1.0), k=4, kind=kind, seed=seed, **settings)
+        network = grid(5, **{f"c{client}": drawing for client in range(5)})
+        for number in range(1, 6):
+            method.run_round(number, network)
+        missing |= {*range(max(line["visit"] for line in ended))} - {line["visit"] for line in ended}
+        again, repeated = small(
+            ReplayClock({line["visit"]: line for line in ended}), k=4, kind=kind, seed=seed, **settings
+        )
+        other = grid(5, **{f"c{client}": drawing for client in range(5)})
+        for number in range(1, 6):
+            again.run_round(number, other)
+        assert repeated == ended
+        assert same(again.global_model(), method.global_model()), seed
+    assert {0, 1, 2, 3} <= missing
 
 
 def test_a_record_of_a_run_with_other_slots_is_refused(grid):

@@ -56,6 +56,7 @@ def test_no_clock_and_no_deadline_for_whole_rounds():
 
 
 GOOD = '{"visit": 0, "slot": 0, "client": 4, "start": 0.0, "finish": 2.0, "accepted": true}\n'
+LATER = '{"visit": 1, "slot": 0, "client": 4, "start": 2.0, "finish": 5.0, "accepted": false}\n'
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,9 @@ GOOD = '{"visit": 0, "slot": 0, "client": 4, "start": 0.0, "finish": 2.0, "accep
         (GOOD.replace('"slot": 0', '"slot": true'), r"\(slot: Input should be a valid integer\)"),
         (GOOD.replace('"accepted": true', '"accepted": "yes"'), r"\(accepted: Input should be a valid boolean\)"),
         (GOOD.replace("2.0", "NaN"), r"\(finish: Input should be a finite number\)"),
+        (GOOD + LATER + GOOD.replace("4", "3"), "lines 1 and 3 are both visit 0"),
+        (GOOD + LATER.replace('"start": 2.0', '"start": 1.9'), "in lines 1 and 2, client 4 has two visits at once"),
+        (LATER.replace("4", "3") + GOOD.replace("2.0", "2.1"), "in lines 2 and 1, slot 0 has two visits at once"),
     ],
 )
 def test_a_record_that_is_none_is_refused(tmp_path, text, why):
@@ -79,6 +83,12 @@ def test_a_record_that_is_none_is_refused(tmp_path, text, why):
         path.write_text(text)
     with pytest.raises(StorageError, match=why):
         ReplayClock.read(path)
+
+
+def test_the_next_visit_of_a_client_begins_when_its_last_one_ends(tmp_path):
+    path = tmp_path / "visits.jsonl"
+    path.write_text(GOOD + LATER)
+    assert set(ReplayClock.read(path).events) == {0, 1}
 
 
 def test_a_record_of_another_run_is_refused(tmp_path):
