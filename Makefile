@@ -21,12 +21,8 @@ export NO_MKDOCS_2_WARNING := 1
 help:
 	@sed -n '1,8s/^# //p' Makefile
 
-# Ends with one sentence where Python is too old, and takes away what an older one has left.
-OLD = import sys; sys.exit(sys.version_info < (3, 11))
 .boot/bin/uv:
-	@$(PYTHON) -c '$(OLD)' || { echo "fedcross needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make demo PYTHON=python3.12"; exit 1; }
-	@if test -x $(BIN)/python && ! $(BIN)/python -c '$(OLD)'; then rm -rf .venv; fi
-	rm -rf .boot
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedcross needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make demo PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .boot
 	.boot/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 
