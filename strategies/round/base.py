@@ -92,7 +92,7 @@ class Method(Sizes[P]):
         self._digests: dict[tuple[int, ...], tuple[Payload, str]] = {}  # of this exchange's payloads
         self._said: Said = set()  # configuration errors of the rounds without an answer
         self._heard = False  # whether a client has trained since this process began
-        self._started = 0.0
+        self._asked_at = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
         #: Keeps accepted replies until a checkpoint covers their round; None to keep none.
@@ -175,7 +175,7 @@ class Method(Sizes[P]):
 
     def _open(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> Exchange:
         """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
-        self._started = time.perf_counter()
+        self._asked_at = time.perf_counter()
         self._round = current
         self._faults = {}
         if self.tell is not None and current.exchange == 0:
@@ -214,7 +214,7 @@ class Method(Sizes[P]):
         if self.log is not None and not exchange.over:
             self.log.end(exchange.current)
         report.exchanges += bool(exchange.payloads)
-        report.seconds_training += time.perf_counter() - self._started
+        report.seconds_training += time.perf_counter() - self._asked_at
         if isinstance(self.clock, VirtualClock):
             self._pass_time(exchange, self.clock)
         if len(exchange.inbox.won) > exchange.inherited:
