@@ -22,6 +22,7 @@ help:
 	@sed -n '1,8s/^# //p' Makefile
 
 .boot/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedcross needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make demo PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .boot
 	.boot/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 

@@ -36,9 +36,9 @@ def gram(x: NDArray[np.generic]) -> Gram:
     return np.asarray(product / norm if norm > 0 else product)
 
 
-def linear_cka(x: NDArray[np.generic], y: NDArray[np.generic]) -> float:
-    """Return the CKA in [0, 1] of two representations of the same n examples, (n, ...) each."""
-    return float(np.sum(gram(x) * gram(y)))
+def linear_cka(one: Gram, other: Gram) -> float:
+    """Return the linear CKA in [0, 1] of two representations of the same n examples, from their :func:`gram`."""
+    return float(np.sum(one * other))
 
 
 def layers(model: nn.Module, inputs: torch.Tensor) -> dict[str, NDArray[np.float32]]:
@@ -152,7 +152,7 @@ def _pairs(grams: list[dict[str, Gram]], names: list[str]) -> NDArray[np.float64
     matrices = np.ones((len(names), len(grams), len(grams)))
     for i, name in enumerate(names):
         for a, b in combinations(range(len(grams)), 2):
-            matrices[i, a, b] = matrices[i, b, a] = np.sum(grams[a][name] * grams[b][name])
+            matrices[i, a, b] = matrices[i, b, a] = linear_cka(grams[a][name], grams[b][name])
     return matrices
 
 

@@ -37,13 +37,20 @@ class FedCTParams(CrossTrainingParams, MoonParams):
     MOON's, used with ``base=moon`` only: mu, tau, projection, hidden, width (see :class:`strategies.moon.Moon`).
     """
 
-    base: Literal["fedavg", "moon"] = "fedavg"
-    broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
-    matching: Literal["assignment", "greedy", "literal"] = "assignment"
+    base: Literal["fedavg", "moon"] = Field(
+        "fedavg", description="loss of the local training: cross-entropy, or MOON's"
+    )
+    broadcast: Literal["consistency", "inconsistency", "random"] = Field(
+        "consistency", description="whom a model goes to: who it fits best, worst, or at random"
+    )
+    matching: Literal["assignment", "greedy", "literal"] = Field(
+        "assignment",
+        description="how hosts are found: least total cost, one model after another, or each model's own best host",
+    )
     fusion: float = Field(0.5, ge=0, le=1, description="share of the global view in the fused prototypes")
     kappa: float = Field(1.0, ge=0, description="weight of APCL")
     eta: float = Field(0.1, ge=0, description="weight of MFA")
-    temperature: float = Field(0.5, gt=0)
+    temperature: float = Field(0.5, gt=0, description="by which APCL divides cosines, tau_2")
     hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
     mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
     mixing: Literal["batch", "prototypes"] = Field(

@@ -18,7 +18,7 @@ from fedcross.tasks.base import IntArray, Task
 from fedcross.tasks.reading.cache import Store, cached
 from fedcross.tasks.reading.params import LimitParams, stratified, token_ids
 from fedcross.tasks.reading.supervised import examples, put_parts
-from fedcross.tasks.reading.tables import column, labels, owners, read_table
+from fedcross.tasks.reading.tables import column, labels, missing, owners, read_table
 from fedcross.tasks.reading.words import SPECIAL, split_words, vocabulary, word_ids
 
 
@@ -70,9 +70,7 @@ def read_lines(path: Path) -> tuple[list[str], list[str]]:
     try:
         content = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise DataError(
-            f"{path.absolute()}: no such file. Set task.root to its folder and task.file to its name."
-        ) from error
+        raise DataError(missing(path)) from error
     except UnicodeDecodeError as error:
         line = 1 + path.read_bytes()[: error.start].count(b"\n")
         raise DataError(f"{path}: line {line} is not UTF-8. Save the file as UTF-8.") from error

@@ -28,6 +28,7 @@ from fedcross.strategies.defence.rules import Judgement
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.client_faults import Said, configuration_error, end_if_common
 from fedcross.strategies.round.clock import Clock, VirtualClock
+from fedcross.strategies.round.contract import refuse_taken
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.federation import Federation, ReplyLog, RoundReport, State
 from fedcross.strategies.round.flower_names import translate
@@ -91,7 +92,7 @@ class Method(Sizes[P]):
         self._digests: dict[tuple[int, ...], tuple[Payload, str]] = {}  # of this exchange's payloads
         self._said: Said = set()  # configuration errors of the rounds without an answer
         self._heard = False  # whether a client has trained since this process began
-        self._started = 0.0
+        self._asked_at = 0.0
         self._round = Round(0, 0, (), self.federation.seed)
         self._report = RoundReport(0)
         #: Keeps accepted replies until a checkpoint covers their round; None to keep none.
@@ -112,18 +113,27 @@ class Method(Sizes[P]):
         self.doubted: list[int] = []
         #: Called with the accepted uploads of every exchange, before they are aggregated.
         self.observer: Callable[[Round, Sequence[Upload]], None] | None = None
+        self._taken = frozenset(vars(self))  # names that are not a method's own
 
     # ---- the round ------------------------------------------------------------------------------------------
 
     def begin(self, arrays: Arrays, parameters: Collection[str] | None = None) -> None:
-        """Start from the initial model `arrays`; `parameters` names its trained entries (None: all float entries)."""
+        """Start from the initial model `arrays`; `parameters` names its trained entries (None: all float entries).
+
+        Raises
+        ------
+        ConfigError
+            If ``setup`` sets an attribute that this class uses for something else.
+        """
         self.spec = spec_of(arrays)
         floats = [name for name, a in arrays.items() if a.dtype.kind == "f"]
         self.parameter_names = tuple(n for n in floats if parameters is None or n in parameters)
         if not self.federation.compression.exact:
             initial = {name: arrays[name] for name in self.parameter_names}
             self._compressor = Compressor(self.federation.compression, initial, self.cut)
+        before = {name: getattr(self, name) for name in self._taken}
         self.setup(arrays)
+        refuse_taken(self, before)
 
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Any] | None = None) -> RoundReport:
         """Run one global round with all its exchanges, and return its report.
@@ -165,7 +175,7 @@ class Method(Sizes[P]):
 
     def _open(self, current: Round, grid: Grid, config: Mapping[str, Any]) -> Exchange:
         """Prepare this exchange, with the uploads that the log already holds; used by both ways to drive a round."""
-        self._started = time.perf_counter()
+        self._asked_at = time.perf_counter()
         self._round = current
         self._faults = {}
         if self.tell is not None and current.exchange == 0:
@@ -204,7 +214,7 @@ class Method(Sizes[P]):
         if self.log is not None and not exchange.over:
             self.log.end(exchange.current)
         report.exchanges += bool(exchange.payloads)
-        report.seconds_training += time.perf_counter() - self._started
+        report.seconds_training += time.perf_counter() - self._asked_at
         if isinstance(self.clock, VirtualClock):
             self._pass_time(exchange, self.clock)
         if len(exchange.inbox.won) > exchange.inherited:

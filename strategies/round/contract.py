@@ -9,7 +9,7 @@ A method defines what the server sends to each sampled client (:meth:`Contract.d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import torch
@@ -165,3 +165,13 @@ class Contract(ABC, Generic[P]):
         They differ only if inference needs arrays that clients do not train (FedFusion: the last round's extractor).
         """
         return network
+
+
+def refuse_taken(method: object, before: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if an attribute in `before`, name to value, is another object by now: two uses of a name."""
+    for name, value in before.items():
+        if getattr(method, name) is not value:
+            raise ConfigError(
+                f"{type(method).__name__}.setup sets self.{name}, and Method keeps something else under that name. "
+                "Choose another name."
+            )

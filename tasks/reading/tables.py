@@ -21,6 +21,12 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
 
 
+def missing(path: Path) -> str:
+    """Return the error for a file of the user's that is not at `path`."""
+    here = " It lies in the folder where you are: task.root=." if Path(path.name).is_file() else ""
+    return f"{path.absolute()}: no such file. Set task.root to its folder and task.file to its name.{here}"
+
+
 def read_table(path: Path, separator: str | None = None) -> Any:
     """Return the table in `path`, a :class:`pyarrow.Table` with at least one row and unique column names.
 
@@ -33,7 +39,7 @@ def read_table(path: Path, separator: str | None = None) -> Any:
     if kind not in (*SEPARATORS, *PARQUET):
         raise DataError(f"{path}: not a kind of table that is known. Use {', '.join((*SEPARATORS, *PARQUET))}.")
     if not path.is_file():
-        raise DataError(f"{path.absolute()}: no such file. Set task.root to its folder and task.file to its name.")
+        raise DataError(missing(path))
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty. Give it a line of column names and a line for each example.")
     needed("pyarrow", "data", str(path))

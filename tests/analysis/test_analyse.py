@@ -95,14 +95,14 @@ def test_linear_cka_by_hand():
     # <x x', y y'> = (x . y)^2 = 1, so CKA = 1 / (2 * 2).
     x = np.array([[1.0], [-1.0], [0.0]])
     y = np.array([[1.0], [0.0], [-1.0]])
-    assert cka.linear_cka(x, y) == pytest.approx(0.25)
+    assert cka.linear_cka(cka.gram(x), cka.gram(y)) == pytest.approx(0.25)
 
 
 def test_linear_cka_ignores_rotation_scale_and_offset():
     x = np.random.Generator(np.random.Philox(1)).normal(size=(20, 3))
     rotation, _ = np.linalg.qr(np.random.Generator(np.random.Philox(2)).normal(size=(3, 3)))
-    assert cka.linear_cka(x, 5 * x @ rotation + 7) == pytest.approx(1.0)
-    assert cka.linear_cka(x, np.ones((20, 4))) == 0.0
+    assert cka.linear_cka(cka.gram(x), cka.gram(5 * x @ rotation + 7)) == pytest.approx(1.0)
+    assert cka.linear_cka(cka.gram(x), cka.gram(np.ones((20, 4)))) == 0.0
 
 
 def test_layers_are_recorded_in_forward_order():

@@ -115,14 +115,19 @@ def test_yogi_and_adagrad_by_hand():
 
 @pytest.mark.slow
 def test_robust_means_by_hand():
-    """Values 1, 2, 3, 4, 90: median 3; one of five trimmed at each end: 3; Krum takes one of the four in the middle."""
-    received = [upload(i, w) for i, w in enumerate((1.0, 2.0, 3.0, 4.0, 90.0))]
-    assert rounds(begun("FedMedian"), received) == 3
-    assert rounds(begun("FedTrimmedAvg", beta=0.2), received) == 3
-    assert rounds(begun("Krum", num_malicious_nodes=1), received) in (2, 3)
-    assert rounds(begun("MultiKrum", num_malicious_nodes=1, num_nodes_to_select=4), received) == 2.5
-    many = [upload(i, w) for i, w in enumerate((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 90.0))]
-    assert 2 <= rounds(begun("Bulyan", clients=7, num_malicious_nodes=1), many) <= 5
+    """Of 1, 2, 3.5, 4, 90 the median is 3.5, and 9.5/3 the mean without one at each end.
+
+    Krum's scores, squared distances to the two nearest: 7.25, 3.25, 2.5, 4.25 and more. Bulyan has seven values and
+    scores for the four nearest: 36.5, 16.25, 11, 14.25, 20.75 (of 5.5), 48.5 (of 7) and more. It keeps the best five,
+    whose median is 3.5, and takes the mean of the three nearest to that: 2, 3.5, 4.
+    """
+    received = [upload(i, w) for i, w in enumerate((1.0, 2.0, 3.5, 4.0, 90.0))]
+    assert rounds(begun("FedMedian"), received) == 3.5
+    assert rounds(begun("FedTrimmedAvg", beta=0.2), received) == pytest.approx(9.5 / 3)
+    assert rounds(begun("Krum", num_malicious_nodes=1), received) == 3.5
+    assert rounds(begun("MultiKrum", num_malicious_nodes=1, num_nodes_to_select=4), received) == 2.625
+    many = [upload(i, w) for i, w in enumerate((1.0, 2.0, 3.5, 4.0, 5.5, 7.0, 90.0))]
+    assert rounds(begun("Bulyan", clients=7, num_malicious_nodes=1), many) == pytest.approx(9.5 / 3)
 
 
 def test_counters_do_not_decide_who_is_near_whom():

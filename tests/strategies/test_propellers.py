@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from fedcross.client.app import app as client_app
 from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
+from fedcross.engines.grid import LocalGrid
 from fedcross.strategies.fedcross import FedCrossParams, chosen
 from fedcross.strategies.pool.mixing import cross, offsets, propeller_share, propellers
 from fedcross.strategies.wire.protocol import Round
@@ -144,6 +146,8 @@ def test_without_a_server_the_models_must_be_given():
     one = {"w": np.ones(1, np.float32), "mean": np.zeros(0, np.float32), "n": np.array(0)}
     with pytest.raises(ConfigError, match="start_from"):
         method.dispatch(Round(1, 0, (0, 1), 0))
+    with pytest.raises(ConfigError, match="start_from"):
+        method.run_round(1, LocalGrid(client_app, 2, {}))
     with pytest.raises(ValueError, match="shorter"):
         method.start_from([one])
     method.start_from([one, {**one, "w": 3 * one["w"]}])

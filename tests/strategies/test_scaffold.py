@@ -220,6 +220,18 @@ def test_a_resume_between_checkpoints_finds_the_clients_states(tmp_path):
     assert same(whole.method.global_model(), resumed.method.global_model())
 
 
+@pytest.mark.slow
+def test_a_resume_from_the_oldest_checkpoint_finds_the_clients_states(tmp_path):
+    """Clients keep every state that one of the kept checkpoints continues from, not those of the newest alone."""
+    kept = ("method=scaffold", "clients_per_round=6", "checkpoint.every=1", "checkpoint.keep=3")
+    whole = run(tmp_path / "whole", *kept, "rounds=7")
+    cut = run(tmp_path / "cut", *kept, "rounds=7", "stop_at=6")
+    for number in (5, 6):
+        cut.checkpoints.path(number).unlink()
+    resumed = run(tmp_path / "cut", *kept, "rounds=7", f"resume={tmp_path / 'cut'}")
+    assert same(whole.method.global_model(), resumed.method.global_model())
+
+
 def defended(method, *said):
     """Return the clients whose changes the defence accepts, and take these over; all models stay as they are."""
     still = {"w": np.zeros(2, np.float32), "mean": np.zeros(1, np.float32), "n": np.array(0)}

@@ -154,6 +154,17 @@ def test_a_malformed_table_is_told_in_one_line(name, tmp_path):
     assert str(caught.value) == told.replace("P:", f"{path}:")
 
 
+@pytest.mark.parametrize("kind", [table, text])
+def test_a_file_that_lies_here_and_not_in_the_root_is_told_with_the_cure(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "data.csv", 30)
+    (tmp_path / "lines.txt").write_text("a\tone\n")
+    for name, here in (("data.csv", True), ("other.csv", False), *([("lines.txt", True)] if kind is text else [])):
+        with pytest.raises(DataError, match="no such file") as told:
+            kind.load(kind.Params(root=tmp_path / "data", file=name))
+        assert str(told.value).endswith(" It lies in the folder where you are: task.root=.") == here
+
+
 def test_files_that_are_no_tables(tmp_path):
     (tmp_path / "a.xls").write_text("x")
     (tmp_path / "a.parquet").write_text("no parquet")

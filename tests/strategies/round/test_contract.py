@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedcross.core.errors import ConfigError
+from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.models._split import Split
 
@@ -46,3 +49,20 @@ def test_what_a_method_adds_to_a_network_has_the_networks_dtype(
     evaluated = kind.evaluation_network(built, params)
     found: Tensor = evaluated(torch.zeros(2, 1, 4, 4, dtype=dtype))
     assert (found.dtype, found.shape) == (dtype, (2, 3))
+
+
+@pytest.mark.parametrize("name", ["base", "log", "requests", "tied", "doubted", "spec"])
+def test_a_method_that_takes_a_name_of_the_base_class_is_told_at_once(name: str) -> None:
+    class Mine(FedAvg):
+        def setup(self, arrays: Any) -> None:
+            super().setup(arrays)
+            self.velocity = dict(arrays)
+            setattr(self, own, dict(arrays))
+
+    for own in ("speed", name):
+        method = Mine(clients_per_round=1)
+        if own == "speed":
+            method.begin({"w": np.ones(2, np.float32)})
+            continue
+        with pytest.raises(ConfigError, match=rf"Mine.setup sets self\.{name}, and Method keeps something else"):
+            method.begin({"w": np.ones(2, np.float32)})
