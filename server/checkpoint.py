@@ -229,7 +229,7 @@ def resume(method: Method, state: State, path: Path) -> None:
         method.resume(state)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         fault = f"has no {error}" if isinstance(error, KeyError) else f"cannot be used ({error})"
         raise StorageError(
             f"{path}: this checkpoint {fault}. Another version of {type(method).__name__} wrote it: continue with that."
