@@ -12,7 +12,7 @@ import re
 import zlib
 from logging import WARNING
 from pathlib import Path
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from flwr.common.logger import log
@@ -73,8 +73,10 @@ class StateStore:
         try:
             own_folder(self.folder.parent)
             own_folder(self.folder)
-            with replacing(self._path(visit)) as file:
-                np.savez(file, **state)  # type: ignore[arg-type]
+            with replacing(self._path(visit)) as file, ZipFile(file, "w") as archive:
+                for name, array in state.items():  # np.savez has arguments of its own, as `file`
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                        np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
             sync_folder(self.folder)
             self._clean(visit, keep)
         except OSError as error:

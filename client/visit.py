@@ -90,7 +90,7 @@ def arrive(shop: Workshop, content: RecordDict, net: ModuleNet, wire: ClientHalf
     store, kept, residual = None, Arrays(), Arrays()
     if objective.keeps or config.compression.up != "float32":
         store = StateStore(state_root(), str(asked["run"]), client)
-        kept, residual = apart(store.load(int(asked["state"])))
+        kept, residual = apart(store.load(int(asked["state"])), net.names)
     net.load(objective.start(received, kept))
     settings = _asked_training(config.train, asked)
     if objective.pooled:

@@ -103,7 +103,10 @@ def _clock_faults(config: RunConfig) -> list[str]:
     from fedcross.strategies.round.registry import method_class
 
     name, clock = f"method={config.names['method']}", config.clock.name
-    if not method_class(config.modules["method"]).asynchronous:
+    kind = method_class(config.modules["method"])
+    if not kind.asynchronous:
+        if clock == "virtual" and kind.Objective.pooled:
+            return [f"clock=virtual: {name} trains on all clients' data in one place, no device. Choose clock=none."]
         if clock in ("none", "virtual"):
             return []
         return [
@@ -162,7 +165,7 @@ def remarks(config: RunConfig) -> list[str]:
     found += rounds(config.clients_per_round) if callable(rounds) else []
     place = getattr(config.engine, "remarks", None)
     found += place(device_name(config.device)) if callable(place) else []
-    found += _width_remarks(config)
+    found += _width_remarks(config) + _clock_remarks(config)
     defends = config.defence.enabled and method_class(config.modules["method"]).defended
     if defends and config.clients_per_round < JUDGED:
         alone = "a reply has none to be compared with, so nothing bounds it"
@@ -209,6 +212,25 @@ def _weakest_alpha(config: RunConfig) -> float:
     if getattr(method, "selection", None) != "lowest_similarity" or not hasattr(method, "alpha"):
         return 1.0
     return min(map(float, method.alpha.values()))
+
+
+def _clock_remarks(config: RunConfig) -> list[str]:
+    """Return warnings about settings of the clock that have no effect."""
+    from fedcross.strategies.round.registry import method_class
+
+    found, devices = [], config.devices
+    if config.clock.deadline_s is not None and not method_class(config.modules["method"]).asynchronous:
+        found.append(
+            f"clock.deadline_s={config.clock.deadline_s:g}: method={config.names['method']} waits for whole rounds, so "
+            "it has no effect. Leave it out; federation.deadline_s ends an exchange, in real seconds."
+        )
+    timed = [getattr(devices, name) for name in ("training", "seconds_per_example", "bytes_per_second")]
+    if config.clock.name == "none" and devices.name != "uniform" and devices.widths is None and any(timed):
+        found.append(
+            f"devices={devices.name}: without a clock nothing takes time, so it has no effect. Choose clock=virtual, "
+            "or leave it out."
+        )
+    return found
 
 
 def _width_remarks(config: RunConfig) -> list[str]:

@@ -36,6 +36,7 @@ from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_lines, own_folder
 from fedcross.core.strict_json import dumps_exact, loads_exact
 from fedcross.server.accounting import write_atomically
+from fedcross.strategies.round.base import Method
 from fedcross.strategies.round.federation import State
 
 FORMAT = 2
@@ -76,7 +77,8 @@ class Checkpoints:
 
     def save(self, number: int, state: State, identity: dict[str, Any]) -> None:
         """Write the checkpoint of round `number` durably, then delete old ones; its state's digest is kept for good."""
-        arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+        # Not ascontiguousarray, which makes a scalar a list of one. The file has this machine's order of bytes.
+        arrays = {n: np.asarray(a, a.dtype.newbyteorder("="), order="C") for n, a in state.arrays.items()}
         header = {"format": str(FORMAT), "round": str(number)}
         header |= {"values": dumps_exact(state.values), "identity": dumps_exact(identity)}
         header["digest"] = _digest(arrays, {"values": header["values"]})
@@ -215,16 +217,38 @@ class Checkpoints:
         return found if isinstance(found, dict) else None
 
 
+def resume(method: Method, state: State, path: Path) -> None:
+    """Let `method` continue from `state`, which an intact checkpoint at `path` holds.
+
+    Raises
+    ------
+    StorageError
+        If the state is of another model or method.
+    """
+    try:
+        method.resume(state)
+    except StorageError as error:
+        raise StorageError(f"{path}: {error}") from error
+    except (LookupError, TypeError, ValueError) as error:
+        fault = f"has no {error}" if isinstance(error, KeyError) else f"cannot be used ({error})"
+        raise StorageError(
+            f"{path}: this checkpoint {fault}. Another version of {type(method).__name__} wrote it: continue with that."
+        ) from error
+
+
 def _seal(header: dict[str, str]) -> str:
     """Return the SHA-256 of the header's entries, so that a header is trusted without reading the arrays."""
     return hashlib.sha256(json.dumps(sorted(header.items())).encode()).hexdigest()
 
 
 def _digest(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
-    """Return the SHA-256 of names, shapes, dtypes and values of `arrays`, and of `header`."""
+    """Return the SHA-256 of names, shapes, dtypes and values of `arrays`, and of `header`.
+
+    A scalar counts as a list of one: earlier versions stored it so, and digests of both can be compared.
+    """
     digest = hashlib.sha256(json.dumps(sorted(header.items())).encode())
     for name in sorted(arrays):
         array = arrays[name]
-        digest.update(f"{name}{array.dtype}{array.shape}".encode())
+        digest.update(f"{name}{array.dtype}{array.shape or (1,)}".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

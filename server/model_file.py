@@ -18,4 +18,4 @@ def write_model(path: Path, arrays: Arrays, again: Mapping[str, str] | None = No
 
     `again` maps further names of tied weights to the name of the array; torch needs every name of the ``state_dict``.
     """
-    write_atomically(path, save({n: np.ascontiguousarray(a) for n, a in every_name(arrays, again or {}).items()}))
+    write_atomically(path, save({n: np.asarray(a, order="C") for n, a in every_name(arrays, again or {}).items()}))

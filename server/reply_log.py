@@ -168,7 +168,7 @@ class WriteAheadLog:
         return self._file
 
     def _append(self, facts: dict[str, Any], arrays: Arrays | None = None, *, durable: bool = True) -> None:
-        contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in (arrays or {}).items()}
+        contiguous = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
         data = save(contiguous, metadata={"facts": dumps_exact(facts)})
         file = self._open()
         with _DiskErrors(self.path):

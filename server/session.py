@@ -24,7 +24,7 @@ from fedcross.core.strict_json import dumps
 from fedcross.engines.judged import judged
 from fedcross.server import accounting, arrangements
 from fedcross.server.audit import Audit, Head
-from fedcross.server.checkpoint import Checkpoints
+from fedcross.server.checkpoint import Checkpoints, resume
 from fedcross.server.evaluation import Evaluator, across_clients
 from fedcross.server.identity import (
     check_base,
@@ -124,7 +124,7 @@ class Session:
         if state is None and self.method.independent_models:
             self.method.start_from(arrangements.independent(config, data.task, self.method.independent_models))
         if state is not None:
-            self.method.resume(state)
+            resume(self.method, state, self.checkpoints.path(self.done))
         self.method.local_due = lambda number: config.evaluate_local and self._due(number)
         self.method.observer = self.snapshots.uploads if self.snapshots.rounds else None
         self.reply_log = (

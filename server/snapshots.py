@@ -53,7 +53,7 @@ class Snapshots:
 
     def _write(self, name: str, arrays: Arrays, header: dict[str, str]) -> None:
         path = self.folder / f"{name}.safetensors"
-        data = save({key: np.ascontiguousarray(array) for key, array in arrays.items()}, metadata=header)
+        data = save({key: np.asarray(array, order="C") for key, array in arrays.items()}, metadata=header)
         try:
             own_folder(self.folder)
             write_atomically(path, data)

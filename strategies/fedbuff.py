@@ -10,6 +10,7 @@ from pydantic import Field
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.asynchronous.single import AsyncSingle
+from fedcross.strategies.parts.averaging import truncated
 from fedcross.strategies.round.federation import State
 from fedcross.strategies.wire.protocol import Upload
 from fedcross.strategies.wire.records import Arrays
@@ -65,9 +66,9 @@ class FedBuff(AsyncSingle[FedBuffParams]):
         step = self.params.server_lr / self.count
         moved = {name: array + step * self.sum[name] for name, array in self.model.items()}
         self.model = {
-            name: np.asarray(moved[name] if array.dtype.kind == "f" else np.trunc(moved[name] + 1e-9)).astype(
-                array.dtype
-            )
+            name: np.asarray(moved[name]).astype(array.dtype)
+            if array.dtype.kind == "f"
+            else np.where(self.sum[name] == 0, array, truncated(moved[name], array.dtype))  # float64 lacks large ones
             for name, array in self.model.items()
         }
         self.version += 1

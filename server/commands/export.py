@@ -74,7 +74,7 @@ def export(
     from fedcross.server.model_file import write_model
 
     number, state, identity = _checkpoint(run, number)
-    method = _rebuilt(state, identity)
+    method = _rebuilt(state, identity, run)
     if model is not None and width is not None:
         raise StorageError("--model and --width: a middleware model has its own width. Give one of them.")
     arrays, size = _global(method, width, run) if model is None else _middleware(method, model, run)
@@ -110,7 +110,7 @@ def network(run: Path, data_root: str | None = None, width: float | str | None =
             raise StorageError(f"{final}: damaged ({error}). resume={run} writes it again.") from error
     else:
         _, state, identity = _checkpoint(run, None)
-        arrays, size = _global(_rebuilt(state, identity), width, run)
+        arrays, size = _global(_rebuilt(state, identity, run), width, run)
     model, _ = _network(run, data_root, identity, size)
     load_into(model, arrays, run)
     return model.eval()
@@ -206,11 +206,12 @@ def _checkpoint(run: Path, number: int | None) -> tuple[int, State, dict[str, An
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
-    """Return the method in its state at the checkpoint, without network and data."""
+def _rebuilt(state: State, identity: dict[str, Any], run: Path) -> Method:
+    """Return the method in its state at a checkpoint of `run`, without network and data."""
     import numpy as np
 
     from fedcross.conf.compose import activate_plugins
+    from fedcross.server.checkpoint import resume
     from fedcross.strategies.round.federation import Federation
     from fedcross.strategies.round.registry import method_class
     from fedcross.tasks.models.slicing.plan import Plan
@@ -229,7 +230,7 @@ def _rebuilt(state: State, identity: dict[str, Any]) -> Method:
     if "_slices" in state.values:
         method.plan = Plan.of_plain({**state.values["_slices"], "scaled": identity.get("scaled", ())})
     method.begin({name: np.zeros(shape, dtype) for name, (shape, dtype) in spec.items()}, parameters)
-    method.resume(state)
+    resume(method, state, run)
     return method
 
 
@@ -295,7 +296,7 @@ def main(arguments: Sequence[str]) -> int:
 def _width_of(run: Path, number: int | None, model: int) -> str | None:
     """Return the name of a middleware model's size; None if it is a full one."""
     _, state, identity = _checkpoint(run, number)
-    _, size = _middleware(_rebuilt(state, identity), model, run)
+    _, size = _middleware(_rebuilt(state, identity, run), model, run)
     return None if size.width >= 1 else size.text
 
 

@@ -226,6 +226,8 @@ def scale_update(
             part = slice(start, start + BLOCK)
             base = old[part].astype(np.float64)
             result[part] = rounded(result.dtype, base + factor * (new[part] - base))
+            if result.dtype.kind in "iu":  # float64 lacks large ones
+                np.copyto(result[part], new[part], where=new[part] == old[part])
         scaled[name] = result.reshape(upload[name].shape)
     return scaled
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array
-from fedcross.strategies.pool.pool import Pool, whole_numbers
+from fedcross.strategies.pool.pool import Pool, pulled
 
 
 def recombine(pool: Pool, members: Sequence[int], sources: NDArray[np.int64]) -> None:
@@ -63,8 +63,7 @@ def pull(pool: Pool, members: Sequence[int], own: float) -> None:
     slots = np.asarray(members, np.int64)
     if len(slots) < 2 or own == 1:
         return
-    counters = pool.integers[slots].astype(np.float64)
-    pool.integers[slots] = whole_numbers(own * counters + (1 - own) * counters.mean(axis=0))
+    pool.integers[slots] = pulled(pool.integers[slots], own)
     rows = pool.rows
 
     def plain(part: list[slice]) -> None:
@@ -102,9 +101,8 @@ def follow(pool: Pool, own: float, mean: Array, step: Array, push: float) -> Non
     push : float
         Share of `step`, rounded to the rows' dtype.
     """
-    counters = pool.integers.astype(np.float64)
-    if counters.size:
-        pool.integers[...] = whole_numbers(own * counters + (1 - own) * counters.mean(axis=0))
+    if pool.integers.size:
+        pool.integers[...] = pulled(pool.integers, own)
     rows, factor = pool.rows, pool.rows.dtype.type(push)
     target = torch.from_numpy(mean)
 

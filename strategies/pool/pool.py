@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Layout
 from fedcross.strategies.pool.mixing import Mixing
 
+EXACT = 2**53  # float64 holds every integer up to this
 ROUNDING = 1e-9  # a mixed counter within this relative distance of an integer counts as the integer
 
 
@@ -144,8 +146,10 @@ class Pool:
 
     def mean_integers(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the truncated mean (i,) of the integer entries of `slots`."""
-        total = self.integers[slots].sum(axis=0)
+        values = self.integers[slots]
+        total = values.sum(axis=0)
         mean: NDArray[np.int64] = np.sign(total) * (np.abs(total) // len(slots))
+        precise(mean[None], values, np.full((1, len(slots)), 1 / len(slots)))
         return mean
 
     def _slots(self, members: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -171,7 +175,7 @@ class Pool:
 
         Rows that keep their model are not written, and a value that all models share stays exactly the same. Integer
         entries are mixed in float64 and truncated, as the public code does when it loads the mixture into an integer
-        entry; a mixture within rounding error of an integer becomes that integer.
+        entry; a mixture within rounding error of an integer becomes that integer. See :func:`precise` for large ones.
         """
         self._mix(mixing, None)
 
@@ -199,7 +203,9 @@ class Pool:
         return gram
 
     def _mix_integers(self, weights: NDArray[np.float64], targets: NDArray[np.int64]) -> None:
-        self.integers[targets] = whole_numbers(weights @ self.integers.astype(np.float64))
+        mixed = whole_numbers(weights @ self.integers.astype(np.float64))
+        precise(mixed, self.integers, weights)
+        self.integers[targets] = mixed
 
     def resize(self, k: int) -> None:
         """Change the number of models; the mean of the pool stays the same.
@@ -258,7 +264,45 @@ def whole_numbers(mixed: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return mixed counters, truncated; one within rounding error of an integer becomes that integer."""
     nearest = np.rint(mixed)
     whole = np.abs(mixed - nearest) <= ROUNDING * np.maximum(1.0, np.abs(mixed))
-    return np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
+    with np.errstate(invalid="ignore"):  # one beyond int64; `precise` puts it right
+        return np.where(whole, nearest, np.trunc(mixed)).astype(np.int64)
+
+
+def pulled(values: NDArray[np.int64], own: float) -> NDArray[np.int64]:
+    """Return counters `values` (n, i), each drawn to the mean of the n: ``own v_i + (1 - own) mean``."""
+    floats, n = values.astype(np.float64), len(values)
+    mixed = whole_numbers(own * floats + (1 - own) * floats.mean(axis=0))
+    precise(mixed, values, own * np.eye(n) + (1 - own) / n)
+    return mixed
+
+
+def precise(found: NDArray[Any], values: NDArray[Any], weights: NDArray[np.float64]) -> None:
+    """Put `found`, weighted means of integers computed in float64, right where the integers are too large for that.
+
+    There the mean is the first source plus the mean difference to it, no larger than the dtype allows. So a constant
+    that all sources share, such as a sentinel or a hash, stays as it is.
+
+    Parameters
+    ----------
+    found : integer array (m, i)
+        Changed in place.
+    values : integer array (n, i)
+        The sources, of the same dtype.
+    weights : float64 array (m, n)
+        Rows sum to 1; with 0 a value is no source.
+    """
+    if found.dtype.itemsize < 8:
+        return
+    large = np.flatnonzero(((values > EXACT) | (values < -EXACT)).any(axis=0))
+    ends = np.iinfo(found.dtype)
+    for row, shares in zip(found if large.size else (), weights):
+        sources = np.flatnonzero(shares)
+        part = values[np.ix_(sources, large)]
+        row[large] = part[0]
+        for place in np.flatnonzero((part != part[0]).any(axis=0)):
+            first, *_ = own = [int(value) for value in part[:, place]]
+            way = sum(share * float(value - first) for share, value in zip(shares[sources], own))
+            row[large[place]] = min(max(first + int(way), ends.min), ends.max)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of models that are not finite: null in metrics.jsonl

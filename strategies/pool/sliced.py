@@ -21,7 +21,7 @@ from fedcross.core.errors import ConfigError, UploadError
 from fedcross.strategies.pool import blocks
 from fedcross.strategies.pool.layout import Array, Arrays, Entry, Layout
 from fedcross.strategies.pool.mixing import Mixing
-from fedcross.strategies.pool.pool import Pool, Storage, whole_numbers
+from fedcross.strategies.pool.pool import Pool, Storage, pulled
 from fedcross.tasks.models.slicing.plan import Plan, Size
 
 Gram = NDArray[np.float64]
@@ -240,8 +240,7 @@ class SlicedPool(Pool):
             slots = self._of(rank)
             for slot in slots:
                 torch.from_numpy(self.rows[slot, first:]).lerp_(torch.from_numpy(target), pull)
-            counters = self.integers[slots].astype(np.float64)
-            self.integers[slots] = whole_numbers(own * counters + pull * counters.mean(axis=0))
+            self.integers[slots] = pulled(self.integers[slots], own)
 
     def mean(self, members: Sequence[int] | None = None) -> Arrays:
         """Return the global model of the widest size."""

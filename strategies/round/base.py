@@ -505,7 +505,8 @@ class Method(Sizes[P]):
         return State({**state.arrays, **coded}, {**state.values, **own})
 
     def resume(self, state: State) -> None:
-        """Continue from what :meth:`checkpoint` returned."""
+        """Continue from what :meth:`checkpoint` returned; a StorageError if it is of another model."""
+        state = state.fitted(self.spec)
         values = dict(state.values)
         self.accepted = {int(client): int(visit) for client, visit in values.pop("_accepted", {}).items()}
         self.requests = Counter({int(client): int(n) for client, n in values.pop("_requests", {}).items()})

@@ -9,11 +9,13 @@ from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
+from fedcross.core.errors import StorageError
 from fedcross.core.settings import Settings
 from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.pool.layout import Arrays
 from fedcross.strategies.wire.compression import Compression
 from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.wire.records import Spec
 
 
 class Meeting(Settings):
@@ -81,6 +83,47 @@ class State:
 
     arrays: Arrays = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+
+    def fitted(self, spec: Spec) -> State:
+        """Return this state for a run whose model has `spec`; scalars that were stored as lists of one are scalars.
+
+        Earlier versions stored all scalars so.
+
+        Raises
+        ------
+        StorageError
+            If it is the state of another model.
+        """
+        model = {name: (tuple(shape), str(dtype)) for name, (shape, dtype) in self.values.get("_model", spec).items()}
+        if other := sorted(name for name in spec.keys() | model.keys() if spec.get(name) != model.get(name)):
+            raise StorageError(_differs(other[0], model.get(other[0]), spec.get(other[0])))
+        arrays, scalars = self.arrays, {name for name, (shape, _) in spec.items() if not shape}
+        if scalars and not any(array.ndim == 0 for array in arrays.values()):
+            lists = {n: a for n, a in arrays.items() if a.shape == (1,) and _entry(n, spec) in scalars}
+            arrays = {**arrays, **{n: a.reshape(()) for n, a in lists.items()}}
+        for name, wanted in spec.items():
+            held = arrays.get(f"model.{name}")
+            if held is not None and (held.shape, str(held.dtype)) != wanted:
+                raise StorageError(_differs(name, (held.shape, str(held.dtype)), wanted))
+        return State(arrays, self.values)
+
+
+def _entry(name: str, spec: Spec) -> str | None:
+    """Return the entry of the model that a checkpoint's array `name`, ``GROUP.ENTRY``, is of; None if of none."""
+    while name not in spec:
+        _, dot, name = name.partition(".")
+        if not dot:
+            return None
+    return name
+
+
+def _differs(name: str, stored: Any, wanted: Any) -> str:
+    """Return what to say of the model's entry `name`, (shape, dtype) or None for none."""
+    there, here = ("no such entry" if one is None else f"shape {one[0]} {one[1]}" for one in (stored, wanted))
+    return (
+        f"the checkpoint's model has {name!r} with {there}, this run's with {here}. Continue with the model that the "
+        "run began with."
+    )
 
 
 @dataclass

@@ -18,7 +18,8 @@ ICML 2019). The sum starts anew where a slot of a pool is removed, and, for a cl
 them in another size.
 
 ``int8``: blocks of 1024 values of a tensor share a scale ``s = max|x| / 127``, values are ``rint(x / s)``: 1.004 bytes
-for each value of a large tensor. ``float16``: rounded to nearest; the part beyond its range stays in the residual.
+for each value of a large tensor. ``float16``: rounded to nearest; the part beyond its range stays in the residual, but
+an infinity is sent as it is, so that the guard rejects it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from logging import WARNING
 from typing import Literal
 
 import numpy as np
+from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedcross.core.errors import UploadError
@@ -41,8 +44,10 @@ Kind = Literal["float32", "float16", "int8"]
 #: Number of values that share a scale.
 BLOCK = 1024
 LEVELS = 127
-#: Prefix of residuals among other arrays of a state.
-RESIDUAL = "_residual."
+#: Prefix of residuals among other arrays of a state: no name of a ``state_dict`` begins with a dot.
+RESIDUAL = ".residual."
+#: The prefix in states of earlier versions, with which an entry of a network can begin.
+_EARLIER = "_residual."
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -71,23 +76,27 @@ class Coded:
 
 
 def code(values: Mapping[str, Array], kind: Kind) -> tuple[Coded, Arrays]:
-    """Return float32 `values` coded as `kind`, and what they decode to."""
+    """Return float32 `values` coded as `kind`, and what they decode to.
+
+    An infinity or NaN decodes to something that is not finite either; with ``int8``, so does its block.
+    """
     arrays: Arrays = {}
     scales = []
     decoded: Arrays = {}
     for name in sorted(values):  # the order of the scales, on both sides
         value = values[name]
         if kind == "float16":
-            arrays[name] = np.clip(value, -_LARGEST, _LARGEST).astype(np.float16)
+            held = np.clip(value, -_LARGEST, _LARGEST)
+            arrays[name] = np.where(np.isinf(value), value, held).astype(np.float16)
             decoded[name] = arrays[name].astype(np.float32)
             continue
         flat = np.ascontiguousarray(value).reshape(-1)
         own = _peaks(flat) / np.float32(LEVELS)
         spread = _spread(own, flat.size)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            steps = np.where(spread > 0, flat / spread, np.float32(0))
-        arrays[name] = np.clip(np.rint(steps), -LEVELS, LEVELS).astype(np.int8).reshape(value.shape)
-        decoded[name] = (arrays[name].reshape(-1) * spread).reshape(value.shape)
+            steps = np.where((spread > 0) & (spread < np.inf), flat / spread, np.float32(0))
+            arrays[name] = np.clip(np.rint(steps), -LEVELS, LEVELS).astype(np.int8).reshape(value.shape)
+            decoded[name] = (arrays[name].reshape(-1) * spread).reshape(value.shape)
         scales.append(own)
     return Coded(arrays, np.concatenate(scales) if scales else np.zeros(0, np.float32)), decoded
 
@@ -112,7 +121,7 @@ def decode(arrays: Mapping[str, Array], scales: NDArray[np.float32]) -> Arrays:
         if array.size and array.min() < -LEVELS:
             raise UploadError("malformed_array", f"{name}: a value outside of -127 to 127")
         count = blocks(array.size)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             spread = _spread(scales[place : place + count], array.size)
             decoded[name] = (array.reshape(-1) * spread).reshape(array.shape)
         place += count
@@ -153,7 +162,8 @@ def difference(new: Mapping[str, Array], old: Mapping[str, Array], residual: Arr
 
 def remainder(wanted: Arrays, decoded: Arrays) -> Arrays:
     """Return ``wanted - decoded``; zero where it is not finite, so that a NaN does not stay in the residual."""
-    left = {name: wanted[name] - decoded[name] for name in wanted}
+    with np.errstate(invalid="ignore"):
+        left = {name: wanted[name] - decoded[name] for name in wanted}
     return {name: np.where(np.isfinite(array), array, np.float32(0)) for name, array in left.items()}
 
 
@@ -207,6 +217,14 @@ class Compressor:
     ) -> None:
         self.settings = settings
         self.initial = {name: np.array(a) for name, a in initial.items() if a.dtype == np.float32}
+        if initial and not self.initial:
+            kind = next(iter(initial.values())).dtype
+            log(
+                WARNING,
+                "fedcross: compression codes float32 alone, and this model is %s, so it is sent as it is. "
+                "Build the network in float32, or leave compression out.",
+                kind,
+            )
         self._cut = cut
         self.residuals: dict[str, Arrays] = {}
         self._sent: dict[int, _Sent] = {}
@@ -306,10 +324,19 @@ class ClientHalf:
         return {**trained, **coded.arrays}, coded.records(), remainder(wanted, decoded)
 
 
-def apart(arrays: Mapping[str, Array]) -> tuple[Arrays, Arrays]:
-    """Split a state: return the arrays that are not a residual, and the residual without its prefix."""
-    own = {name.removeprefix(RESIDUAL): array for name, array in arrays.items() if name.startswith(RESIDUAL)}
-    return {name: array for name, array in arrays.items() if not name.startswith(RESIDUAL)}, own
+def apart(arrays: Mapping[str, Array], names: Collection[str] = ()) -> tuple[Arrays, Arrays]:
+    """Split a state: return the arrays that are not a residual, and the residual without its prefix.
+
+    A method may have put arrays under the model's `names` into the state, so these are never of a residual.
+    """
+    others, own = Arrays(), Arrays()
+    for name, array in arrays.items():
+        prefix = next((one for one in (RESIDUAL, _EARLIER) if name.startswith(one)), None)
+        if prefix is None or name in names:
+            others[name] = array
+        else:
+            own[name.removeprefix(prefix)] = array
+    return others, own
 
 
 def marked(residual: Arrays) -> Arrays:

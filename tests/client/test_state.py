@@ -1,7 +1,11 @@
+import json
+import math
 import os
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from fedcross.client import state
 from fedcross.client.state import LEFT_S, StateStore
@@ -154,3 +158,39 @@ def test_a_damaged_state_is_as_none_and_strange_files_stay(tmp_path):
     assert sorted(path.name for path in store.folder.iterdir()) == ["2.npz", "notes.npz"]
     assert {path.stat().st_mode & 0o777 for path in (store.folder.parent, store.folder)} == {0o700}
     assert (store.folder / "2.npz").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_state_may_have_any_name_and_scalars(tmp_path):
+    """numpy.savez takes `file` for an argument of its own; a network can have a parameter of that name."""
+    state = {name: np.array(i) for i, name in enumerate(["file", "args", "allow_pickle", ".residual.w", "a/b"])}
+    store = StateStore(tmp_path, "run", 1)
+    store.save(1, state, 1)
+    found = store.load(1)
+    assert list(found) == list(state)
+    assert all(found[name].shape == () and found[name] == value for name, value in state.items())
+
+
+class Odd(nn.Module):
+    """A network with names that a client's state must not take for its own."""
+
+    def __init__(self, classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 16))
+        self._residual = nn.Linear(16, 16)
+        self.file = nn.Parameter(torch.ones(16))
+        self.classifier = nn.Linear(16, classes)
+
+    def forward(self, x):
+        h = self.body(x)
+        return self.classifier(h * self.file + self._residual(h))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("method", ["feddyn", "scaffold"])
+def test_a_network_may_have_any_names(tmp_path, method, kind):
+    """Each of two clients trains three times."""
+    model = ("model=own", "model.path=tests.client.test_state:Odd")
+    run(tmp_path, f"method={method}", *model, "partition.clients=2", "clients_per_round=2", f"compression.up={kind}")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["dropped"] for line in lines] == [0, 0, 0]

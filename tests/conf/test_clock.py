@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.server.identity import describe, fingerprint
@@ -15,6 +16,7 @@ ASYNC = "method=fedcross_async"
     [
         (["method=fedavg", "clock=real"], "waits for whole rounds"),
         (["method=fedavg", "clock=replay", "clock.events=x"], "waits for whole rounds"),
+        (["method=centralized", "clock=virtual"], "trains on all clients' data in one place"),
         ([ASYNC, "clock=none"], "is asynchronous"),
         ([ASYNC, "clock=real"], "engine=local simulates"),
         ([ASYNC, "clock=real", "engine=ray"], "engine=ray simulates"),
@@ -72,3 +74,22 @@ def test_the_experiments_are_valid(name, count):
         assert config.clock.name == "virtual"
         assert config.partition.model_dump()["beta"] == 0.5
         assert (config.rounds, config.clients_per_round, config.partition.model_dump()["clients"]) == (400, 10, 100)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["method=fedavg", "clock=virtual", "clock.deadline_s=5"], ["clock.deadline_s=5: method=fedavg waits"]),
+        (["method=fedavg", "clock.deadline_s=5"], ["clock.deadline_s=5"]),
+        (["method=fedavg", "devices=measured"], ["devices=measured: without a clock nothing takes time"]),
+        (["method=fedavg", "devices=mostly_fast"], ["devices=mostly_fast"]),
+        (["method=fedavg", "devices=equal"], []),
+        (["method=fedavg", "clock=virtual", "devices=measured"], []),
+        (["method=heterofl", "devices=three_sizes"], []),
+        (["method=fedbuff", "devices=measured", "clock.deadline_s=5"], []),
+    ],
+)  # fmt: skip
+def test_what_the_clock_does_not_use_is_told(overrides, words):
+    found = remarks(load([*overrides, "defence.enabled=false"]))
+    assert len(found) == len(words)
+    assert all(said.startswith(word) for said, word in zip(found, words))

@@ -8,6 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 from fedcross.core.errors import DataError, StorageError
 from fedcross.server.checkpoint import DIGESTS, Checkpoints
+from fedcross.server.model_file import write_model
+from fedcross.server.snapshots import Snapshots
 from fedcross.strategies.round.federation import State
 
 STATE = State({"pool": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, np.int64)}, {"last": [1, 2]})
@@ -181,3 +183,28 @@ def test_a_digests_line_that_was_cut_off_spoils_no_other(tmp_path):
     assert [line["round"] for line in _lines(file, whole=False)] == [1, 3]
     with pytest.raises(DataError, match="not lines of JSON"):
         _lines(file)
+
+
+def test_scalars_and_numbers_in_another_order_of_bytes_come_back(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(
+        1, State({"big": np.array([1, 258], ">i4"), "n": np.array(3), "m": np.eye(3)[:, ::2]}), {"run": "x"}
+    )
+    arrays = checkpoints.load(1)[0].arrays
+    assert (arrays["big"].tolist(), arrays["big"].dtype) == ([1, 258], np.int32)
+    assert (arrays["n"].shape, arrays["n"]) == ((), 3)
+    assert (arrays["m"] == np.eye(3)[:, ::2]).all()
+
+
+def test_the_digest_of_a_scalar_is_that_of_earlier_versions(tmp_path):
+    """They stored it as a list of one."""
+    for number, value in enumerate((np.array(3), np.array([3]))):
+        Checkpoints(tmp_path).save(number, State({"n": value}), {"run": "x"})
+    assert len({json.loads(line)["digest"] for line in (tmp_path / DIGESTS).read_text().splitlines()}) == 1
+
+
+def test_files_of_models_have_scalars(tmp_path):
+    write_model(tmp_path / "model.safetensors", {"n": np.array(3)})
+    Snapshots(tmp_path, [1]).model(1, {"n": np.array(3)})
+    for name in ("model", "snapshots/round-000001"):
+        assert load_file(tmp_path / f"{name}.safetensors")["n"].shape == ()

@@ -6,6 +6,7 @@ import pytest
 from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import load
 from fedcross.strategies.fedbuff import FedBuff
+from fedcross.strategies.wire.protocol import Upload
 from tests.strategies.test_fedasync import arrive, started
 
 
@@ -57,3 +58,13 @@ def test_a_step_that_is_too_long_is_silent_and_a_buffer_that_is_never_full_is_to
     assert remarks(load([*few, "method.buffer=12"])) == []
     (said,) = remarks(load([*few, "method.buffer=13"]))
     assert "method.buffer=13: the run makes 12 visits" in said
+
+
+def test_a_large_integer_that_no_client_changes_stays_as_it_is():
+    """float64 does not have 2**53 + 1."""
+    method = started(FedBuff, k=1, buffer=1)
+    method.model["n"] = np.array(2**53 + 1)
+    method.prepare(0)
+    method.take(Upload(0, 0, {**method.model, "w": np.ones_like(method.model["w"])}, {}, 1, {}), method.model, 0)
+    assert method.global_model()["w"] == 1
+    assert method.global_model()["n"] == 2**53 + 1

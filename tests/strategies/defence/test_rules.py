@@ -334,3 +334,9 @@ def test_the_defence_does_not_take_a_wide_model_for_an_attack():
     found = defend(ON, ups, sent, ["w"])
     assert (len(found.uploads), found.clipped, found.usual) == (3, 1, 5)
     assert found.uploads[0].arrays["w"] == pytest.approx(0.5)
+
+
+def test_a_large_integer_that_the_model_has_too_stays_as_it_is():
+    """float64 does not have 2**53 + 1."""
+    model, upload = {"n": np.array([2**53 + 1, 0])}, {"n": np.array([2**53 + 1, 10])}
+    assert scale_update(upload, model, ["n"], 0.5)["n"].tolist() == [2**53 + 1, 5]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcross.core.errors import StorageError
-from fedcross.strategies.pool import blocks, mixing
+from fedcross.strategies.pool import blocks, mixing, passes
 from fedcross.strategies.pool.layout import Layout
 from fedcross.strategies.pool.pool import Pool, Storage, diagnostics, memory_bytes
 from fedcross.strategies.pool.selection import Question, find_selection
@@ -444,3 +444,29 @@ def test_diagnostics_by_hand():
     assert opposite == {"pool_similarity_mean": 0.0, "pool_spread": 0.0}  # both squared norms come out as -5e-10
     assert diagnostics(np.array([[2.0]])) == {"pool_similarity_mean": 1.0, "pool_spread": 0.0}
     assert diagnostics(np.zeros((2, 2))) == {"pool_similarity_mean": 0.0, "pool_spread": 0.0}
+
+
+@pytest.mark.parametrize("large", [2**63 - 1, -(2**63), 2**53 + 1])
+def test_large_integers_that_all_models_share_stay_in_every_pass(large, recwarn):
+    """float64 does not have them, and their sum is beyond int64."""
+    pool = bn_pool(3)
+    for action in (
+        lambda: pool.mix(mixing.cross(3, [0, 1, 2], [1, 2, 0], 0.9)),
+        lambda: pool.mix(mixing.uniform(3, range(3))),
+        lambda: passes.pull(pool, [0, 1, 2], 0.7),
+        lambda: passes.follow(pool, 0.7, pool.rows[0].copy(), pool.rows[0].copy(), 0.0),
+        lambda: pool.resize(4),
+    ):
+        pool.integers[...] = large
+        action()
+        assert (pool.integers == large).all()
+        assert (pool.mean_integers(np.arange(3)) == large).all()
+    assert not recwarn.list
+
+
+def test_large_integers_that_differ_are_mixed_by_their_differences():
+    """.75 of 2**62 and .25 of 2**62 + 8 is 2**62 + 2; a slot that mixes with none keeps its own."""
+    pool = bn_pool(3)
+    pool.integers[:, 0] = [2**62, 2**62 + 8, 2**63 - 1]
+    pool.mix(mixing.cross(3, [0, 1, 2], [1, 0, 2], 0.75))
+    assert pool.integers[:, 0].tolist() == [2**62 + 2, 2**62 + 6, 2**63 - 1]

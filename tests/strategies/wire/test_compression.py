@@ -25,7 +25,7 @@ from fedcross.strategies.round.federation import Federation
 from fedcross.strategies.round.guard import check
 from fedcross.strategies.wire import compression, protocol
 from fedcross.strategies.wire.compression import ClientHalf, Compression, Compressor, code, decode
-from fedcross.strategies.wire.protocol import SCALES, Payload, Round
+from fedcross.strategies.wire.protocol import SCALES, Payload, Round, Upload
 from fedcross.strategies.wire.records import encode, spec_of, views
 from tests.strategies.pool.test_sliced import PLAN, full
 from tests.support.federation import SMALL, run, same, session
@@ -216,6 +216,45 @@ def test_an_empty_tensor_has_no_scale() -> None:
     assert decoded["b"].tolist() == [127, 5]
 
 
+def test_a_residual_is_told_apart_from_an_entry_of_the_model_whatever_its_name() -> None:
+    """Earlier versions marked it with a prefix that an entry can have."""
+    state = {"_residual.weight": f32(1), **compression.marked({"_residual.weight": f32(2)})}
+    assert compression.apart(state, ["_residual.weight"]) == (
+        {"_residual.weight": f32(1)},
+        {"_residual.weight": f32(2)},
+    )
+    earlier = {"weight": f32(1), "_residual.weight": f32(2)}
+    assert compression.apart(earlier, ["weight"]) == ({"weight": f32(1)}, {"weight": f32(2)})
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e30])
+def test_what_is_not_finite_travels_and_is_rejected(kind: Any, value: float, recwarn: pytest.WarningsRecorder) -> None:
+    """What is only too large for float16 is cut, and the rest stays in the residual."""
+    received = {"w": np.zeros(1030, np.float32)}
+    trained = {"w": np.where(np.arange(1030) == 3, np.float32(value), np.float32(1))}
+    arrays, scales, residual = ClientHalf(Compression(up=kind), received).upload(trained, received, {})
+    upload = Upload(0, 0, arrays, {}, 1, {}, scales=scales)
+    compressor = Compressor(Compression(up=kind), received)
+    assert np.isfinite(residual["w"]).all()
+    if np.isfinite(value):
+        assert np.isfinite(compressor.up(upload, received).arrays["w"]).all()
+    else:
+        with pytest.raises(UploadError, match="NaN or infinity"):
+            compressor.up(upload, received)
+    assert not recwarn.list
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # the attacker's own
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+def test_an_attacker_who_sends_infinities_is_rejected(tmp_path: Path, kind: str) -> None:
+    attack = ("attack=scaling", "attack.factor=1e50", "attack.clients=2", f"compression.up={kind}")
+    done = run(tmp_path, "method=fedavg", *attack)
+    assert sum(line["rejected"].get("non_finite", 0) for line in lines(tmp_path)) > 0
+    assert all(np.abs(array).max() < 100 for array in done.method.global_model().values())
+
+
 def test_what_is_not_finite_leaves_no_residual() -> None:
     wanted, decoded = {"w": f32(np.nan, np.inf, 3)}, {"w": f32(0, 0, 1)}
     assert compression.remainder(wanted, decoded)["w"].tolist() == [0, 0, 2]
@@ -257,14 +296,18 @@ def test_exact_is_the_default_and_touches_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "float16"])
-def test_a_model_without_float32_is_sent_as_it_is(kind: Any) -> None:
-    """A float64 model: the guard must expect of a client just what the client's half sends."""
+def test_a_model_without_float32_is_sent_as_it_is(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A float64 model: the guard must expect of a client just what the client's half sends. The server says so."""
     received = {"w": np.zeros(3), "steps": np.array(1)}
     trained = {"w": np.arange(3.0), "steps": np.array(2)}
     settings = Compression(up=kind)
     arrays, scales, residual = ClientHalf(settings, received).upload(trained, received, {})
     assert Compressor(settings, received).expected(spec_of(received), received) == (spec_of(arrays), spec_of(scales))
     assert (arrays, scales, residual) == (trained, {}, {})
+    assert "this model is float64, so it is sent as it is" in caplog.text
+    caplog.clear()
+    Compressor(settings, {"w": f32(1)})
+    assert not caplog.text
 
 
 def test_clients_that_cannot_decode_are_not_asked() -> None:
