@@ -194,7 +194,7 @@ def _named(name: str) -> Iterator[None]:
         yield
     except Exception as error:  # anybody's attribute may raise anything
         raise StorageError(
-            f"checkpoint: the strategy's attribute {name} cannot be restored ({type(error).__name__}: {error}). Is it "
+            f"the strategy's attribute {name} cannot be restored ({type(error).__name__}: {error}). Is it "
             "another strategy than the run's, or one that makes a strategy inside it only after some rounds?"
         ) from error
 

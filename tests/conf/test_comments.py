@@ -62,8 +62,8 @@ def test_what_a_comment_says_to_type_runs(name, settings):
     assert checked_plan([f"experiment={name}", "seed=1", *settings]).overrides
 
 
-#: Their first lines name a package, or an address, that a reader has to put in.
-TO_BE_FILLED = ("engine/remote", "model/own", "method/flwr")
+#: Their first lines name a package, an address, or a run's record, that a reader has to put in.
+TO_BE_FILLED = ("engine/remote", "model/own", "method/flwr", "clock/replay")
 CHOICES = sorted(
     f"{path.parent.name}/{path.stem}" for path in CONF.glob("*/[!_]*.yaml") if path.parent.name != "experiment"
 )

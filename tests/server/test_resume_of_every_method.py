@@ -108,7 +108,7 @@ def test_a_checkpoint_of_an_earlier_version_is_continued_to_the_bit(tmp_path, me
         ("fedavg", {"model.classifier.bias": np.zeros(3, np.float32)}, r"'classifier\.bias' with shape \(3,\) float32"),
         ("fedavg", {"model.classifier.bias": np.zeros(10)}, r"float64, this run's with shape \(10,\) float32"),
         ("fedcross", {"pool.rows": None}, "has no 'pool.rows'"),
-        ("flwr", {}, "cannot be used"),
+        ("flwr", {}, "the strategy's attribute x cannot be restored"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_is_named(tmp_path, method, change, words):
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path, method, change, words
 
     with pytest.raises(StorageError, match=rf"round-000002\.safetensors: .*{words}") as caught:
         cut_in_two(tmp_path, changed, *settings_of(method), "rounds=3")
-    assert "ontinue with" in str(caught.value)
+    assert "ontinue with" in str(caught.value) or method == "flwr"
 
 
 def test_a_run_whose_network_has_changed_is_told_so(tmp_path):
