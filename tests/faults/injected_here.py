@@ -143,14 +143,19 @@ def nothing_trained(bench: Bench) -> Told:
     return bench.ends(*SMALL, *attack, f"output={bench.folder / 'run'}")
 
 
-def clients_refuse(bench: Bench) -> Told:
-    """Give the clients a method that they refuse."""
-    own = bench.folder / "own"
+def refusing(own: Path) -> str:
+    """Write the method that clients refuse below `own`, and return the path for FEDCROSS_PATH."""
     for file, text in (("strategies/refusing.py", REFUSING), ("conf/method/refusing.yaml", "name: refusing\n")):
         (own / file).parent.mkdir(parents=True)
         (own / file).write_text(text)
+    return str(own)
+
+
+def clients_refuse(bench: Bench) -> Told:
+    """Give the clients a method that they refuse."""
+    own = refusing(bench.folder / "own")
     more = ("method=refusing", "rounds=3", f"output={bench.folder / 'run'}")
-    return bench.ends(*SMALL, *more, FEDCROSS_PATH=str(own))
+    return bench.ends(*SMALL, *more, FEDCROSS_PATH=own)
 
 
 def no_gpu(bench: Bench) -> Told:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fedcross.client.app import CHOICE
+from tests.faults.injected_here import refusing
 from tests.support import warm
 from tests.support.network import Network, lines, wait_for_rounds
 
 PATIENCE_S = 1500
 SETTINGS = (
-    *("method=fedavg", "task=digits", "rounds=3", "partition.clients=2", "clients_per_round=2", "logger=none"),
+    *("method=refusing", "task=digits", "rounds=3", "partition.clients=2", "clients_per_round=2", "logger=none"),
     *("task.limit=100", "task.limit_test=50"),
 )
 ENGINES = [
@@ -31,12 +31,16 @@ def test_what_all_clients_refuse_ends_the_run_with_their_words(tmp_path, engine)
         done = warm.run(
             ["-m", "fedcross", *SETTINGS, f"engine={engine}", *own, f"output={output}"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), CHOICE: "typo"},  # only clients read it
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "FEDCROSS_PATH": refusing(tmp_path / "own"),
+            },
             timeout=PATIENCE_S,
         )
     told = done.stdout + done.stderr
     assert done.returncode != 0, told[-3000:]
-    assert f"All 2 clients of round 1 refuse: {CHOICE}='typo': choose auto, inside or resident" in told
+    assert "All 2 clients of round 1 refuse: this device has no such sensor. Leave the method out." in told
     assert "Traceback" not in done.stderr.splitlines()[-1]
     assert lines(output) == []
 
