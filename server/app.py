@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import FedcrossError, FederationError
 from fedcross.core.events import failed, log_format, say, structured
-from fedcross.core.overrides import split
+from fedcross.core.overrides import shown, split
 from fedcross.core.run_config import overrides_of
 
 #: The program in which Flower runs a ServerApp on its own.
@@ -66,7 +66,7 @@ def plain(record: logging.LogRecord) -> bool:
 def ending(result: Mapping[str, Any], folder: Path) -> str:
     """Return the last line of a run; its first lines have named the folder."""
     if not result:
-        return f"Stopped at the round of stop_at. To go on: fedcross resume={folder} stop_at=null"
+        return f"Stopped at the round of stop_at. To go on: fedcross resume={shown(folder)} stop_at=null"
     accuracy = result.get("final_accuracy")
     told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
     return f"Finished: {result['rounds']} rounds{told}"

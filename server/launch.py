@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 from fedcross.core.errors import ConfigError
 from fedcross.core.events import say
 from fedcross.core.overrides import quote as quote
+from fedcross.core.overrides import shown
 from fedcross.core.private_files import own_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -45,14 +44,6 @@ def rounds_in(folder: Path) -> int:
     from fedcross.server.checkpoint import Checkpoints
 
     return max(Checkpoints(folder).rounds(), default=0)
-
-
-def shown(folder: Path) -> str:
-    """Return `folder` as it can be pasted behind ``resume=`` in a shell: as it is, or quoted for Hydra and shell."""
-    text = str(folder)
-    if re.fullmatch(r"[\w./-]+", text):
-        return text
-    return shlex.quote(quote(text)) if set(text) & set("'\"$`\\!") else f'"{quote(text)}"'
 
 
 def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False) -> Path:

@@ -14,9 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, StorageError, quoted
 from fedcross.core.events import say
 from fedcross.core.exposed import taken
+from fedcross.core.overrides import shown
 from fedcross.core.private_files import close_own, own_folder
 
 if TYPE_CHECKING:
@@ -160,12 +161,12 @@ def refuse_used(folder: Path) -> None:
         if inside := run_inside(folder):
             raise ConfigError(
                 f"output={folder}: it already holds a run in {inside.relative_to(folder)}, and each run has a folder "
-                f"of its own. Choose another output=, for example {folder / 'NAME'}."
+                f"of its own. Choose another output=, for example output={shown(folder / 'NAME')}."
             )
         return
     # Names alone are looked at: whether a checkpoint can be used, the run that is continued says.
     if any(folder.glob("checkpoints/round-*.safetensors")):
-        cure = f"Continue it with resume={folder}, or choose another output=."
+        cure = f"Continue it with resume={shown(folder)}, or choose another output=."
     else:
         cure = "It cannot be continued, for it has no checkpoint. Choose another output=, or delete the folder."
     raise ConfigError(f"output={folder}: it already holds a run ({standing(folder)}). {cure}")
@@ -181,7 +182,7 @@ def refuse_keys(folder: Path, setting: str = "output") -> None:
 def anew(folder: Path) -> str:
     """Return how the run in `folder`, which cannot go on, is started again; a sweep would try this folder again."""
     if (folder.parent / "multirun.yaml").exists():
-        return f"remove {folder} and start the sweep again"
+        return f"remove {quoted(folder)} and start the sweep again"
     return "start again in another folder"
 
 

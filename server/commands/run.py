@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from typing import Any
@@ -13,7 +15,8 @@ INTERRUPTED, TERMINATED = 130, 143
 #: fedcross's own flag: estimate the time of the command line without running it.
 COST = "--cost"
 #: Hydra's flags that only print something.
-SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
+HELP = {"--help", "-h"}
+SHOWING = HELP | {"--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +36,8 @@ def main(arguments: list[str]) -> int:
 
 def _advice(stop: KeyboardInterrupt, arguments: list[str]) -> str:
     """Return how to go on after Ctrl-C."""
-    from fedcross.server.launch import RunInterrupted, shown
+    from fedcross.core.overrides import shown
+    from fedcross.server.launch import RunInterrupted
 
     if not isinstance(stop, RunInterrupted):
         return "Interrupted before a run had started."
@@ -87,4 +91,14 @@ def _main(arguments: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of fedcross pass through Hydra; main() prints them
     sys.argv = [sys.argv[0], *translated(arguments), *plugins]
     run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
+    if HELP & set(arguments):
+        from fedcross.server.commands.help_text import fitted
+
+        text = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(text):
+                run()  # ends with SystemExit
+        finally:
+            print(fitted(text.getvalue()), end="")
+        return
     run()
