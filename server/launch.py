@@ -46,7 +46,9 @@ def rounds_in(folder: Path) -> int:
     return max(Checkpoints(folder).rounds(), default=0)
 
 
-def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False) -> Path:
+def launch(
+    overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False, tell: bool = False
+) -> Path:
     """Run one configuration with its engine and return the run's folder.
 
     Checks the settings, the data and that no other run uses the folder, before it writes anything.
@@ -61,10 +63,13 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         Whether to lock the folder and refuse a used one. A sweep has already done both for its jobs.
     numbered : bool
         Whether to add a number to the name of `output` if it already holds a run; for names that no user chose.
+    tell : bool
+        Whether to say which device it takes and where its folder is, as soon as it has that.
     """
     from fedcross.conf.cross_checks import remarks
     from fedcross.conf.schema import load
     from fedcross.engines.job import engine_of
+    from fedcross.server.opening import place
     from fedcross.server.run_folder import claimed, free, refuse_keys, refuse_used, written
     from fedcross.strategies.round.clock import ReplayClock
 
@@ -88,7 +93,6 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         folder = Path(config.output or output).resolve()
         if numbered and not config.output and free(folder) != folder:
             folder = free(folder)
-            say(f"folder {folder}")
         refuse_keys(folder)  # before a lock lies in it
     try:
         with claimed(folder) if claim else nullcontext():
@@ -96,6 +100,8 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
                 refuse_used(folder)
             with written(folder, wait_s=SERVER_ENDS_S):
                 pass  # nobody else does
+            if tell:
+                say(place(config, folder))
             _run(config, overrides, folder)
     except KeyboardInterrupt as stop:
         raise RunInterrupted(folder) from stop

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core.errors import ConfigError, StorageError, quoted
+from fedcross.core.errors import ConfigError, StorageError, counted, quoted
 from fedcross.core.events import say
 from fedcross.core.exposed import taken
 from fedcross.core.overrides import shown
@@ -214,14 +214,16 @@ def standing(folder: Path) -> str:
     """Return a short text on the run in `folder` and its progress."""
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        return f"{result['method']} {result['task']} seed {result['seed']}, finished, {result['rounds']} rounds"
+        return (
+            f"{result['method']} {result['task']} seed {result['seed']}, finished, {counted(result['rounds'], 'round')}"
+        )
     except (OSError, ValueError, KeyError, TypeError):
         pass
     try:
         rounds = len((folder / "metrics.jsonl").read_bytes().splitlines())
     except OSError:
         rounds = 0
-    return f"not finished, {rounds} rounds"
+    return f"not finished, {counted(rounds, 'round')}"
 
 
 def free(folder: Path) -> Path:
@@ -234,5 +236,6 @@ def free(folder: Path) -> Path:
 
 
 def folder_of(config: RunConfig) -> Path:
-    """Return the folder of a run: the one that its settings name, or a new one named by the time (``flwr run``)."""
-    return Path(config.resume or config.output or free(Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))).resolve()
+    """Return the folder of a run: the one that its settings name, or a new one (``flwr run``), named as usual."""
+    new = f"{time.strftime('outputs/%Y-%m-%d/%H-%M-%S')}-{config.names['method']}-{config.names['task']}"
+    return Path(config.resume or config.output or free(Path(new))).resolve()

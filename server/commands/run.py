@@ -6,8 +6,10 @@ import contextlib
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from fedcross.core.errors import quoted
 from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import asked_to_end
 
@@ -58,11 +60,17 @@ def _check_shown(arguments: list[str]) -> None:
     compose(overrides)
 
 
+def _tell_next(folder: Path, results: str) -> None:
+    """Say where the results are, the files `results` in `folder`, and what to do with them."""
+    if not structured() and any(folder.glob(results)):
+        print(f"folder {folder}. Next: fedcross report {quoted(folder)}", flush=True)
+
+
 def _main(arguments: list[str]) -> None:
     from fedcross.conf.compose import CONF, activate_plugins
 
     plugins = activate_plugins()
-    cost = COST in arguments
+    cost, sweep = COST in arguments, None
     arguments = [a for a in arguments if a != COST]
     if not SHOWING & {a.split("=")[0] for a in arguments}:
         from fedcross.server.check import check_plan, read_plan
@@ -71,7 +79,7 @@ def _main(arguments: list[str]) -> None:
         if not cost and not plan.multirun and set(plan.flags) <= {"--run", "-r"}:
             from fedcross.server.jobs import single
 
-            single(plan.overrides)
+            _tell_next(single(plan.overrides), "result.json")
             return
         check_plan(plan)
         if cost:
@@ -79,7 +87,7 @@ def _main(arguments: list[str]) -> None:
 
             show(plan)
             return
-        arguments = [*plan.flags, *plan.overrides]
+        arguments, sweep = [*plan.flags, *plan.overrides], plan.folder
     elif {"--cfg", "-c"} & {a.split("=")[0] for a in arguments}:
         _check_shown(arguments)
     import hydra
@@ -102,3 +110,5 @@ def _main(arguments: list[str]) -> None:
             print(fitted(text.getvalue()), end="")
         return
     run()
+    if sweep is not None:
+        _tell_next(sweep.resolve(), "*/result.json")

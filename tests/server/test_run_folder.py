@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import stat
@@ -20,6 +21,8 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from fedcross.conf.compose import run_folder
+from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, DataError, StorageError
 from fedcross.server import launch
 from fedcross.server.app import ending
@@ -30,6 +33,7 @@ from fedcross.server.run_folder import (
     FolderInUseError,
     anew,
     claimed,
+    folder_of,
     free,
     refuse_used,
     saved_overrides,
@@ -167,6 +171,16 @@ def test_a_run_without_a_checkpoint_is_not_to_be_continued(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"0 rounds\)\. It cannot be continued.*another output=, or delete") as told:
         refuse_used(tmp_path)
     assert "resume" not in str(told.value)
+
+
+def test_a_run_that_no_command_started_has_a_folder_named_as_the_command_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load(["method=fedavg", "task=digits"])
+    assert re.fullmatch(r"\d\d-\d\d-\d\d-fedavg-digits", folder_of(config).name)
+    assert re.fullmatch(r"\d\d-\d\d-\d\d-fedavg-digits", run_folder(["method=fedavg", "task=digits"]).name)
+    assert folder_of(load(["output=a"])) == tmp_path / "a"
 
 
 @pytest.mark.parametrize("name", ["plain", "my dir", "it's $5 [1]"])
