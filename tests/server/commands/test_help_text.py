@@ -44,3 +44,10 @@ def test_pages_are_named_by_where_they_are(monkeypatch, tmp_path):
 
 def test_only_the_help_is_made_to_fit():
     assert run.HELP < run.SHOWING
+
+
+@pytest.mark.parametrize(("command", "setting"), [("analyse", "snapshots.rounds="), ("audit", "log.audit=true")])
+def test_the_help_says_what_a_run_needs_for_a_command(command, setting, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert setting in capsys.readouterr().out
