@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcross.core.errors import ConfigError, DataError, StorageError
+from fedcross.core.overrides import shown
 from fedcross.core.randomness import stream
 from fedcross.core.strict_json import dumps
 
@@ -153,7 +154,9 @@ def final_point(subject: Subject, examples: int) -> Point:
 
     path = subject.folder / "model.safetensors"
     if not path.exists():
-        raise DataError(f"{subject.folder}: no model.safetensors. Let the run finish: fedcross resume={subject.folder}")
+        raise DataError(
+            f"{subject.folder}: no model.safetensors. Let the run finish: fedcross resume={shown(subject.folder)}"
+        )
     net = subject.network(dict(load_file(path)))
     indices = subject.sample(examples)
     return Point(net, subject.inputs(indices), torch.from_numpy(subject.task.test.y[indices].astype(np.int64)))

@@ -32,6 +32,14 @@ _MEMORY = re.compile(
 )
 
 
+def taken(name: str) -> str:
+    """Return what the device `name` means on this machine, and start nothing: ``auto`` is a GPU if there is one."""
+    wanted = device_name(name)
+    if wanted == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    return wanted
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device called `name`, or the one that ``FEDCROSS_DEVICE`` names; ``auto`` is a GPU if there is one.
 
@@ -43,9 +51,7 @@ def pick_device(name: str) -> torch.device:
     ConfigError
         If this machine has no such device.
     """
-    wanted = device_name(name)
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = taken(name)
     device = torch.device(wanted)
     if device.type == "cuda":
         number, found = device.index or 0, torch.cuda.device_count()

@@ -18,7 +18,7 @@ from fedcross.conf.own import translated
 from fedcross.core.errors import ConfigError, nearest
 from fedcross.core.overrides import join as join
 from fedcross.core.overrides import split as split
-from fedcross.core.paths import room
+from fedcross.core.paths import page, room
 from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders, named_folders
 
 if TYPE_CHECKING:
@@ -336,7 +336,8 @@ def _not_among(name: str, overrides: Sequence[str]) -> str:
     values = {one.lstrip("+").partition("=")[0]: one.partition("=")[2] for one in overrides}
     given = f"{name}={values[name]}" if name in values else name
     chosen = f"{group}={values[group]}" if group in values else f"the {group} that is chosen here"
-    return f"{given}: {chosen} has no setting {setting}. Leave it out; docs/reference lists what there is."
+    listed = page("reference/settings.md")
+    return f"{given}: {chosen} has no setting {setting}. Leave it out. {listed} lists what there is."
 
 
 def _known_settings() -> list[str]:

@@ -165,6 +165,8 @@ def remarks(config: RunConfig) -> list[str]:
     found += rounds(config.clients_per_round) if callable(rounds) else []
     place = getattr(config.engine, "remarks", None)
     found += place(device_name(config.device)) if callable(place) else []
+    nodes, clients = getattr(config.engine, "node_remarks", None), getattr(config.partition, "clients", None)
+    found += nodes(clients) if callable(nodes) and isinstance(clients, int) else []
     found += _width_remarks(config) + _clock_remarks(config)
     defends = config.defence.enabled and method_class(config.modules["method"]).defended
     if defends and config.clients_per_round < JUDGED:

@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = "docs/reference/faults.md"
+from fedcross.core.paths import page
+
+#: What says more of every cause.
+PAGE = page("reference/faults.md")
 RUN, SERVER, DEVICE, DOCTOR, DEPLOY = "run", "server", "device", "doctor", "deploy"
 
 

@@ -111,6 +111,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
 
 
+def counted(number: object, what: str) -> str:
+    """Return ``1 round`` or ``3 rounds`` for a noun with such a plural."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 #: Names that a message lists at most.
 MOST_NAMES = 40
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from fedcross.core.errors import ConfigError
 
@@ -33,6 +34,14 @@ def split(text: str) -> list[str]:
 def quote(value: str) -> str:
     """Return `value` as a Hydra string that keeps every character."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def shown(folder: Path | str) -> str:
+    """Return `folder` to be pasted in a shell behind ``resume=`` or ``output=``, quoted for both where needed."""
+    text = str(folder)
+    if re.fullmatch(r"[\w./-]+", text):
+        return text
+    return shlex.quote(quote(text)) if set(text) & set("'\"$`\\!") else f'"{quote(text)}"'
 
 
 def unquote(text: str) -> str:

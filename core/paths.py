@@ -17,6 +17,12 @@ def import_root() -> Path:
     return Path(fedcross.__file__).resolve().parent.parent
 
 
+def page(name: str) -> str:
+    """Return where a reader finds page `name` of the folder ``docs``: its path in a checkout; a wheel has no pages."""
+    path = import_root() / "docs" / name
+    return str(path) if path.exists() else f"docs/{name} in fedcross's source"
+
+
 def room(name: str, root: Path | None = None) -> Path:
     """Return the folder of subpackage `name` below `root` (default: :func:`import_root`).
 

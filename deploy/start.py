@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from fedcross.core.errors import ConfigError, StorageError, quoted
 from fedcross.core.links import dangling
+from fedcross.core.paths import page
 from fedcross.core.private_files import check_folder
 from fedcross.core.trust import certificates, lasting
 from fedcross.core.trust.admission import check_partition
@@ -39,7 +40,7 @@ SWITCHES = {
     "PYTHONUNBUFFERED": "1",
 }
 SUPERLINK_PORT = 8000
-DOCS = "docs/deploy.md, The operator's token"
+DOCS = f"{page('deploy.md')}, The operator's token"
 #: Ends of the names of the files beside a database: the SuperLink's lock (:func:`hold`), and SQLite's.
 LOCK = ".lock"
 BESIDE = (LOCK, "-wal", "-shm")

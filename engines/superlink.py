@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcross.core.errors import counted
 from fedcross.core.events import relay as relay_line
 from fedcross.core.private_files import write_private
 from fedcross.core.settings import Settings
@@ -19,6 +20,7 @@ from fedcross.core.trust.signing import make_authority, make_server
 from fedcross.engines import bundle, flower, guarded
 from fedcross.engines.executor import operators, program
 from fedcross.engines.job import Capabilities
+from fedcross.engines.local import cores
 from fedcross.engines.processes import Family, terminated_by_signal
 
 if TYPE_CHECKING:
@@ -29,12 +31,23 @@ if TYPE_CHECKING:
 CAPABILITIES = Capabilities()
 #: Flower's name of a state that is in memory.
 IN_MEMORY = ":flwr-in-memory:"
+#: More SuperNodes for each core get a warning.
+MOST_PER_CORE = 4
 
 
 class Params(Settings):
     """No settings; ``partition.clients`` is the number of SuperNodes."""
 
     name: str = "superlink"
+
+    def node_remarks(self, clients: int) -> list[str]:
+        """Return a warning if `clients` SuperNodes are too many for this machine's cores."""
+        if clients <= MOST_PER_CORE * cores():
+            return []
+        return [
+            f"engine=superlink: {clients} SuperNodes, one for each client, on {counted(cores(), 'core')}. Each is two "
+            "processes, and their start alone can take minutes. For a trial: partition.clients=3 clients_per_round=3."
+        ]
 
 
 def run(job: Job) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, StorageError, counted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,14 +62,14 @@ class Metrics(Mapping[str, NDArray[Any]]):
         shown = self._shown()
         widths = [max(len(line[i]) for line in shown) for i in range(len(shown[0]))] if shown else []
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in shown]
-        return "\n".join([*lines, f"{len(self.rows)} rounds, {len(self)} columns: {', '.join(self)}"])
+        return "\n".join([*lines, f"{counted(len(self.rows), 'round')}, {len(self)} columns: {', '.join(self)}"])
 
     def _repr_html_(self) -> str:
         head, *body = self._shown() or [[]]
         rows = ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in body]
         heads = "".join(f"<th>{escape(name)}</th>" for name in head)
         table = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><tr>{heads}</tr>{table}</table><p>{len(self.rows)} rounds, {len(self)} columns</p>"
+        return f"<table><tr>{heads}</tr>{table}</table><p>{counted(len(self.rows), 'round')}, {len(self)} columns</p>"
 
     def _shown(self, most: int = 10) -> list[list[str]]:
         """Return the header and the last rows of the most important columns."""
@@ -159,7 +159,9 @@ class Run:
         try:
             accuracy = self.result["final_accuracy"]
             state = (
-                f"{self.result['rounds']} rounds, final accuracy {accuracy:.4f}" if accuracy is not None else "ended"
+                f"{counted(self.result['rounds'], 'round')}, final accuracy {accuracy:.4f}"
+                if accuracy is not None
+                else "ended"
             )
         except StorageError:
             state = "has not ended"

@@ -12,9 +12,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedcross.core.causes import PAGE, cause_of
-from fedcross.core.errors import FedcrossError, FederationError
+from fedcross.core.errors import FedcrossError, FederationError, counted
 from fedcross.core.events import failed, log_format, say, structured
-from fedcross.core.overrides import split
+from fedcross.core.overrides import shown, split
 from fedcross.core.run_config import overrides_of
 
 #: The program in which Flower runs a ServerApp on its own.
@@ -40,6 +40,8 @@ def main(grid: Grid, context: Context) -> None:
     with log_format(config.log.format):
         try:
             with written(folder := folder_of(config)):
+                if not (config.output or config.resume):  # `flwr run`: no command has named it
+                    say(f"folder {folder}")
                 session = Session(config, grid, pick(), folder)
                 result = session.execute()
         except MemoryError as error:
@@ -51,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
                     say(f"{error}\nCause: {cause.name} ({PAGE})")  # at once, to who reads along; the command ends later
             raise
         if not structured():
-            say(ending(result, session.folder))
+            say(ending(result, folder))
 
 
 def plain(record: logging.LogRecord) -> bool:
@@ -66,7 +68,7 @@ def plain(record: logging.LogRecord) -> bool:
 def ending(result: Mapping[str, Any], folder: Path) -> str:
     """Return the last line of a run; its first lines have named the folder."""
     if not result:
-        return f"Stopped at the round of stop_at. To go on: fedcross resume={folder} stop_at=null"
+        return f"Stopped at the round of stop_at. To go on: fedcross resume={shown(folder)} stop_at=null"
     accuracy = result.get("final_accuracy")
     told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
-    return f"Finished: {result['rounds']} rounds{told}"
+    return f"Finished: {counted(result['rounds'], 'round')}{told}"

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from flwr.common.logger import log
 
-from fedcross.core.errors import StorageError, remedy
+from fedcross.core.errors import StorageError, quoted, remedy
 from fedcross.core.private_files import open_own
 from fedcross.core.strict_json import dumps
 from fedcross.server.accounting import write_atomically
@@ -139,7 +139,7 @@ class Audit:
                 return b"".join(kept)
         raise StorageError(
             f"{self.path}: line {head.line} is not the one that the checkpoint of round {after} names: the file was "
-            f"changed. Look with: fedcross audit {self.path.parent}. To go on without it, move it away."
+            f"changed. Look with: fedcross audit {quoted(self.path.parent)}. To go on without it, move it away."
         )
 
 

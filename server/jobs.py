@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import OmegaConf
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, StorageError, counted
 from fedcross.core.events import become_json, say, structured
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def single(overrides: Sequence[str]) -> Path:
         raise
     if whole(overrides).log.format == "json":  # also where not the command line says so, but the run that goes on
         become_json()
-    announce(overrides, folder)
+    announce(overrides)
     check_job(overrides)
-    return launch([o for o in overrides if not is_hydras(o)], folder, numbered=not chosen)
+    return launch([o for o in overrides if not is_hydras(o)], folder, numbered=not chosen, tell=True)
 
 
 def place(overrides: Sequence[str]) -> tuple[Path, bool]:
@@ -119,7 +119,7 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
         with claimed(folder):
             found, rounds = standing(folder, config)
             if found == "done":
-                tell(f"Already finished, {rounds} rounds: {folder}")
+                tell(f"Already finished, {counted(rounds, 'round')}: {folder}")
                 return
             if found == "cut off":
                 tell(f"Continued after round {rounds}: {folder}")
@@ -127,8 +127,8 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
             elif found == "new":
                 with written(folder, wait_s=SERVER_ENDS_S):  # a server may be on whose command was killed
                     _clear(folder)
-            announce(overrides, folder)
-            launch(overrides, folder, claim=False)
+            announce(overrides)
+            launch(overrides, folder, claim=False, tell=True)
     except FolderInUseError:
         tell(f"Already running in another process: {folder}")
 

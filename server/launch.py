@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 from fedcross.core.errors import ConfigError
 from fedcross.core.events import say
 from fedcross.core.overrides import quote as quote
+from fedcross.core.overrides import shown
 from fedcross.core.private_files import own_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -47,15 +46,9 @@ def rounds_in(folder: Path) -> int:
     return max(Checkpoints(folder).rounds(), default=0)
 
 
-def shown(folder: Path) -> str:
-    """Return `folder` as it can be pasted behind ``resume=`` in a shell: as it is, or quoted for Hydra and shell."""
-    text = str(folder)
-    if re.fullmatch(r"[\w./-]+", text):
-        return text
-    return shlex.quote(quote(text)) if set(text) & set("'\"$`\\!") else f'"{quote(text)}"'
-
-
-def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False) -> Path:
+def launch(
+    overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False, tell: bool = False
+) -> Path:
     """Run one configuration with its engine and return the run's folder.
 
     Checks the settings, the data and that no other run uses the folder, before it writes anything.
@@ -70,11 +63,14 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         Whether to lock the folder and refuse a used one. A sweep has already done both for its jobs.
     numbered : bool
         Whether to add a number to the name of `output` if it already holds a run; for names that no user chose.
+    tell : bool
+        Whether to say which device it takes and where its folder is, as soon as it has that.
     """
     from fedcross.conf.cross_checks import remarks
     from fedcross.conf.schema import load
     from fedcross.engines.job import engine_of
     from fedcross.server import places
+    from fedcross.server.opening import place
     from fedcross.server.run_folder import claimed, free, refuse_keys, refuse_used, written
 
     config = load(overrides)
@@ -96,7 +92,6 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
         folder = Path(config.output or output).resolve()
         if numbered and not config.output and free(folder) != folder:
             folder = free(folder)
-            say(f"folder {folder}")
         refuse_keys(folder)  # before a lock lies in it
     try:
         with claimed(folder) if claim else nullcontext():
@@ -104,6 +99,8 @@ def launch(overrides: list[str], output: Path, *, claim: bool = True, numbered: 
                 refuse_used(folder)
             with written(folder, wait_s=SERVER_ENDS_S):
                 pass  # nobody else does
+            if tell:
+                say(place(config, folder))
             _run(config, overrides, folder)
     except KeyboardInterrupt as stop:
         raise RunInterrupted(folder) from stop

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, counted
 from fedcross.core.events import say
 
 if TYPE_CHECKING:
@@ -14,48 +14,50 @@ if TYPE_CHECKING:
     from fedcross.tasks.data import FederatedData
 
 
-def announce(overrides: Sequence[str], folder: Path) -> None:
-    """Print what `overrides` run and where; nothing if they cannot be composed, which the check will report."""
+def announce(overrides: Sequence[str]) -> None:
+    """Print what `overrides` run; nothing if they cannot be composed, which the check will report."""
     from fedcross.conf.compose import compose
 
     try:
         raw = compose([o for o in overrides if not o.startswith("hydra")])
     except ConfigError:
         return
-    say(describe(raw, folder))
+    say(describe(raw))
 
 
-def describe(raw: Mapping[str, Any], folder: Path) -> str:
-    """Return a composed configuration in two lines: what runs, and on what.
-
-    Parameters
-    ----------
-    raw : mapping
-        The configuration, not checked yet.
-    folder : Path
-        The run's folder.
-    """
+def describe(raw: Mapping[str, Any]) -> str:
+    """Return a composed configuration, not checked yet, in two lines: what runs, and how."""
     names = {group: (raw.get(group) or {}).get("name") for group in ("method", "task", "model", "partition", "engine")}
     clients = (raw.get("partition") or {}).get("clients")
     what = [
         f"{names['method']} on {names['task']}",
         f"{_of(clients)} ({names['partition']}), K={raw.get('clients_per_round')} a round",
-        f"{raw.get('rounds')} rounds",
+        counted(raw.get("rounds"), "round"),
         f"model {names['model']}",
         f"seed {raw.get('seed')}",
     ]
     how = [
         f"engine {names['engine']}{_workers(raw)}",
-        f"device {raw.get('device')}",
         f"defence {'on' if (raw.get('defence') or {}).get('enabled') else 'off'}",
         *_unusual(raw),
-        f"{'continues' if raw.get('resume') else 'folder'} {folder}",
     ]
     return "\n".join([", ".join(what), ", ".join(how)])
 
 
+def place(config: RunConfig, folder: Path) -> str:
+    """Return the device that `config` takes on this machine, and its folder; torch has been imported before."""
+    from fedcross.client.device import taken
+    from fedcross.engines.job import engine_of
+
+    device = config.device
+    if not engine_of(config.module("engine")).CAPABILITIES.own_folders:  # else each machine takes its own
+        name = taken(device)
+        device += f" ({name})" if name != device else ""
+    return f"device {device}, {'continues' if config.resume else 'folder'} {folder}"
+
+
 def _of(clients: Any) -> str:
-    return f"{clients} clients" if isinstance(clients, int) else "clients as the data have them"
+    return counted(clients, "client") if isinstance(clients, int) else "clients as the data have them"
 
 
 def _workers(raw: Mapping[str, Any]) -> str:
@@ -68,7 +70,7 @@ def _workers(raw: Mapping[str, Any]) -> str:
     count = cores() if engine["workers"] == "auto" else engine["workers"]
     if isinstance(count, int) and isinstance(clients, int):
         count = min(count, clients)
-    return f" ({count} worker{'' if count == 1 else 's'})"
+    return f" ({counted(count, 'worker')})"
 
 
 def _unusual(raw: Mapping[str, Any]) -> list[str]:

@@ -14,9 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import ConfigError, StorageError, counted, quoted
 from fedcross.core.events import say
 from fedcross.core.exposed import taken
+from fedcross.core.overrides import shown
 from fedcross.core.private_files import close_own, own_folder
 
 if TYPE_CHECKING:
@@ -160,12 +161,12 @@ def refuse_used(folder: Path) -> None:
         if inside := run_inside(folder):
             raise ConfigError(
                 f"output={folder}: it already holds a run in {inside.relative_to(folder)}, and each run has a folder "
-                f"of its own. Choose another output=, for example {folder / 'NAME'}."
+                f"of its own. Choose another output=, for example output={shown(folder / 'NAME')}."
             )
         return
     # Names alone are looked at: whether a checkpoint can be used, the run that is continued says.
     if any(folder.glob("checkpoints/round-*.safetensors")):
-        cure = f"Continue it with resume={folder}, or choose another output=."
+        cure = f"Continue it with resume={shown(folder)}, or choose another output=."
     else:
         cure = "It cannot be continued, for it has no checkpoint. Choose another output=, or delete the folder."
     raise ConfigError(f"output={folder}: it already holds a run ({standing(folder)}). {cure}")
@@ -181,7 +182,7 @@ def refuse_keys(folder: Path, setting: str = "output") -> None:
 def anew(folder: Path) -> str:
     """Return how the run in `folder`, which cannot go on, is started again; a sweep would try this folder again."""
     if (folder.parent / "multirun.yaml").exists():
-        return f"remove {folder} and start the sweep again"
+        return f"remove {quoted(folder)} and start the sweep again"
     return "start again in another folder"
 
 
@@ -213,14 +214,16 @@ def standing(folder: Path) -> str:
     """Return a short text on the run in `folder` and its progress."""
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        return f"{result['method']} {result['task']} seed {result['seed']}, finished, {result['rounds']} rounds"
+        return (
+            f"{result['method']} {result['task']} seed {result['seed']}, finished, {counted(result['rounds'], 'round')}"
+        )
     except (OSError, ValueError, KeyError, TypeError):
         pass
     try:
         rounds = len((folder / "metrics.jsonl").read_bytes().splitlines())
     except OSError:
         rounds = 0
-    return f"not finished, {rounds} rounds"
+    return f"not finished, {counted(rounds, 'round')}"
 
 
 def free(folder: Path) -> Path:
@@ -233,5 +236,6 @@ def free(folder: Path) -> Path:
 
 
 def folder_of(config: RunConfig) -> Path:
-    """Return the folder of a run: the one that its settings name, or a new one named by the time (``flwr run``)."""
-    return Path(config.resume or config.output or free(Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))).resolve()
+    """Return the folder of a run: the one that its settings name, or a new one (``flwr run``), named as usual."""
+    new = f"{time.strftime('outputs/%Y-%m-%d/%H-%M-%S')}-{config.names['method']}-{config.names['task']}"
+    return Path(config.resume or config.output or free(Path(new))).resolve()

@@ -13,7 +13,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross analyse``."""
     line = argparse.ArgumentParser(
         prog="fedcross analyse",
-        description="Plots of the models that a run kept (fedcross ... snapshots.rounds=[1,10,100]).",
+        description="Plots of the models that a run kept. Every kind needs snapshots, which no run keeps by itself: "
+        "fedcross ... snapshots.rounds=[1,10,100].",
         epilog="kinds: " + "; ".join(f"{name}: {text}" for name, text in KINDS.items()),
     )
     line.add_argument("run", metavar="RUN", type=Path, help="folder of one run")

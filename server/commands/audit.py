@@ -124,7 +124,9 @@ def report(found: Checked) -> str:
 def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross audit``."""
     line = argparse.ArgumentParser(
-        prog="fedcross audit", description="Check a run's audit trail; tell which devices trained its model."
+        prog="fedcross audit",
+        description="Check a run's audit trail; tell which devices trained its model. Needs a run with log.audit=true, "
+        "which engine=superlink and engine=remote have by themselves.",
     )
     line.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     line.add_argument("--devices", action="store_true", help="which devices had an upload accepted")

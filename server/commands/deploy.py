@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, FederationError
+from fedcross.core.paths import page
 from fedcross.core.trust.signing import AUTHORITY_DAYS, MAX_LEAF_DAYS
 from fedcross.deploy.actions import devices, keys, programs, runs
 from fedcross.engines import guarded
@@ -74,7 +75,8 @@ def _supernode(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="fedcross deploy", description="Keys, certificates and programs of a federation (see docs/deploy.md)."
+        prog="fedcross deploy",
+        description=f"Keys, certificates and programs of a federation (see {page('deploy.md')}).",
     )
     parts = parser.add_subparsers(required=True, metavar="COMMAND")
 

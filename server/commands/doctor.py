@@ -26,6 +26,7 @@ from fedcross.core import ports
 from fedcross.core.causes import PAGE, cause_of
 from fedcross.core.errors import closed_to_user
 from fedcross.core.exposed import taken
+from fedcross.core.paths import page
 from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
 from fedcross.server.commands.findings import Finding, fault, note, ok
 from fedcross.server.commands.key_checks import check_keys, check_one_authority
@@ -145,7 +146,7 @@ def check_data(folder: Path, required: bool, named: bool = False) -> Iterator[Fi
     if not folder.is_dir() and named and not required:
         yield fault(f"{folder}: no such folder, but FEDCROSS_DATA names it. Correct or unset the variable.")
     elif not folder.is_dir():
-        yield missing(f"{folder}: no such data folder. Only task=digits runs without; see docs/data.md.")
+        yield missing(f"{folder}: no such data folder. Only task=digits runs without; see {page('data.md')}.")
     elif not os.access(folder, os.R_OK | os.X_OK):
         yield fault(f"{folder}: cannot be read by this user. Change its mode or owner.")
     elif keys := next((path for name in ("ca.crt", "*/ca.crt") for path in folder.glob(name)), None):
@@ -153,7 +154,7 @@ def check_data(folder: Path, required: bool, named: bool = False) -> Iterator[Fi
     elif found := sorted(path.name for path in folder.iterdir()):
         yield ok(f"{folder}: {', '.join(found[:8])}{' ...' if len(found) > 8 else ''}")
     else:
-        yield missing(f"{folder}: this data folder is empty. See docs/data.md.")
+        yield missing(f"{folder}: this data folder is empty. See {page('data.md')}.")
 
 
 def check_gpu(required: bool) -> Iterator[Finding]:

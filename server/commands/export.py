@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import StorageError
+from fedcross.core.overrides import shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -107,7 +108,7 @@ def network(run: Path, data_root: str | None = None, width: float | str | None =
         try:
             arrays = load_file(final)
         except (OSError, SafetensorError, ValueError) as error:
-            raise StorageError(f"{final}: damaged ({error}). resume={run} writes it again.") from error
+            raise StorageError(f"{final}: damaged ({error}). fedcross resume={shown(run)} writes it again.") from error
     else:
         _, state, identity = _checkpoint(run, None)
         arrays, size = _global(_rebuilt(state, identity, run), width, run)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from fedcross.core.errors import quoted
 from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import asked_to_end
 
@@ -13,7 +17,8 @@ INTERRUPTED, TERMINATED = 130, 143
 #: fedcross's own flag: estimate the time of the command line without running it.
 COST = "--cost"
 #: Hydra's flags that only print something.
-SHOWING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
+HELP = {"--help", "-h"}
+SHOWING = HELP | {"--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +38,8 @@ def main(arguments: list[str]) -> int:
 
 def _advice(stop: KeyboardInterrupt, arguments: list[str]) -> str:
     """Return how to go on after Ctrl-C."""
-    from fedcross.server.launch import RunInterrupted, shown
+    from fedcross.core.overrides import shown
+    from fedcross.server.launch import RunInterrupted
 
     if not isinstance(stop, RunInterrupted):
         return "Interrupted before a run had started."
@@ -54,11 +60,17 @@ def _check_shown(arguments: list[str]) -> None:
     compose(overrides)
 
 
+def _tell_next(folder: Path, results: str) -> None:
+    """Say where the results are, the files `results` in `folder`, and what to do with them."""
+    if not structured() and any(folder.glob(results)):
+        print(f"folder {folder}. Next: fedcross report {quoted(folder)}", flush=True)
+
+
 def _main(arguments: list[str]) -> None:
     from fedcross.conf.compose import CONF, activate_plugins
 
     plugins = activate_plugins()
-    cost = COST in arguments
+    cost, sweep = COST in arguments, None
     arguments = [a for a in arguments if a != COST]
     if not SHOWING & {a.split("=")[0] for a in arguments}:
         from fedcross.server.check import check_plan, read_plan
@@ -67,7 +79,7 @@ def _main(arguments: list[str]) -> None:
         if not cost and not plan.multirun and set(plan.flags) <= {"--run", "-r"}:
             from fedcross.server.jobs import single
 
-            single(plan.overrides)
+            _tell_next(single(plan.overrides), "result.json")
             return
         check_plan(plan)
         if cost:
@@ -75,7 +87,7 @@ def _main(arguments: list[str]) -> None:
 
             show(plan)
             return
-        arguments = [*plan.flags, *plan.overrides]
+        arguments, sweep = [*plan.flags, *plan.overrides], plan.folder
     elif {"--cfg", "-c"} & {a.split("=")[0] for a in arguments}:
         _check_shown(arguments)
     import hydra
@@ -87,4 +99,16 @@ def _main(arguments: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of fedcross pass through Hydra; main() prints them
     sys.argv = [sys.argv[0], *translated(arguments), *plugins]
     run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
+    if HELP & set(arguments):
+        from fedcross.server.commands.help_text import fitted
+
+        text = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(text):
+                run()  # ends with SystemExit
+        finally:
+            print(fitted(text.getvalue()), end="")
+        return
     run()
+    if sweep is not None:
+        _tell_next(sweep.resolve(), "*/result.json")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedcross.core.causes import CAUSES, cause_of
+from fedcross.core.causes import CAUSES, PAGE, cause_of
 from fedcross.core.errors import FedcrossError
 from fedcross.core.private_files import check_private
 from fedcross.core.trust.certificates import check_certificate
@@ -200,7 +200,7 @@ def test_a_fault_that_doctor_finds_is_named(name):
 def test_a_run_whose_data_are_not_there_names_that(settings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*settings, "data_root=.", "output=run"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "Cause: data_missing (docs/reference/faults.md)"
+    assert capsys.readouterr().err.splitlines()[-1] == f"Cause: data_missing ({PAGE})"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_server_that_is_lost_lacks_memory_only_where_something_says_so(monkeyp
 def test_the_command_names_the_cause(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").touch()
     assert main(["task=digits", f"output={tmp_path}"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "Cause: folder_used (docs/reference/faults.md)"
+    assert capsys.readouterr().err.splitlines()[-1] == f"Cause: folder_used ({PAGE})"
     assert doctor.main(["--data", str(tmp_path / "none"), "--output", str(tmp_path)]) == 1
     assert "no_data" in next(one for one in capsys.readouterr().out.splitlines() if one.startswith("Causes: "))
 
@@ -255,7 +255,7 @@ def test_an_error_that_nobody_foresaw_keeps_its_traceback_and_names_its_cause(ca
     monkeypatch.setattr("fedcross.server.commands.run.main", exhausted)
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
         main(["task=digits"])
-    assert capsys.readouterr().err == "Cause: out_of_memory (docs/reference/faults.md)\n"
+    assert capsys.readouterr().err == f"Cause: out_of_memory ({PAGE})\n"
 
 
 def test_what_a_healthy_run_says_has_no_cause():

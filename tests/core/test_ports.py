@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from fedcross.core import ports
-from fedcross.core.causes import cause_of
+from fedcross.core.causes import PAGE, cause_of
 from fedcross.deploy import start
 from fedcross.deploy.federation import prepare
 from tests.support.command import subcommand
@@ -71,5 +71,5 @@ def test_no_program_starts_on_a_taken_port(keys, tmp_path, shared, program, monk
     assert deploy([program, *map(str, options), *more]) == 1
     said = capsys.readouterr().err
     assert f"port {shared}: Address already in use" in said
-    assert said.splitlines()[-1] == "Cause: port_taken (docs/reference/faults.md)"
+    assert said.splitlines()[-1] == f"Cause: port_taken ({PAGE})"
     assert (started, (tmp_path / "work").exists()) == ([], False)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fedcross.core.causes import PAGE
 from fedcross.deploy import patience
 from fedcross.engines import guarded
 
@@ -57,7 +58,7 @@ def test_a_port_that_was_taken_meanwhile_is_the_last_thing_said(monkeypatch, cap
     with pytest.raises(SystemExit):
         patience.main()
     said = capsys.readouterr().err.splitlines()
-    assert said[-2:] == [f"fedcross deploy: {taken}", "Cause: port_taken (docs/reference/faults.md)"]
+    assert said[-2:] == [f"fedcross deploy: {taken}", f"Cause: port_taken ({PAGE})"]
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 
+from fedcross.conf.cross_checks import remarks
+from fedcross.conf.schema import load
 from fedcross.core.trust.keys import KeyPair, make_node_key
 from fedcross.engines import guarded, superlink
 from fedcross.engines.executor import program
@@ -87,3 +89,14 @@ def test_params_have_no_settings() -> None:
     assert superlink.Params().model_dump() == {"name": "superlink"}
     with pytest.raises(ValueError, match="Extra inputs"):
         superlink.Params.model_validate({"port": 1})
+
+
+@pytest.mark.parametrize(("clients", "cores", "warned"), [(20, 2, True), (8, 2, False), (20, 5, False), (5, 1, True)])
+def test_far_more_supernodes_than_cores_are_told_before_they_start(
+    monkeypatch: pytest.MonkeyPatch, clients: int, cores: int, warned: bool
+) -> None:
+    monkeypatch.setattr(superlink, "cores", lambda: cores)
+    config = load(["engine=superlink", f"partition.clients={clients}", "clients_per_round=3"])
+    told = [one for one in remarks(config) if one.startswith(f"engine=superlink: {clients} SuperNodes, one for each")]
+    assert bool(told) == warned
+    assert not [one for one in remarks(load([f"partition.clients={clients}", "clients_per_round=3"])) if "Super" in one]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 import fedcross
 from fedcross.conf.compose import compose
+from fedcross.conf.schema import load
 from fedcross.server.launch import RunInterrupted
-from fedcross.server.opening import describe, read
+from fedcross.server.opening import describe, place, read
 from tests.support.command import main
 
 SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
@@ -24,22 +26,68 @@ def test_a_run_says_what_runs_where_and_on_what_once_and_in_plain_text(tmp_path,
     assert main([*SMALL, f"output='{folder}'", "defence.enabled=true"]) == 0
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert first == "fedavg on digits, 4 clients (iid), K=2 a round, 2 rounds, model mlp, seed 1"
-    assert second == f"engine local (1 worker), device cpu, defence on, only 200 training examples, folder {folder}"
+    assert second == "engine local (1 worker), defence on, only 200 training examples"
     assert rest[:2] == ["Reading digits ...", "200 training examples over 4 clients, 50 test examples, 10 classes"]
-    assert [line.split("  ")[1] for line in rest[2:-1]] == ["round 1/2", "round 2/2"]
-    assert rest[-1].startswith("Finished: 2 rounds, accuracy ")
+    assert rest[2] == f"device cpu, folder {folder}"
+    assert [line.split("  ")[1] for line in rest[3:-2]] == ["round 1/2", "round 2/2"]
+    assert rest[-2].startswith("Finished: 2 rounds, accuracy ")
+    assert rest[-1] == f"folder {folder}. Next: fedcross report '{folder}'"
     assert len(set(rest)) == len(rest)
     assert "\x1b" not in "".join(rest)
 
 
 def test_what_no_method_has_by_itself_is_named():
-    chosen = ["compression.up=int8", "privacy.enabled=true", "attack=scaling", "partition=natural", "resume=/tmp"]
-    text = describe(compose(chosen), Path("/x"))
+    chosen = ["compression.up=int8", "privacy.enabled=true", "attack=scaling", "partition=natural"]
+    text = describe(compose(chosen))
     assert "clients as the data have them (natural)" in text
-    assert "attack scaling, compression up int8, privacy on, continues /x" in text
+    assert "attack scaling, compression up int8, privacy on" in text
     sized = compose(["method=fedcross_three_sizes", "devices=three_sizes"])
-    assert "models of width 1.0 / 0.66 / 0.4 on devices three_sizes, folder" in describe(sized, Path("/x"))
-    assert "width" not in describe(compose(["method=fedcross"]), Path("/x"))
+    assert "models of width 1.0 / 0.66 / 0.4 on devices three_sizes" in describe(sized)
+    assert "width" not in describe(compose(["method=fedcross"]))
+
+
+@pytest.mark.parametrize("setting", ["rounds=-1", "train.lr=-1", "task=cifar10"])
+def test_a_refused_run_names_no_folder(tmp_path, capsys, monkeypatch, setting):
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "data_root=nowhere", setting]) == 2
+    assert "folder" not in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("gpu", "device", "told"), [
+    (False, "auto", "auto (cpu)"), (True, "auto", "auto (cuda:0)"), (False, "cpu", "cpu"),
+])  # fmt: skip
+def test_the_device_that_is_taken_is_said(monkeypatch, gpu, device, told):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    folder = Path("/x/my run")
+    assert place(load([f"device={device}"]), folder) == f"device {told}, folder {folder}"
+    assert place(load([f"device={device}", "resume=/"]), folder) == f"device {told}, continues {folder}"
+    remote = ["engine=remote", "engine.address=fl:8000", "engine.authority=ca.crt"]
+    assert place(load([f"device={device}", *remote]), folder) == f"device {device}, folder {folder}"
+    monkeypatch.setenv("FEDCROSS_DEVICE", "cpu")
+    assert place(load(["device=auto"]), folder).startswith("device auto (cpu), ")
+
+
+def test_one_round_is_a_round_and_a_log_for_programs_has_no_line_for_people(tmp_path, capsys):
+    once = [*SMALL, "rounds=1"]
+    assert main([*once, f"output={tmp_path / 'a'}"]) == 0
+    told = capsys.readouterr().out
+    assert ", 1 round, model mlp" in told
+    assert "\nFinished: 1 round, accuracy " in told
+    assert main([*once, f"output={tmp_path / 'b'}", "log.format=json"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [json.loads(line)["event"] for line in said.err.splitlines()][-1] == "run_finished"
+
+
+def test_a_sweep_ends_with_its_folder_and_what_to_do_next(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedcross"])
+    assert main(["-m", *SMALL, "rounds=1", "seed=1,2"]) == 0
+    (folder,) = tmp_path.glob("multirun/*/*")
+    told = capsys.readouterr().out
+    assert told.splitlines()[-1] == f"folder {folder}. Next: fedcross report {folder}"
+    assert told.count("Next: ") == 1
 
 
 @pytest.mark.slow

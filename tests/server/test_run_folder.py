@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import random
+import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -17,15 +19,21 @@ from threading import Timer
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from fedcross.conf.compose import run_folder
+from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, DataError, StorageError
 from fedcross.server import launch
+from fedcross.server.app import ending
 from fedcross.server.loggers import TensorBoard
 from fedcross.server.run_folder import (
     LOCK,
     SERVER_LOCK,
     FolderInUseError,
+    anew,
     claimed,
+    folder_of,
     free,
     refuse_used,
     saved_overrides,
@@ -163,6 +171,38 @@ def test_a_run_without_a_checkpoint_is_not_to_be_continued(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"0 rounds\)\. It cannot be continued.*another output=, or delete") as told:
         refuse_used(tmp_path)
     assert "resume" not in str(told.value)
+
+
+def test_a_run_that_no_command_started_has_a_folder_named_as_the_command_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load(["method=fedavg", "task=digits"])
+    assert re.fullmatch(r"\d\d-\d\d-\d\d-fedavg-digits", folder_of(config).name)
+    assert re.fullmatch(r"\d\d-\d\d-\d\d-fedavg-digits", run_folder(["method=fedavg", "task=digits"]).name)
+    assert folder_of(load(["output=a"])) == tmp_path / "a"
+
+
+@pytest.mark.parametrize("name", ["plain", "my dir", "it's $5 [1]"])
+def test_advice_can_be_pasted_whatever_the_folder_is_called(tmp_path: Path, name: str) -> None:
+    """From a shell through Hydra's grammar."""
+    folder = tmp_path / name
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "metrics.jsonl").touch()
+    (folder / "checkpoints" / "round-1.safetensors").touch()
+    with pytest.raises(ConfigError) as told:
+        refuse_used(folder)
+    advised = [
+        str(told.value).partition("Continue it with ")[2].partition(", or choose")[0],
+        ending({}, folder).partition("fedcross ")[2].partition(" stop_at")[0],
+    ]
+    for advice in advised:
+        (setting,) = shlex.split(advice)
+        (parsed,) = OverridesParser.create().parse_overrides([setting])
+        assert (parsed.key_or_group, parsed.value()) == ("resume", str(folder))
+    (folder / "checkpoints" / "round-1.safetensors").unlink()
+    (tmp_path / "multirun.yaml").touch()
+    assert shlex.split(anew(folder))[:2] == ["remove", str(folder)]
 
 
 def test_the_parent_of_a_run_is_refused_before_anything_is_written(finished: Path, capsys) -> None:

@@ -118,7 +118,7 @@ def test_what_is_done_is_skipped_and_what_is_longer_is_continued(monkeypatch, tm
     assert call(monkeypatch, tmp_path, *sweep, "rounds=1") == 0
     # FedAvg has no alpha: its two jobs are one run.
     assert len(results(tmp_path / "all")) == 3
-    assert capsys.readouterr().err.count("Already finished, 1 rounds") == 1
+    assert capsys.readouterr().err.count("Already finished, 1 round:") == 1
     before = {
         path: path.read_bytes() for path in (tmp_path / "all").rglob("*") if path.is_file() and "seed" in str(path)
     }
@@ -126,7 +126,7 @@ def test_what_is_done_is_skipped_and_what_is_longer_is_continued(monkeypatch, tm
         path: data for path, data in before.items() if path.suffix != ".log" and path.name not in (LOCK, SERVER_LOCK)
     }
     assert call(monkeypatch, tmp_path, *sweep, "rounds=1") == 0
-    assert capsys.readouterr().err.count("Already finished, 1 rounds") == 4
+    assert capsys.readouterr().err.count("Already finished, 1 round:") == 4
     assert {path: path.read_bytes() for path in before} == before
     longer = ["-m", *TINY, "method=fedavg", "seed=1", "hydra.sweep.dir=all", "rounds=2"]
     assert call(monkeypatch, tmp_path, *longer) == 0

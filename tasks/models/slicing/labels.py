@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedcross.core.errors import ConfigError
+from fedcross.core.paths import page
 from fedcross.tasks.models.slicing.plan import Axis, Segment
 
 #: One axis each; a tensor without channels has a label of Nones.
@@ -151,5 +152,6 @@ def refusal(model: str, place: str, operation: str, why: str) -> ConfigError:
     """Return the error that a model, :func:`called` so, cannot be sliced, with the layer and the reason."""
     return ConfigError(
         f"{model} cannot be sliced by width. Layer {place or '(the network itself)'}, {operation}: {why}. "
-        "docs/heterogeneous.md says what can be; a method whose models have one size, as fedcross, needs no slices."
+        f"{page('heterogeneous.md')} says what can be; a method whose models have one size, as fedcross, "
+        "needs no slices."
     )

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedcross.core.causes import PAGE
+from fedcross.core.paths import page
 from tests.support.command import main
 
 MESSAGES: list[tuple[list[str], str]] = [
@@ -80,7 +82,7 @@ MESSAGES: list[tuple[list[str], str]] = [
     ),
     (
         ["method=fedavg", "method.alpha=0.9"],
-        "method.alpha=0.9: method=fedavg has no setting alpha. Leave it out; docs/reference lists what there is.",
+        "method.alpha=0.9: method=fedavg has no setting alpha. Leave it out. {settings} lists what there is.",
     ),
     (
         ["rounds"],
@@ -359,9 +361,9 @@ def test_wrong_input_is_told_in_these_words(arguments, told, tmp_path, monkeypat
     Path("own.csv").write_text("a,label\n1,x\n2,y\n")
     assert main([argument.replace("{tmp}", str(tmp_path)) for argument in arguments]) == 2
     said, _, cause = capsys.readouterr().err.rstrip().partition("\nCause: ")
-    assert said == told.replace("{tmp}", str(tmp_path))
+    assert said == told.replace("{tmp}", str(tmp_path)).replace("{settings}", page("reference/settings.md"))
     named = {"device": "no_gpu", "task": "data_missing"}.get(arguments[0].partition("=")[0], "no_checkpoint")
-    assert not cause or cause == f"{named} (docs/reference/faults.md)"
+    assert not cause or cause == f"{named} ({PAGE})"
     assert [path.name for path in tmp_path.iterdir()] == ["own.csv"], "nothing is written before all is checked"
 
 
