@@ -75,5 +75,6 @@ def poison(
         updates = {name: deviation * generator.standard_normal(u.shape) for name, u in updates.items()}
     for name, old in received.items():
         made = factor * trained[name] if settings.name == "sign_flip" else old + factor * updates[name]
-        bad[name] = np.asarray(made, dtype=trained[name].dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # an attacker may send what is not finite
+            bad[name] = np.asarray(made, dtype=trained[name].dtype)
     return bad

@@ -128,7 +128,12 @@ def _round(config: RunConfig, seconds: Seconds, sizes: list[int]) -> float:
 
 def _trial(job: list[str], config: RunConfig) -> list[str]:
     """Return the overrides of the small federation that stands for `job` in the measurement."""
+    from fedcross.strategies.round.registry import method_class
+
     kept = [o for o in job if not o.lstrip("+").startswith(OWN)]
+    if method_class(config.modules["method"]).asynchronous:
+        # No record of other clients is repeated, and no visit is lost: a lost one is not trained, and takes no time.
+        kept = [*(o for o in kept if not o.lstrip("+").startswith("clock")), "clock=virtual", "++clock.deadline_s=null"]
     drawn = 2 if hasattr(config.method, "exchanges") else max(1, len(getattr(config.method, "widths", ())))
     return [*kept, f"clients_per_round={drawn}", "logger=none", "engine=local", "engine.workers=1", "device=cpu"]
 
@@ -177,6 +182,9 @@ class _Bench:
         clients = getattr(config.partition, "clients", None) or config.clients_per_round
         self._grid = LocalGrid(app, clients, {"overrides": join(overrides)})
         self._session = Session(config, self._grid, Lines())
+        if self._session.visits is not None:  # a trial keeps no record
+            self._session.visits.close()
+            self._session.method.on_visit = None
         self._shop = workshop(join(overrides))
         self._number = 0
 

@@ -94,7 +94,7 @@ def check_record(config: RunConfig) -> None:
     Raises
     ------
     ConfigError
-        If there are too few.
+        If there are too few, or more slots or clients than the run has.
     StorageError
         If it cannot be read; with the cure, if it is missing and a resumed run has named it.
     """
@@ -104,15 +104,22 @@ def check_record(config: RunConfig) -> None:
         return
     path = Path(config.clock.events)
     try:
-        visits = len(ReplayClock.read(path).events)
+        record = ReplayClock.read(path).events
     except StorageError as error:
         if config.resume is None or path.exists():
             raise
         raise StorageError(f"{error} If it was moved, add {EVENTS}=FILE (the same file).") from error
     rounds = min(config.rounds, config.stop_at or config.rounds)
-    if visits < (needed := rounds * config.clients_per_round):
+    for name, setting, most in (
+        ("slot", "clients_per_round", config.clients_per_round),
+        ("client", "partition.clients", getattr(config.partition, "clients", None)),
+    ):
+        highest = max(visit.get(name, 0) for visit in record.values())
+        if isinstance(most, int) and highest >= most:
+            raise ConfigError(f"{EVENTS}={path}: {name} {highest} is in it, and {setting}={most}. Give the run's own.")
+    if len(record) < (needed := rounds * config.clients_per_round):
         raise ConfigError(
-            f"{EVENTS}={path}: {visits} visits are in it, and {rounds} rounds with "
+            f"{EVENTS}={path}: {len(record)} visits are in it, and {rounds} rounds with "
             f"clients_per_round={config.clients_per_round} make {needed}. Lower them to those of the recorded run; if "
             "they are, lines of the record are missing."
         )

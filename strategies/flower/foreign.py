@@ -228,7 +228,8 @@ def _counting(strategy: Strategy) -> Iterator[tuple[Any, int]]:
 
 def is_private(strategy: Strategy) -> bool:
     """Return whether one of Flower's wrappers for differential privacy is in `strategy`."""
-    return any(type(one).__name__.startswith("DifferentialPrivacy") for one in chain(strategy))
+    kinds = (kind for one in chain(strategy) for kind in type(one).__mro__)
+    return any(kind.__name__.startswith("DifferentialPrivacy") for kind in kinds)
 
 
 class Drawn(Grid):

@@ -232,7 +232,7 @@ class ReplayClock(RealClock):
             If it cannot be read or is no record of one run's visits.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").rstrip().splitlines()
         except (OSError, ValueError) as error:
             raise StorageError(f"clock.events={path}: not a readable visits.jsonl ({error}). Name a run's.") from error
         if not lines:

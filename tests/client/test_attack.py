@@ -33,6 +33,11 @@ def test_by_hand():
     assert poisoned("sign_flip")["w"].tolist() == [-4, -6]
 
 
+def test_a_factor_that_leaves_float32_is_sent_without_a_word():
+    """Warnings are errors here; the guard rejects what is not finite."""
+    assert not np.isfinite(poisoned("scaling", factor=1e50)["w"]).any()
+
+
 def test_noise_has_the_size_it_says():
     many = {"w": np.zeros(10_000, np.float32)}
     trained = {"w": np.full(10_000, 0.13, np.float32)}  # norm 13

@@ -137,6 +137,19 @@ def test_a_few_steps_are_measured_for_every_kind_of_method(method):
     assert len(pace._known) == 1
 
 
+def test_visits_are_measured_whatever_the_clock_repeats_or_loses(tmp_path):
+    """A trial has one client, so it can repeat no record; a visit beyond the deadline trains nothing."""
+    lost = tmp_path / "visits.jsonl"
+    line = '{{"visit": {0}, "slot": {1}, "client": {1}, "start": 0.0, "finish": 300.0, "accepted": false}}\n'
+    lost.write_text("".join(line.format(visit, visit % 3) for visit in range(3)))
+    for clock in (["clock=replay", f"clock.events={lost}"], ["clock.deadline_s=0.001"]):
+        job = [*SMALL, "method=fedbuff", "method.buffer=1", "clients_per_round=3", "rounds=1", *clock]
+        trial = read(job).trial
+        assert "clock=virtual" in trial
+        assert not any("events" in one or "0.001" in one for one in trial)
+        assert Pace()(read(job))[0] > 0
+
+
 @pytest.mark.parametrize("method", ["fedfan_three_sizes", "fedcross_three_sizes", "heterofl", "adaptivefl"])
 def test_models_of_several_widths_are_measured_each(method):
     assert Pace()(read([*SMALL, f"method={method}", "devices=three_sizes", "rounds=1000"]))[0] > 0

@@ -59,7 +59,12 @@ def test_a_missing_folder_of_data_is_named_with_the_setting(run, tmp_path, monke
 
 
 def config(**groups):
-    usual = {"data_root": "data", "task": SimpleNamespace(), "engine": SimpleNamespace()}
+    usual = {
+        "data_root": "data",
+        "task": SimpleNamespace(),
+        "engine": SimpleNamespace(),
+        "partition": SimpleNamespace(),
+    }
     return SimpleNamespace(**{**usual, "clock": SimpleNamespace(events=None), **groups})
 
 
@@ -127,6 +132,18 @@ def test_a_record_that_has_moved_or_is_too_short_is_told_with_the_cure(tmp_path)
         places.check_record(config(**replay, resume=None))
     places.check_record(config(**{**replay, "stop_at": 1}, resume=None))
     places.check_record(config(**{**replay, "clients_per_round": 1}, resume=None))
+
+
+def test_a_record_of_other_slots_or_clients_is_told_before_anything_is_written(tmp_path):
+    events = tmp_path / "visits.jsonl"
+    line = '{{"visit": {0}, "slot": {0}, "client": {1}, "start": 0.0, "finish": {0}.5, "accepted": true}}\n'
+    events.write_text("".join(line.format(visit, 7 - visit) for visit in range(3)) + "\n")
+    run = {"clock": SimpleNamespace(events=str(events)), "rounds": 1, "stop_at": None, "resume": None}
+    places.check_record(config(**run, clients_per_round=3, partition=SimpleNamespace(clients=8)))
+    with pytest.raises(ConfigError, match=r"slot 2 is in it, and clients_per_round=2\."):
+        places.check_record(config(**run, clients_per_round=2, partition=SimpleNamespace(clients=8)))
+    with pytest.raises(ConfigError, match=r"client 7 is in it, and partition\.clients=7\."):
+        places.check_record(config(**run, clients_per_round=3, partition=SimpleNamespace(clients=7)))
 
 
 #: Visits of unequal devices, in two rounds.

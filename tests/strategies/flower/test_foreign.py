@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flwr.serverapp import strategy as flower
 
-from fedcross.strategies.flower.foreign import build
+from fedcross.strategies.flower.foreign import build, is_private
 from fedcross.strategies.flwr import FlwrParams
 
 
@@ -126,3 +126,11 @@ def test_an_own_aggregation_is_not_judged() -> None:
     from fedcross.strategies.flower.foreign import shortfalls
 
     assert shortfalls(Mine(num_malicious_nodes=9), 2) == []
+
+
+def test_a_subclass_of_a_wrapper_for_privacy_is_one() -> None:
+    class Mine(flower.DifferentialPrivacyServerSideFixedClipping):
+        """Adds nothing."""
+
+    assert is_private(Mine(flower.FedAvg(), 1.0, 1.0, 3))
+    assert not is_private(flower.FedAvg())
