@@ -26,6 +26,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     if not all(os.access(folder, os.W_OK) for folder in (ROOT, sysconfig.get_path("purelib"))):
         sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
 
+#: A `make` that a test starts must not take this one, of `make test`, for its own: it would say which folder it enters.
+for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+    os.environ.pop(_name, None)
 #: Torch's threads sleep while they wait for each other. Unless told, they spin, and where several processes share the
 #: cores they spend more time so than computing. Set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
