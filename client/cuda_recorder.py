@@ -15,9 +15,6 @@ from fedcross.client.host_work import NoHostWork, no_waiting
 #: Calls before a recording.
 WARM_UP = 3
 
-#: Whether cuDNN tries its algorithms for what is recorded.
-SEARCH = True
-
 #: Why a recording failed in this process, after its warm-up; empty if none did.
 failed: list[str] = []
 
@@ -38,17 +35,16 @@ def record_cuda(call: Callable[[], None]) -> Graph:
     made = Graph(torch.device("cuda", torch.cuda.current_device()))
     here = torch.cuda.current_stream()
     made.stream.wait_stream(here)
-    with _search():
-        try:
-            with torch.cuda.stream(made.stream):
-                for _ in range(WARM_UP - 1):
-                    call()
-                with no_waiting(), NoHostWork():
-                    call()
-        finally:  # also after an error: what was begun must not overtake what the caller writes next
-            here.wait_stream(made.stream)
-        with _no_garbage():
-            _record(made, call)
+    try:
+        with torch.cuda.stream(made.stream):
+            for _ in range(WARM_UP - 1):
+                call()
+            with no_waiting(), NoHostWork():
+                call()
+    finally:  # also after an error: what was begun must not overtake what the caller writes next
+        here.wait_stream(made.stream)
+    with _no_garbage():
+        _record(made, call)
     return made
 
 
@@ -76,20 +72,6 @@ def cause(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-@contextmanager
-def _search() -> Iterator[None]:
-    """Let cuDNN try its algorithms for the shapes of a recording, which are few, and take the fastest of each.
-
-    Not where every run must give the same result: which one is fastest may change.
-    """
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = SEARCH and not torch.backends.cudnn.deterministic
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager
