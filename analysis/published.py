@@ -20,6 +20,7 @@ ACCURACY = "test accuracy %"
 MODELS = {
     "lenet5": "cnn", "cnn_femnist": "cnn", "femnist_cnn": "cnn", "fedfusion_cnn": "cnn", "fedfusion_cifar": "cnn",
     "fedfusion_mnist": "cnn", "fedfusion_mnist_paper": "cnn",
+    "resnet20_lab": "resnet20",
     "vgg16_bn": "vgg16", "vgg16bn": "vgg16", "vgg_femnist": "vgg16", "femnist_vgg": "vgg16",
     "lstm_shakespeare": "lstm", "lstm_sent140": "lstm", "shakespeare_lstm": "lstm", "sent140_lstm": "lstm",
 }  # fmt: skip

@@ -69,6 +69,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def gpu_name(device: torch.device) -> str | None:
+    """Return the name of the GPU that `device` is, as its driver gives it; None for a processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
 def set_arithmetic(device: torch.device, settings: Train) -> None:
     """Set how a GPU computes in this process; on other devices nothing changes.
 

@@ -7,6 +7,7 @@ Both are refused in a call before the recording.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -52,7 +53,9 @@ def no_waiting() -> Iterator[None]:
                 stack.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, partial(_asks, name))
         stack.callback(torch.cuda.set_sync_debug_mode, before)
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():  # each process would say that the switch is a prototype
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
         yield
 
 

@@ -21,6 +21,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def described() -> str:
-    """Return one line: architecture, system, processor and number of cores."""
-    return f"{platform.machine()} {platform.system()}, {processor()}, {os.cpu_count()} cores"
+def described(gpu: str | None = None) -> str:
+    """Return one line: architecture, system, processor, number of cores, and the name of the `gpu` that is used."""
+    known = f"{platform.machine()} {platform.system()}, {processor()}, {os.cpu_count()} cores"
+    return f"{known}, {gpu}" if gpu else known

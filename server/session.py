@@ -14,7 +14,7 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedcross.client.device import pick_device, set_arithmetic
+from fedcross.client.device import gpu_name, pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
 from fedcross.core import machine
 from fedcross.core.errors import FederationError, StorageError, remedy
@@ -338,7 +338,7 @@ class Session:
                 **{group: names[group] for group in ("method", "task", "model", "partition", "engine")},
                 "seed": self.config.seed,
                 "device": str(self.device),
-                "machine": machine.described(),
+                "machine": machine.described(gpu_name(self.device)),
                 "defence": self.config.defence.model_dump() if self.config.defence.enabled else None,
                 **self._privacy(),
                 "audit": None if self.audit is None else self.audit.head.plain(),

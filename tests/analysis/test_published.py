@@ -36,6 +36,8 @@ def test_the_table_is_read_whole():
         ("fedcross", {"partition__beta": 0.7}, []),
         ("fedcross", {"method__alpha": 0.9, "partition__beta": 0.5}, []),
         ("fedcross", {"model__name": "resnet20", "partition__beta": 0.3}, []),
+        ("fedcross", {"model__name": "resnet20_lab", "partition__beta": 0.1}, [("FedCross Table II", 53.79)]),
+        ("fedavg", {"model__name": "vgg16_bn", "partition__beta": 0.1}, [("FedCross Table II", 63.79)]),
         ("fedcross", {"task__name": "digits"}, []),
         ("fedavg", {"task__name": "femnist", "model__name": "lenet5"}, []),
     ],

@@ -294,3 +294,9 @@ def test_a_gradient_that_leaves_the_row_is_no_silent_standstill(recorded: bool) 
     with pytest.raises(RuntimeError, match=r"The gradient of features\.0\.weight lies outside the flat row"):
         trained = captured.train(one, {}, v.settings()) if recorded else train(net, cutting, one, {}, v.settings())
         net.arrays(trained.params, trained.buffers)  # as a visit does to send them
+
+
+def test_a_record_names_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: f"NVIDIA H100, number {one.index}")
+    assert device.gpu_name(torch.device("cuda", 1)) == "NVIDIA H100, number 1"
+    assert device.gpu_name(CPU) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -119,6 +120,19 @@ def test_waits_are_errors_inside_a_block_only(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError), no_waiting():
         raise RuntimeError
     assert modes == [0, "error", 0]
+
+
+def test_torchs_remark_on_its_switch_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each process printed it at its first recording; warnings are errors here."""
+
+    def switch(mode: str) -> None:
+        if mode == "error":
+            warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: "default")
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", switch)
+    with no_waiting():
+        pass
 
 
 @pytest.mark.parametrize("owner", [torch.cuda, torch.cuda.Event, torch.cuda.Stream])

@@ -15,4 +15,6 @@ def test_a_processor_has_the_systems_name_else_the_architectures(tmp_path, monke
     assert machine.processor() == platform.machine()
     told.write_text("processor\t: 0\nmodel name\t: AMD EPYC: 7B13\nmodel name\t: another\n")
     assert machine.processor() == "AMD EPYC: 7B13"
-    assert machine.described() == f"{platform.machine()} {platform.system()}, AMD EPYC: 7B13, {os.cpu_count()} cores"
+    known = f"{platform.machine()} {platform.system()}, AMD EPYC: 7B13, {os.cpu_count()} cores"
+    assert machine.described() == known
+    assert machine.described("NVIDIA H100 80GB HBM3") == f"{known}, NVIDIA H100 80GB HBM3"
