@@ -326,6 +326,7 @@ def _driver(gpus: int) -> dict[str, Any]:
         "device_count": lambda: gpus,
         "set_device": choose,
         "current_device": lambda: current[0],
+        "get_device_name": lambda device=None: "emulated GPU",
         "mem_get_info": lambda device=None: (2**33, 2**34),
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,
