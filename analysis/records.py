@@ -345,4 +345,4 @@ def _provenance(results: Sequence[Mapping[str, Any]]) -> str:
         return ", ".join(sorted(values)).replace('"', "").replace("{", "").replace("}", "")
 
     fields = ("engine", "device", "machine", "versions", "commit")
-    return f"{len(results)} runs. " + "; ".join(f"{name}: {values_of(name)}" for name in fields) + ".\n"
+    return f"{len(results)} run{'s' if len(results) > 1 else ''}. " + "; ".join(f"{name}: {values_of(name)}" for name in fields) + ".\n"

@@ -131,10 +131,11 @@ def rounds_done(group: Group) -> str:
 
 
 def default_target(groups: Sequence[Group]) -> float:
-    """Return the highest multiple of 5 % that every run reaches, in [0, 1]; nan if that is 0."""
-    lowest = min((run.best for group in groups for run in group.runs), default=math.nan)
-    steps = math.floor(lowest / 0.05 + 1e-9)
-    return round(0.05 * steps, 2) if steps > 0 else math.nan
+    """Return the highest multiple of 5 % that every run reaches, in [0, 1]; nan if that is 0, or what guessing gives."""
+    runs = [run for group in groups for run in group.runs]
+    found = round(0.05 * math.floor(min((run.best for run in runs), default=0.0) / 0.05 + 1e-9), 2)
+    chance = max((1 / len(run.result["class_accuracy"]) for run in runs if run.result.get("class_accuracy")), default=0)
+    return found if found > chance + 1e-9 else math.nan
 
 
 def at_table(groups: Sequence[Group], rounds: Sequence[int]) -> Table:

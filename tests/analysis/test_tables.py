@@ -98,6 +98,19 @@ def test_no_target_below_five_percent(tmp_path: Path):
     assert math.isnan(default_target(group_runs(load_runs([tmp_path]).runs)[0]))
 
 
+def test_guessing_reaches_no_target(tmp_path: Path):
+    """A run at chance made a target of 10 % of ten classes, which says nothing."""
+    for name, best, classes in (("1", 0.104, 10), ("2", 0.5, 10), ("3", 0.104, 62)):
+        write_run(tmp_path / name, [best], config("fedavg", int(name), 1))
+        place = tmp_path / name / "result.json"
+        result = json.loads(place.read_text()) if place.exists() else {}
+        place.write_text(json.dumps(result | {"class_accuracy": [best] * classes}))
+    target = [default_target(group_runs(load_runs([tmp_path / n]).runs)[0]) for n in ("1", "2", "3")]
+    assert math.isnan(target[0])
+    assert target[1:] == [0.5, 0.1]
+    assert math.isnan(default_target(group_runs(load_runs([tmp_path / "1", tmp_path / "2"]).runs)[0]))
+
+
 def test_published_cell_and_difference(tmp_path: Path):
     write_run(tmp_path / "1", [0.60], config("fedcross", 1, 1))
     write_run(tmp_path / "2", [0.60], config("fedcross", 1, 1, task__name="digits"))
