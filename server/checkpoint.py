@@ -84,6 +84,13 @@ class Checkpoints:
         header["digest"] = _digest(arrays, {"values": header["values"]})
         header["seal"] = _seal(header)
         try:
+            written = save(arrays, metadata=header)
+        except SafetensorError as error:
+            raise StorageError(
+                f"{self.path(number)}: the checkpoint cannot be written ({error}). A header holds up to 100 MB: a method "
+                "or strategy that keeps more numbers than that must keep them in arrays. The rounds before it are safe."
+            ) from error
+        try:
             own_folder(self.folder)
             self._record(str(identity.get("run", "")))
             # First the line: after a crash in between, the round and its line are written again, and the last counts.
@@ -91,7 +98,7 @@ class Checkpoints:
                 lines.write(dumps_exact({"round": number, "digest": header["digest"]}) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
-            write_atomically(self.path(number), save(arrays, metadata=header))
+            write_atomically(self.path(number), written)
             # Later rounds are not of this run, or were passed over as damaged: they must not push out good ones.
             for old in [round_ for round_ in self.rounds() if round_ <= number][: -self.keep]:
                 if not (self.milestone and old and old % self.milestone == 0):

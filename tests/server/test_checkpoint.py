@@ -208,3 +208,12 @@ def test_files_of_models_have_scalars(tmp_path):
     Snapshots(tmp_path, [1]).model(1, {"n": np.array(3)})
     for name in ("model", "snapshots/round-000001"):
         assert load_file(tmp_path / f"{name}.safetensors")["n"].shape == ()
+
+
+def test_more_numbers_than_a_header_holds_are_told_and_leave_no_digest(tmp_path):
+    checkpoints = saved(tmp_path, 1)
+    before = (tmp_path / DIGESTS).read_text()
+    with pytest.raises(StorageError, match=r"round-000002.*keep them in arrays\. The rounds before it are safe"):
+        checkpoints.save(2, State(STATE.arrays, {"kept": "1" * 100_000_001}), {"run": "x"})
+    assert (tmp_path / DIGESTS).read_text() == before
+    assert checkpoints.latest()[0] == 1
