@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcross.analysis.groups import VISITS
+from fedcross.analysis.groups import DATA, VISITS
 from fedcross.analysis.runs import WIDTHS, Curve, Run
 from fedcross.conf.later import LATER
 from fedcross.core.errors import DataError
@@ -153,6 +153,12 @@ def _read_visits(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
         return {}
 
 
+def _read_data(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the setting that stands for the data: the first digits of the digests in `result`, if it has them."""
+    data = result.get("data")
+    return {DATA: "-".join(str(digest)[:6] for digest in data.values())} if isinstance(data, dict) and data else {}
+
+
 def load_run(folder: Path, until: int | None = None, every: int | None = None) -> Run:
     """Read one run folder, up to round `until`, with the evaluations of every `every`-th round alone.
 
@@ -167,6 +173,7 @@ def load_run(folder: Path, until: int | None = None, every: int | None = None) -
         raise BadRunError("no round was evaluated")
     settings |= _read_visits(folder, settings)
     result = _read_result(folder)
+    settings |= _read_data(result)
     done, planned = int(columns["round"][-1]), settings.get("rounds")
     if not result:
         of = f" of {planned}" if planned else ""

@@ -29,8 +29,10 @@ from fedcross.server.evaluation import Evaluator, across_clients
 from fedcross.server.identity import (
     check_base,
     check_continues,
+    check_data,
     describe,
     digest_of_settings,
+    digests_of,
     flatten,
     without_places,
 )
@@ -96,11 +98,14 @@ class Session:
         self._idle_told: set[str] = set()  # widths without accepted replies of which the log has said so
         self.done, self.run = 0, secrets.token_hex(8)
         self.described = describe(config)  # once: a record of visits that is repeated may be gone or grow meanwhile
+        self.data = digests_of(config, data)
         state, head = None, None
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
             check_continues(identity, config)
             check_base(identity, self.base)
+            check_data(identity.get("data"), self.data)
+            self.data = identity.get("data", {}) | self.data  # a server may have its test examples alone
             self.run, head = identity["run"], Head.of(identity.get("audit"))
         self.method: Method = kind(
             config.method, arrangements.federation_of(config, self.run, arrangements.networked(config, grid))
@@ -340,6 +345,7 @@ class Session:
                 "device": str(self.device),
                 "machine": machine.described(gpu_name(self.device)),
                 "defence": self.config.defence.model_dump() if self.config.defence.enabled else None,
+                **({"data": self.data} if self.data else {}),
                 **self._privacy(),
                 "audit": None if self.audit is None else self.audit.head.plain(),
             },
@@ -364,6 +370,8 @@ class Session:
 
     def _identity(self) -> dict[str, Any]:
         identity = {"run": self.run, "config": without_places(self.described), "module": self.config.modules["method"]}
+        if self.data:
+            identity["data"] = self.data
         if self.audit is not None:
             identity["audit"] = self.audit.head.plain()
         if self.method.plan is not None and self.method.plan.scaled:
