@@ -113,7 +113,7 @@ def _places(home: Path, found: Sequence[Mapping[str, str]]) -> list[Path]:
         with suppress(OSError):
             taken.setdefault(place, _data_of((place / "result.json").read_text(encoding="utf-8")))
         other = any(digest != taken.get(place, {}).get(part, digest) for part, digest in data.items())
-        place = apart if data and (other or (apart.is_dir() and place not in taken)) else place
+        place = apart if data and (other or (apart.is_dir() and taken.get(place) != data)) else place
         taken.setdefault(place, data)
         places.append(place)
     return places

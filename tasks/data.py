@@ -145,14 +145,14 @@ def _digest(examples: Examples) -> str:
     return digest.hexdigest()
 
 
-def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+def _blocks(array: np.ndarray) -> Iterator[memoryview]:
     """Yield the bytes of `array`, block by block, without a copy of the whole."""
     if not array.nbytes:
         return
     rows = max(1, BLOCK // max(1, array.nbytes // len(array)))
     starts = range(0, len(array), rows)
     for start in starts[:: -(-array.nbytes // MOST_BYTES)]:
-        yield np.ascontiguousarray(array[start : start + rows]).reshape(-1).view(np.uint8)
+        yield np.ascontiguousarray(array[start : start + rows]).reshape(-1).view(np.uint8).data
 
 
 _loaded: dict[str, FederatedData] = {}
