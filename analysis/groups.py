@@ -33,6 +33,9 @@ DATA = "data"
 """Digests of the examples that a run has learned from and was tested with, where its result says them. They count as a
 setting, of the problem, only where runs of one configuration have several."""
 
+CHANGES = "changed"
+"""Settings that a run changed when it was continued, by its result, in words; its configuration has the last ones."""
+
 PANEL = ("task.name", "model.name", "partition.name", "partition.beta", "devices.name", DATA)
 """Settings that define the problem. Runs of different problems are never drawn in one plot."""
 

@@ -25,6 +25,7 @@ from fedcross.core.strict_json import dumps
 
 if TYPE_CHECKING:
     from fedcross.analysis.groups import Group
+    from fedcross.analysis.runs import Run
 
 LIMIT_MB = 10.0
 """Most megabytes (1e6 bytes) that the records of one name may take."""
@@ -74,7 +75,8 @@ def record(
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: small letters, digits, and _.- only. Choose another name.")
-    found = [(run.path, _texts(run.path)) for run in load_runs(folders).runs]
+    runs = load_runs(folders).runs
+    found = [(run.path, _texts(run.path)) for run in runs]
     home = results / name
     places = _places(home, [texts for _, texts in found])
     new = {
@@ -89,6 +91,7 @@ def record(
             "written. Record fewer runs, spread them over several names, or raise --limit-mb."
         )
     _tell_replaced(places, found)
+    _tell_changed(runs)
     try:
         for folder, files in new.items():
             shutil.rmtree(folder, ignore_errors=True)
@@ -184,12 +187,25 @@ def _chosen(run: Path, count: int) -> dict[str, bytes]:
 
 
 def _folder_name(files: Mapping[str, str], more: str = "") -> str:
-    """Return a name that is unique for the run: method, task, seed and a digest of configuration, visits and `more`."""
+    """Return a name that is unique for the run: method, task, seed and a digest.
+
+    The digest is of configuration and visits, of what the run changed on its way, and of `more`.
+    """
     import hashlib
 
     result = json.loads(files["result.json"])
+    more += json.dumps(result["changes"], sort_keys=True) if result.get("changes") else ""
     digest = hashlib.sha256((files[".hydra/config.yaml"] + files.get(VISITS, "") + more).encode()).hexdigest()[:8]
     return f"{result['method']}-{result['task']}-seed{result['seed']}-{digest}"
+
+
+def _tell_changed(found: Sequence[Run]) -> None:
+    """Say which of the runs changed settings on their way, so that nobody repeats them from their configuration."""
+    from fedcross.analysis.groups import CHANGES
+
+    for run in found:
+        if text := run.settings.get(CHANGES):
+            say(f"{run.path}: its settings changed on the way, the record has the last ones: {text}.", "WARNING")
 
 
 def neutral(config: dict[str, Any]) -> dict[str, Any]:

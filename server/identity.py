@@ -44,6 +44,8 @@ RULES = ("min_replies", "enough_replies", "reassign", "hedge", "lead")
 DATA = {"train": "training examples", "test": "test examples", "clients": "indices of partition.file"}
 #: What helps who continues a run on other data.
 SAME_DATA = "Resume needs the same data: say where they lie with data_root= or task.root=, or start a new run."
+#: Settings that a continued run may change where its method says so, and that leave the result alone.
+UNFELT = {"method.diagnostics_every", "method.storage"}
 #: How the digest begins that stands for the file of ``clock.events``.
 TOLD = "SHA-256 "
 
@@ -59,11 +61,17 @@ def fingerprint(config: RunConfig) -> str:
 def digest_of_settings(config: RunConfig) -> str:
     """Return the SHA-256 of the settings that determine the result."""
     decisive = {name: value for name, value in flatten(describe(config)).items() if name not in PLACES}
-    usual = Meeting()
-    for rule in RULES:
-        if (value := getattr(config.federation, rule)) != getattr(usual, rule):
-            decisive[f"federation.{rule}"] = value
+    decisive |= {f"federation.{rule}": value for rule, value in rules_of(config).items()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def rules_of(config: RunConfig) -> dict[str, Any]:
+    """Return those of :data:`RULES` that do not have their default."""
+    return {rule: value for rule, value in _rules(config.federation).items() if value != _rules(Meeting())[rule]}
+
+
+def _rules(federation: Meeting) -> dict[str, Any]:
+    return {rule: to_jsonable_python(getattr(federation, rule)) for rule in RULES}
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
@@ -121,6 +129,29 @@ def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
     if not str(before.get("clock", {}).get("events") or TOLD).startswith(TOLD):  # a path, of an older version
         may_change.add("clock.events")
     check_same(before, describe(config), may_change, defaults(config) | before_later(config))
+
+
+def changes(identity: Mapping[str, Any], config: RunConfig, done: int) -> list[dict[str, Any]]:
+    """Return which settings that decide the result the run with this `identity` has changed, and after which round.
+
+    To what its checkpoint of round `done` says is added in what `config`, with which it goes on, differs. An entry has
+    ``after``, ``setting``, ``from`` and ``to``. Rules of ``federation`` are compared if the checkpoint has them.
+    """
+    from fedcross.strategies.round.registry import method_class
+
+    may = set(method_class(config.modules["method"]).may_change) - UNFELT
+    before, now = _before(identity), describe(config)
+    old, new = flatten(before), flatten(now)
+    felt = [
+        (name, old.get(name), new.get(name))
+        for name, _, _ in differing(before, now, (), defaults(config) | before_later(config))
+        if any(f"{name}.".startswith(f"{one}.") for one in may)
+    ]
+    if (kept := identity.get("rules")) is not None:
+        rules, usual = _rules(config.federation), _rules(Meeting())
+        felt += [(f"federation.{rule}", kept.get(rule, usual[rule]), rules[rule]) for rule in RULES]
+    told = [{"after": done, "setting": name, "from": a, "to": b} for name, a, b in felt if a != b]
+    return [*identity.get("changes", []), *told]
 
 
 def unlike_replayed(identity: Mapping[str, Any], config: RunConfig) -> list[str]:

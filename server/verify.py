@@ -134,15 +134,22 @@ def _again(
 
 
 def _unlike(record: Path, settings: list[str]) -> str:
-    """Return why a run with `settings` cannot repeat `record`: the data at hand are others; empty if it can."""
+    """Return why a run with `settings` cannot repeat `record`; empty if it can.
+
+    The run changed settings on its way, or the data at hand are others.
+    """
     from fedcross.conf.schema import load
     from fedcross.server.identity import digests_of, other_data
 
     try:
-        before = json.loads((record / "result.json").read_text(encoding="utf-8")).get("data")
-    except (OSError, ValueError, AttributeError):
-        before = None
-    if not before:  # a record of an older version
+        result = dict(json.loads((record / "result.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        result = {}
+    if changes := result.get("changes"):
+        names = ", ".join(sorted({str(one["setting"]) for one in changes}))
+        rounds = ", ".join(sorted({str(one["after"]) for one in changes}))
+        return f"changed on the way, after round {rounds}: {names}. The configuration has the last values alone."
+    if not (before := result.get("data")):  # a record of an older version
         return ""
     config = load(settings)
     others = other_data(before, digests_of(config, config.load_data()), "the record")

@@ -127,6 +127,23 @@ def test_runs_on_several_data_sets_are_problems_of_their_own(tmp_path: Path):
     assert (group.label, len(group.runs), notes) == ("fedavg", 2, [])
 
 
+def test_a_run_whose_settings_changed_is_none_that_had_the_last_ones(tmp_path: Path):
+    for name in ("whole", "changed"):
+        write_run(tmp_path / name, [0.1, 0.2], config("fedcross", 1, 2))
+    file = tmp_path / "changed" / "result.json"
+    change = {"after": 1, "setting": "clients_per_round", "from": 5, "to": 10}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"changes": [change]}))
+    loaded = load_runs([tmp_path])
+    assert loaded.notes == [
+        f"{tmp_path / 'changed'}: its settings changed on the way: clients_per_round 5 to round 1, then 10"
+    ]
+    groups, notes = group_runs(loaded.runs)
+    assert sorted(group.label for group in groups) == [
+        "fedcross", "fedcross changed=clients_per_round 5 to round 1, then 10",
+    ]  # fmt: skip
+    assert notes == []
+
+
 def test_engines_are_compared_where_the_same_seed_ran_on_both(tmp_path: Path):
     found, notes = groups_of(tmp_path, config("fedavg", 1, 2), config("fedavg", 1, 2, engine={"name": "ray"}))
     assert [group.label for group in found] == ["fedavg engine=local", "fedavg engine=ray"]

@@ -92,6 +92,17 @@ def test_runs_on_several_data_sets_have_records_of_their_own(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_run_whose_settings_changed_has_a_record_of_its_own_and_a_line_says_so(tmp_path, capsys):
+    changed = run(tmp_path / "changed", [0.2])
+    result = json.loads((changed / "result.json").read_text())
+    change = {"after": 1, "setting": "clients_per_round", "from": 5, "to": 10}
+    (changed / "result.json").write_text(json.dumps(result | {"changes": [change]}))
+    assert len(record([run(tmp_path / "whole", [0.1]), changed], "n", tmp_path / "results")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{changed}: its settings changed on the way" in line
+    assert "clients_per_round 5 to round 1, then 10" in line
+
+
 def test_places_become_neutral():
     was = {
         "data_root": "/a/b",

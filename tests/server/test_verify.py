@@ -120,6 +120,17 @@ def test_a_record_of_other_data_is_not_run_again(results, tmp_path, capsys):
     assert "DIFFERS" not in said
 
 
+def test_a_record_whose_settings_changed_is_not_run_again(results, tmp_path):
+    home = edited(results, tmp_path)
+    (run,) = home.iterdir()
+    result = json.loads((run / "result.json").read_text())
+    changes = [{"after": 2, "setting": "clients_per_round", "from": 3, "to": 2}]
+    (run / "result.json").write_text(json.dumps(result | {"changes": changes}))
+    (found,) = verify(home, rounds=2, seed=0, tolerance=0.0)
+    assert found.verdict is Verdict.UNCOMPARED
+    assert "changed on the way, after round 2: clients_per_round" in found.detail
+
+
 @pytest.mark.slow
 def test_another_processor_may_differ_by_the_tolerance(results, tmp_path):
     home = edited(results, tmp_path, digests=lambda text: text.replace('"digest": "', '"digest": "0'))
