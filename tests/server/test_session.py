@@ -12,6 +12,7 @@ from fedcross.client.app import app as client_app
 from fedcross.conf.later import LATER
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import across_clients
 from fedcross.server.identity import changes, check_continues, check_same, describe, flatten
 from fedcross.tasks.scoring import Score
@@ -85,6 +86,24 @@ def test_resume_with_another_configuration_names_the_differing_settings(tmp_path
     with pytest.raises(ConfigError) as caught:
         session(tmp_path, "rounds=2", "method.alpha=0.7", "train.lr=0.3", f"resume={tmp_path}")
     assert [fault.split(":")[0] for fault in caught.value.faults] == ["method.alpha", "train.lr"]
+
+
+def test_a_server_refuses_to_go_on_with_other_data(monkeypatch, tmp_path):
+    """Also where no command has compared them before. It keeps what it has not itself, and fits older checkpoints."""
+    resume = f"resume={tmp_path}"
+    run(tmp_path, "rounds=2", "stop_at=1")
+    identity = Checkpoints(tmp_path).identity()
+    monkeypatch.setattr("fedcross.server.session.digests_of", lambda *_: {"train": "0" * 64})
+    with pytest.raises(ConfigError, match="training examples have SHA-256 0000000000000000"):
+        session(tmp_path, "rounds=2", resume)
+    monkeypatch.setattr("fedcross.server.session.digests_of", lambda *_: {})
+    assert session(tmp_path, "rounds=2", resume).data == identity["data"]
+    monkeypatch.setattr(Checkpoints, "latest", lambda one, real=Checkpoints.latest: without_data(*real(one)))
+    assert session(tmp_path, "rounds=2", resume).data == {}
+
+
+def without_data(done, state, identity):
+    return done, state, {name: value for name, value in identity.items() if name != "data"}
 
 
 def test_a_run_keeps_what_it_changed_on_its_way(tmp_path):
