@@ -29,8 +29,18 @@ VISITS = "clock.visits"
 """Digest of the visits that a run with ``clock=real`` or ``replay`` has made; they decide its result. Each seed has its
 own, so they count as a setting only where runs of one configuration and seed have several."""
 
-PANEL = ("task.name", "model.name", "partition.name", "partition.beta", "devices.name")
+DATA = "data"
+"""Digests of the examples that a run has learned from and was tested with, where its result says them. They count as a
+setting, of the problem, only where runs of one configuration have several."""
+
+CHANGES = "changed"
+"""Settings that a run changed when it was continued, by its result, in words; its configuration has the last ones."""
+
+PANEL = ("task.name", "model.name", "partition.name", "partition.beta", "devices.name", DATA)
 """Settings that define the problem. Runs of different problems are never drawn in one plot."""
+
+PANEL_NAMED = {"partition.beta": "beta=", DATA: "data="}
+"""What stands before those of these settings that do not speak for themselves."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +147,19 @@ def _compares_places(runs: Sequence[Run]) -> bool:
     return any(len(found) > 1 for found in places.values())
 
 
+def _by_data(runs: Sequence[Run], ignored: Sequence[str]) -> list[Run]:
+    """Return the runs, without their data where all of a configuration that say theirs have the same."""
+    found: dict[object, set[object]] = {}
+    for run in runs:
+        found.setdefault(identity(run, (*ignored, DATA, VISITS)), set()).add(run.settings.get(DATA))
+    several = {key for key, data in found.items() if len(data - {None}) > 1}
+    return [run if identity(run, (*ignored, DATA, VISITS)) in several else _without(run, DATA) for run in runs]
+
+
+def _without(run: Run, name: str) -> Run:
+    return replace(run, settings={known: value for known, value in run.settings.items() if known != name})
+
+
 def _by_visits(runs: Sequence[Run], ignored: Sequence[str]) -> list[Run]:
     """Return the runs, without their visits where those of one seed of a configuration are the same."""
     found: dict[object, dict[int | None, set[object]]] = {}
@@ -144,12 +167,7 @@ def _by_visits(runs: Sequence[Run], ignored: Sequence[str]) -> list[Run]:
         seeds = found.setdefault(identity(run, (*ignored, VISITS)), {})
         seeds.setdefault(run.seed, set()).add(run.settings.get(VISITS))
     several = {key for key, seeds in found.items() if any(len(visits) > 1 for visits in seeds.values())}
-    return [
-        run
-        if identity(run, (*ignored, VISITS)) in several
-        else replace(run, settings={name: value for name, value in run.settings.items() if name != VISITS})
-        for run in runs
-    ]
+    return [run if identity(run, (*ignored, VISITS)) in several else _without(run, VISITS) for run in runs]
 
 
 LENGTH = ("rounds", "evaluate_every")
@@ -173,6 +191,7 @@ def group_runs(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Group
         A sentence for each run left out because another run has the same configuration and seed.
     """
     notes: list[str] = []
+    runs = _by_data(runs, (*IGNORED, *WHERE, *but))
     ignored = (*IGNORED, *(() if _compares_places(runs) else WHERE), *but)
     cells: dict[tuple[tuple[str, Any], ...], dict[int | None, Run]] = {}
     for run in _by_visits(runs, ignored):
@@ -202,6 +221,8 @@ def problem(settings: Mapping[str, Any]) -> str:
         words[-1] += f" beta={beta}"
     if settings.get("devices.name") is not None:  # only in runs on a virtual clock
         words.append(f"devices {settings['devices.name']}")
+    if settings.get(DATA) is not None:  # only where runs of one configuration have several
+        words.append(f"data {settings[DATA]}")
     return ", ".join(words)
 
 
@@ -223,7 +244,7 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             if name not in PANEL and mine.get(name) is not None and _matters(name, mine, rivals)
         ]
         panel = [
-            f"beta={mine[name]}" if name == "partition.beta" else str(mine[name])
+            PANEL_NAMED.get(name, "") + str(mine[name])
             for name in shown
             if mine.get(name) is not None and _matters(name, mine, settings)
         ]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcross.analysis.groups import VISITS
+from fedcross.analysis.groups import CHANGES, DATA, VISITS
 from fedcross.analysis.runs import WIDTHS, Curve, Run
 from fedcross.conf.later import LATER
 from fedcross.core.errors import DataError
@@ -153,6 +153,26 @@ def _read_visits(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
         return {}
 
 
+def _read_data(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the setting that stands for the data: the first digits of the digests in `result`, if it has them."""
+    data = result.get("data")
+    return {DATA: "-".join(str(digest)[:6] for digest in data.values())} if isinstance(data, dict) and data else {}
+
+
+def _read_changes(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the setting that stands for what a run changed on its way, where its `result` says so."""
+    text = changed(result)
+    return {CHANGES: text} if text else {}
+
+
+def changed(result: Mapping[str, Any]) -> str:
+    """Return which settings a run changed when it was continued, and when: ``clients_per_round 4 to round 5``."""
+    changes = result.get("changes")
+    listed = changes if isinstance(changes, list) else []
+    told = [one for one in listed if isinstance(one, dict) and {"after", "setting", "from", "to"} <= one.keys()]
+    return "; ".join(f"{one['setting']} {one['from']} to round {one['after']}, then {one['to']}" for one in told)
+
+
 def load_run(folder: Path, until: int | None = None, every: int | None = None) -> Run:
     """Read one run folder, up to round `until`, with the evaluations of every `every`-th round alone.
 
@@ -167,6 +187,7 @@ def load_run(folder: Path, until: int | None = None, every: int | None = None) -
         raise BadRunError("no round was evaluated")
     settings |= _read_visits(folder, settings)
     result = _read_result(folder)
+    settings |= _read_data(result) | _read_changes(result)
     done, planned = int(columns["round"][-1]), settings.get("rounds")
     if not result:
         of = f" of {planned}" if planned else ""
@@ -236,6 +257,8 @@ def load_runs(
             continue
         if run.finished or unfinished:
             runs.append(run)
+            if CHANGES in run.settings:
+                notes.append(f"{folder}: its settings changed on the way: {run.settings[CHANGES]}")
         if not run.finished:
             notes.append(f"{'counted as it is' if unfinished else 'left out'} {folder}: {run.note}")
     if not runs:

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from fedcross.core.strict_json import dumps
 
 if TYPE_CHECKING:
     from fedcross.analysis.groups import Group
+    from fedcross.analysis.runs import Run
 
 LIMIT_MB = 10.0
 """Most megabytes (1e6 bytes) that the records of one name may take."""
@@ -56,7 +58,8 @@ def record(
     """Copy the records of all finished runs below `folders` into ``results/name`` and return their folders.
 
     Existing records stay, except that a new record replaces one of the same configuration and seed (with ``clock=real``
-    or ``replay``, of the same visits too); a line says so if that was another run's. A record takes `checkpoints` of
+    or ``replay``, of the same visits too), unless both say that they are of different data; a line says so if that was
+    another run's. A record takes `checkpoints` of
     its run's checkpoints along, spread over the run: ``fedcross record verify`` starts from them.
 
     Raises
@@ -72,11 +75,13 @@ def record(
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: small letters, digits, and _.- only. Choose another name.")
-    found = [(run.path, _texts(run.path)) for run in load_runs(folders).runs]
+    runs = load_runs(folders).runs
+    found = [(run.path, _texts(run.path)) for run in runs]
     home = results / name
+    places = _places(home, [texts for _, texts in found])
     new = {
-        home / _folder_name(texts): {name: text.encode() for name, text in texts.items()} | _chosen(run, checkpoints)
-        for run, texts in found
+        place: {name: text.encode() for name, text in texts.items()} | _chosen(run, checkpoints)
+        for place, (run, texts) in zip(places, found, strict=True)
     }
     kept = sum(p.stat().st_size for p in home.rglob("*") if p.is_file() and not set(p.parents) & new.keys())
     size = kept + sum(len(data) for files in new.values() for data in files.values())
@@ -85,7 +90,8 @@ def record(
             f"--name {name}: the records would take {size / 1e6:.1f} MB, the limit is {limit_mb:g} MB. Nothing was "
             "written. Record fewer runs, spread them over several names, or raise --limit-mb."
         )
-    _tell_replaced(home, found)
+    _tell_replaced(places, found)
+    _tell_changed(runs)
     try:
         for folder, files in new.items():
             shutil.rmtree(folder, ignore_errors=True)
@@ -97,11 +103,39 @@ def record(
     return sorted(new)
 
 
-def _tell_replaced(home: Path, found: Sequence[tuple[Path, Mapping[str, str]]]) -> None:
+def _places(home: Path, found: Sequence[Mapping[str, str]]) -> list[Path]:
+    """Return the folder of each record: its own name's, or one with its data in the name where other data have that.
+
+    A record without digests of its data, of an older version, is taken for one of the same data.
+    """
+    taken: dict[Path, Mapping[str, Any]] = {}
+    places = []
+    for files in found:
+        data = _data_of(files["result.json"])
+        place, apart = (home / _folder_name(files, more) for more in ("", json.dumps(data, sort_keys=True)))
+        with suppress(OSError):
+            taken.setdefault(place, _data_of((place / "result.json").read_text(encoding="utf-8")))
+        other = any(digest != taken.get(place, {}).get(part, digest) for part, digest in data.items())
+        place = apart if data and (other or (apart.is_dir() and taken.get(place) != data)) else place
+        taken.setdefault(place, data)
+        places.append(place)
+    return places
+
+
+def _data_of(result: str) -> Mapping[str, Any]:
+    """Return the digests of the data in the text of a ``result.json``."""
+    try:
+        data = json.loads(result).get("data")
+    except (ValueError, AttributeError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _tell_replaced(places: Sequence[Path], found: Sequence[tuple[Path, Mapping[str, str]]]) -> None:
     """Say which records of other runs those of `found` replace; a run that is recorded again has the same metrics."""
     taken: dict[Path, tuple[str, str]] = {}  # the record's folder -> whose it is, and its metrics
-    for run, texts in found:
-        folder, metrics = home / _folder_name(texts), texts["metrics.jsonl"]
+    for folder, (run, texts) in zip(places, found, strict=True):
+        metrics = texts["metrics.jsonl"]
         before = folder / "metrics.jsonl"
         if folder not in taken and before.is_file():
             taken[folder] = "another run", before.read_text(encoding="utf-8", errors="replace")
@@ -152,13 +186,26 @@ def _chosen(run: Path, count: int) -> dict[str, bytes]:
     return {f"checkpoints/{files[i].name}": files[i].read_bytes() for i in places}
 
 
-def _folder_name(files: Mapping[str, str]) -> str:
-    """Return a name that is unique for the run: method, task, seed and a digest of configuration and visits."""
+def _folder_name(files: Mapping[str, str], more: str = "") -> str:
+    """Return a name that is unique for the run: method, task, seed and a digest.
+
+    The digest is of configuration and visits, of what the run changed on its way, and of `more`.
+    """
     import hashlib
 
     result = json.loads(files["result.json"])
-    digest = hashlib.sha256((files[".hydra/config.yaml"] + files.get(VISITS, "")).encode()).hexdigest()[:8]
+    more += json.dumps(result["changes"], sort_keys=True) if result.get("changes") else ""
+    digest = hashlib.sha256((files[".hydra/config.yaml"] + files.get(VISITS, "") + more).encode()).hexdigest()[:8]
     return f"{result['method']}-{result['task']}-seed{result['seed']}-{digest}"
+
+
+def _tell_changed(found: Sequence[Run]) -> None:
+    """Say which of the runs changed settings on their way, so that nobody repeats them from their configuration."""
+    from fedcross.analysis.groups import CHANGES
+
+    for run in found:
+        if text := run.settings.get(CHANGES):
+            say(f"{run.path}: its settings changed on the way, the record has the last ones: {text}.", "WARNING")
 
 
 def neutral(config: dict[str, Any]) -> dict[str, Any]:
@@ -345,4 +392,8 @@ def _provenance(results: Sequence[Mapping[str, Any]]) -> str:
         return ", ".join(sorted(values)).replace('"', "").replace("{", "").replace("}", "")
 
     fields = ("engine", "device", "machine", "versions", "commit")
-    return f"{len(results)} run{'s' if len(results) > 1 else ''}. " + "; ".join(f"{name}: {values_of(name)}" for name in fields) + ".\n"
+    return (
+        f"{len(results)} run{'s' if len(results) > 1 else ''}. "
+        + "; ".join(f"{name}: {values_of(name)}" for name in fields)
+        + ".\n"
+    )

@@ -87,7 +87,7 @@ CAUSES = (
     ),
     Cause(
         "other_settings",
-        "The run in the folder has other settings.",
+        "The run in the folder has other settings, or other data.",
         "Resume needs the same",
         "server/identity.py",
         2,

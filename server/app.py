@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
                     say(f"{error}\nCause: {cause.name} ({PAGE})")  # at once, to who reads along; the command ends later
             raise
         if not structured():
-            say(ending(result, folder))
+            say(ending(result, folder, session.done, config.stop_at))
 
 
 def plain(record: logging.LogRecord) -> bool:
@@ -65,10 +65,13 @@ def plain(record: logging.LogRecord) -> bool:
     return True
 
 
-def ending(result: Mapping[str, Any], folder: Path) -> str:
-    """Return the last line of a run; its first lines have named the folder."""
+def ending(result: Mapping[str, Any], folder: Path, begun: int = 0, stop_at: int | None = None) -> str:
+    """Return the last line of a run that had `begun` rounds when it went on; its first lines have named the folder."""
     if not result:
-        return f"Stopped at the round of stop_at. To go on: fedcross resume={shown(folder)} stop_at=null"
+        further = f"To go on: fedcross resume={shown(folder)} stop_at=null"
+        if stop_at is not None and begun > stop_at:
+            return f"Nothing was trained: the run has {counted(begun, 'round')}, more than stop_at={stop_at}. {further}"
+        return f"Stopped at the round of stop_at. {further}"
     accuracy = result.get("final_accuracy")
     told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
     return f"Finished: {counted(result['rounds'], 'round')}{told}"

@@ -86,14 +86,15 @@ def _keys(folder: Path) -> list[str]:
 
 def _shared_folders(found: Plan) -> list[str]:
     """Return a fault for every swept setting that does not name a job's folder, because it leaves the result alone."""
-    from fedcross.server.identity import FREE, RULES
+    from fedcross.server.identity import FREE, PLACES, RULES
 
     named = {f"federation.{rule}" for rule in RULES}
     values: dict[str, dict[str, None]] = {}
     for job in found.jobs:
         for override in job:
             name, _, value = override.lstrip("+").partition("=")
-            if name.split(".")[0] in FREE - {"output", "resume", "engine"} and name not in named:
+            free = name.split(".")[0] in FREE - {"output", "resume", "engine"} or name in PLACES
+            if free and name not in named:
                 values.setdefault(name, {})[value] = None
     return [
         f"{name}={','.join(seen)}: runs that differ only in {name} would share one folder. Start a sweep for each "

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
@@ -16,6 +16,9 @@ from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
 from fedcross.strategies.round.federation import Meeting
+
+if TYPE_CHECKING:
+    from fedcross.tasks.data import FederatedData
 
 #: Settings that may differ between a run and its continuation: they do not change the result.
 FREE = {
@@ -37,23 +40,38 @@ FREE = {
 PLACES = {"task.root", "task.download", "train.base"}
 #: Settings of ``federation`` that decide a result unless they have their default. A continued run may change them.
 RULES = ("min_replies", "enough_replies", "reassign", "hedge", "lead")
+#: What the digests of a run's data are of, in words.
+DATA = {"train": "training examples", "test": "test examples", "clients": "indices of partition.file"}
+#: What helps who continues a run on other data.
+SAME_DATA = "Resume needs the same data: say where they lie with data_root= or task.root=, or start a new run."
+#: Settings that a continued run may change where its method says so, and that leave the result alone.
+UNFELT = {"method.diagnostics_every", "method.storage"}
 #: How the digest begins that stands for the file of ``clock.events``.
 TOLD = "SHA-256 "
 
 
 def fingerprint(config: RunConfig) -> str:
-    """Return ten hexadecimal digits; two configurations have equal digits exactly if they compute the same result."""
+    """Return ten hexadecimal digits; two configurations with equal digits compute the same result on the same data.
+
+    Where the data lie is no part of them, nor are the data themselves: :func:`digests_of` tells these apart.
+    """
     return digest_of_settings(config)[:10]
 
 
 def digest_of_settings(config: RunConfig) -> str:
     """Return the SHA-256 of the settings that determine the result."""
     decisive = {name: value for name, value in flatten(describe(config)).items() if name not in PLACES}
-    usual = Meeting()
-    for rule in RULES:
-        if (value := getattr(config.federation, rule)) != getattr(usual, rule):
-            decisive[f"federation.{rule}"] = value
+    decisive |= {f"federation.{rule}": value for rule, value in rules_of(config).items()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def rules_of(config: RunConfig) -> dict[str, Any]:
+    """Return those of :data:`RULES` that do not have their default."""
+    return {rule: value for rule, value in _rules(config.federation).items() if value != _rules(Meeting())[rule]}
+
+
+def _rules(federation: Meeting) -> dict[str, Any]:
+    return {rule: to_jsonable_python(getattr(federation, rule)) for rule in RULES}
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
@@ -111,6 +129,29 @@ def check_continues(identity: Mapping[str, Any], config: RunConfig) -> None:
     if not str(before.get("clock", {}).get("events") or TOLD).startswith(TOLD):  # a path, of an older version
         may_change.add("clock.events")
     check_same(before, describe(config), may_change, defaults(config) | before_later(config))
+
+
+def changes(identity: Mapping[str, Any], config: RunConfig, done: int) -> list[dict[str, Any]]:
+    """Return which settings that decide the result the run with this `identity` has changed, and after which round.
+
+    To what its checkpoint of round `done` says is added in what `config`, with which it goes on, differs. An entry has
+    ``after``, ``setting``, ``from`` and ``to``. Rules of ``federation`` are compared if the checkpoint has them.
+    """
+    from fedcross.strategies.round.registry import method_class
+
+    may = set(method_class(config.modules["method"]).may_change) - UNFELT
+    before, now = _before(identity), describe(config)
+    old, new = flatten(before), flatten(now)
+    felt = [
+        (name, old.get(name), new.get(name))
+        for name, _, _ in differing(before, now, (), defaults(config) | before_later(config))
+        if any(f"{name}.".startswith(f"{one}.") for one in may)
+    ]
+    if (kept := identity.get("rules")) is not None:
+        rules, usual = _rules(config.federation), _rules(Meeting())
+        felt += [(f"federation.{rule}", kept.get(rule, usual[rule]), rules[rule]) for rule in RULES]
+    told = [{"after": done, "setting": name, "from": a, "to": b} for name, a, b in felt if a != b]
+    return [*identity.get("changes", []), *told]
 
 
 def unlike_replayed(identity: Mapping[str, Any], config: RunConfig) -> list[str]:
@@ -209,6 +250,41 @@ def check_base(identity: dict[str, Any], now: str) -> None:
             f"train.only: the rest of the model has SHA-256 {now[:16]}..., in that folder it has {before[:16]}... "
             "Random weights can differ between machines. Resume where the run began, or start with train.base=FILE."
         )
+
+
+def digests_of(config: RunConfig, data: FederatedData) -> dict[str, str]:
+    """Return the SHA-256 of the data of a run, by the names in :data:`DATA`, as far as this process has them.
+
+    They tell two data sets in two folders apart, or a file and the one that has replaced it; the settings do not.
+    """
+    return data.digests | assigned(config)
+
+
+def assigned(config: RunConfig) -> dict[str, str]:
+    """Return the SHA-256 of the file that assigns the examples to clients; nothing if there is none."""
+    file = getattr(config.partition, "file", None)
+    try:
+        return {} if file is None else {"clients": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
+    except OSError:
+        return {}
+
+
+def other_data(before: Mapping[str, str], now: Mapping[str, str], where: str = "the run in that folder") -> list[str]:
+    """Return a sentence for each part of the data that two processes have, and have with different digests."""
+    return [
+        f"data: the {DATA.get(part, part)} have SHA-256 {now[part][:16]}..., those of {where} {digest[:16]}..."
+        for part, digest in before.items()
+        if part in now and now[part] != digest
+    ]
+
+
+def check_data(before: Mapping[str, str] | None, now: Mapping[str, str], cure: str = SAME_DATA) -> None:
+    """Raise a ConfigError if the data `now` are not those of the run that is continued.
+
+    `before` is what its checkpoint holds; a checkpoint of an older version has nothing, and fits all data.
+    """
+    if faults := other_data(before or {}, now):
+        raise ConfigError([f"{fault} {cure}" for fault in faults])
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
 
 Standing = Literal["new", "cut off", "done"]
+#: What helps a sweep whose folder holds a run on other data.
+ANOTHER = "Choose another hydra.sweep.dir, or say where the same data lie with data_root= or task.root=."
+#: Digests of the data that finished jobs of this process are compared with, by the task's settings.
+_digests: dict[str, dict[str, str]] = {}
 #: Folders of jobs that have failed in this process's sweep: others with the same settings would fail as well.
 failed: set[Path] = set()
 
@@ -105,7 +109,7 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
     Raises
     ------
     ConfigError
-        If `folder` holds another configuration.
+        If `folder` holds another configuration, or the same one on other data.
     """
     from fedcross.conf.schema import load
     from fedcross.server.launch import SERVER_ENDS_S, launch, quote
@@ -119,6 +123,7 @@ def sweep_job(overrides: list[str], folder: Path) -> None:
         with claimed(folder):
             found, rounds = standing(folder, config)
             if found == "done":
+                _check_data(folder, config)
                 tell(f"Already finished, {counted(rounds, 'round')}: {folder}")
                 return
             if found == "cut off":
@@ -190,6 +195,37 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
         return "done", rounds
     on_disk = checkpoints.rounds()
     return ("cut off", on_disk[-1]) if on_disk else ("new", 0)
+
+
+def _check_data(folder: Path, config: RunConfig) -> None:
+    """Raise a ConfigError if the finished run in `folder` has learned from other data than those of `config`.
+
+    What one of both does not have is not compared: a run of an older version has no digests, the data of a finished run
+    may be gone, and where each machine has a folder of its own the server's may lie elsewhere.
+    """
+    import json
+
+    from fedcross.core.errors import DataError
+    from fedcross.engines.job import engine_of
+    from fedcross.server.identity import assigned, check_data
+    from fedcross.tasks.data import digests
+
+    try:
+        before = json.loads((folder / "result.json").read_text(encoding="utf-8")).get("data")
+    except (OSError, ValueError, AttributeError):
+        before = None
+    if not before or engine_of(config.module("engine")).CAPABILITIES.own_folders:
+        return
+    task = f"{config.modules['task']} {config.task.model_dump_json()}"
+    try:
+        if task not in _digests:
+            _digests[task] = digests(config.module("task").load(config.task))
+    except (DataError, OSError):
+        return
+    try:
+        check_data(before, _digests[task] | assigned(config), ANOTHER)
+    except ConfigError as error:
+        raise ConfigError([f"{folder}: a run of this configuration on other data is here.", *error.faults]) from error
 
 
 def _recorded(folder: Path) -> dict[str, Any]:

@@ -83,11 +83,12 @@ def launch(
     if config.resume is None and config.output and claim:
         refuse_used(Path(config.output).resolve())  # before the data are read
     places.check_record(config)
-    _check_model(config, _data(config))  # errors of data and model come before anything is written
+    data = _data(config)
+    _check_model(config, data)  # errors of data and model come before anything is written
     if config.resume is not None:
         folder = Path(config.resume).resolve()
         refuse_keys(folder, "resume")
-        _check_continued(config, folder)
+        _check_continued(config, folder, data)
     else:
         folder = Path(config.output or output).resolve()
         if numbered and not config.output and free(folder) != folder:
@@ -154,21 +155,22 @@ def _own_tests(config: RunConfig, data: FederatedData) -> list[str]:
     return [f"evaluate_local=true: {none}, so no local accuracy is measured."] if config.evaluate_local else []
 
 
-def _check_continued(config: RunConfig, folder: Path) -> None:
-    """Raise an error if `config` does not continue the run in `folder`; nothing there has been changed yet.
+def _check_continued(config: RunConfig, folder: Path, data: FederatedData) -> None:
+    """Raise an error if `config` on `data` does not continue the run in `folder`; nothing there has been changed yet.
 
     The session finds the same faults, but only after the settings in the folder have been written anew.
 
     Raises
     ------
     ConfigError
-        If `config` is another run's.
+        If `config` is another run's, or `data` are not those of the run.
     StorageError
         If no checkpoint can be used, or a folder has the name of a file that the run must write.
     """
     from fedcross.core.errors import StorageError
+    from fedcross.engines.job import engine_of
     from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.identity import check_continues
+    from fedcross.server.identity import check_continues, check_data, digests_of
 
     places = (folder, ".*"), (folder, "*.json*"), (folder, "*.safetensors*"), (folder / "checkpoints", "*")
     wrong = [path for place, names in places for path in place.glob(names) if path.is_dir() and path.name != ".hydra"]
@@ -176,6 +178,8 @@ def _check_continued(config: RunConfig, folder: Path) -> None:
         raise StorageError(f"{wrong[0]}: a folder, where the run keeps a file or nothing. Move it away.")
     done, _, identity = Checkpoints(folder).latest()
     check_continues(identity, config)
+    if "data" in identity and not engine_of(config.module("engine")).CAPABILITIES.own_folders:  # else the server's own
+        check_data(identity["data"], digests_of(config, data))
     if config.rounds < done:
         raise ConfigError(f"rounds={config.rounds}: the run in that folder has {done} already. Give {done} or more.")
     if config.rounds == done and not _evaluated(folder, done):

@@ -27,11 +27,15 @@ from fedcross.server.audit import Audit, Head
 from fedcross.server.checkpoint import Checkpoints, resume
 from fedcross.server.evaluation import Evaluator, across_clients
 from fedcross.server.identity import (
+    changes,
     check_base,
     check_continues,
+    check_data,
     describe,
     digest_of_settings,
+    digests_of,
     flatten,
+    rules_of,
     without_places,
 )
 from fedcross.server.loggers import open_logger
@@ -96,11 +100,16 @@ class Session:
         self._idle_told: set[str] = set()  # widths without accepted replies of which the log has said so
         self.done, self.run = 0, secrets.token_hex(8)
         self.described = describe(config)  # once: a record of visits that is repeated may be gone or grow meanwhile
+        self.data = digests_of(config, data)
+        self.changes: list[dict[str, Any]] = []
         state, head = None, None
         if config.resume is not None:
             self.done, state, identity = self.checkpoints.latest()
             check_continues(identity, config)
             check_base(identity, self.base)
+            check_data(identity.get("data"), self.data)
+            self.data = identity.get("data", {}) | self.data  # a server may have its test examples alone
+            self.changes = changes(identity, config, self.done)
             self.run, head = identity["run"], Head.of(identity.get("audit"))
         self.method: Method = kind(
             config.method, arrangements.federation_of(config, self.run, arrangements.networked(config, grid))
@@ -213,7 +222,7 @@ class Session:
 
     def _tell_end(self, result: dict[str, Any], last: int) -> None:
         if not result:
-            self._tell("run_stopped", {"run": self.run, "rounds": last})
+            self._tell("run_stopped", {"run": self.run, "rounds": max(last, self.done)})
             return
         scores = {name: result[name] for name in ("rounds", "final_accuracy", "best_accuracy")}
         trail = None if self.audit is None else self.audit.head.sha256
@@ -340,6 +349,8 @@ class Session:
                 "device": str(self.device),
                 "machine": machine.described(gpu_name(self.device)),
                 "defence": self.config.defence.model_dump() if self.config.defence.enabled else None,
+                **({"data": self.data} if self.data else {}),
+                **({"changes": self.changes} if self.changes else {}),
                 **self._privacy(),
                 "audit": None if self.audit is None else self.audit.head.plain(),
             },
@@ -363,7 +374,13 @@ class Session:
         return {"privacy": statement(self.config.privacy, self.request_log.counts)}
 
     def _identity(self) -> dict[str, Any]:
-        identity = {"run": self.run, "config": without_places(self.described), "module": self.config.modules["method"]}
+        settings, module = without_places(self.described), self.config.modules["method"]
+        identity: dict[str, Any] = {"run": self.run, "config": settings, "module": module}
+        identity["rules"] = rules_of(self.config)
+        if self.data:
+            identity["data"] = self.data
+        if self.changes:
+            identity["changes"] = self.changes
         if self.audit is not None:
             identity["audit"] = self.audit.head.plain()
         if self.method.plan is not None and self.method.plan.scaled:

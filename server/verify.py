@@ -45,11 +45,12 @@ class Verdict(Enum):
     EQUAL = "equal to the bit"
     WITHIN = "within the tolerance"
     DIFFERS = "DIFFERS"
+    UNCOMPARED = "NOT RUN AGAIN"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One round that was run again."""
+    """One round that was run again; or that was not, for the reason that `detail` tells."""
 
     record: str
     number: int
@@ -113,6 +114,9 @@ def _again(
     settings = [*overrides(record), f"rounds={max(told)}", "logger=none", "checkpoint.every=1"]
     if data_root is not None:
         settings.append(f"data_root={quote(str(data_root.resolve()))}")
+    if why := _unlike(record, settings):
+        yield Compared(record.name, min(told), Verdict.UNCOMPARED, why)
+        return
     repeated = (record / VISITS).exists()
     at_hand = {0} if repeated or _keeps_state(settings) else _checkpoints(record) | _checkpoints(run)
     for start, numbers in _chosen(at_hand, rounds, draw, sorted(told), sorted(digests)):
@@ -127,6 +131,29 @@ def _again(
             yield _compare(
                 record.name, number, told[number], new[number], digests.get(number), fresh[number], tolerance
             )
+
+
+def _unlike(record: Path, settings: list[str]) -> str:
+    """Return why a run with `settings` cannot repeat `record`; empty if it can.
+
+    The run changed settings on its way, or the data at hand are others.
+    """
+    from fedcross.conf.schema import load
+    from fedcross.server.identity import digests_of, other_data
+
+    try:
+        result = dict(json.loads((record / "result.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        result = {}
+    if changes := result.get("changes"):
+        names = ", ".join(sorted({str(one["setting"]) for one in changes}))
+        rounds = ", ".join(sorted({str(one["after"]) for one in changes}))
+        return f"changed on the way, after round {rounds}: {names}. The configuration has the last values alone."
+    if not (before := result.get("data")):  # a record of an older version
+        return ""
+    config = load(settings)
+    others = other_data(before, digests_of(config, config.load_data()), "the record")
+    return " ".join([*others, "Give --data-root with the record's data."]) if others else ""
 
 
 def _visits(record: Path, clock: str | None) -> list[str]:

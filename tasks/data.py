@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 
 import numpy as np
@@ -11,8 +14,11 @@ from torch import Tensor
 
 from fedcross.core.errors import DataError
 from fedcross.core.settings import Settings
-from fedcross.tasks.base import Partition, Task
+from fedcross.tasks.base import Examples, Partition, Task
 from fedcross.tasks.inputs import Inputs
+
+#: Bytes of an array that are digested at once, and of a larger array in all: blocks spread evenly over it.
+BLOCK, MOST_BYTES = 1 << 22, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,11 @@ class FederatedData:
 
     task: Task
     partition: Partition
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """What :func:`digests` returns for the task; computed once."""
+        return digests(self.task)
 
     @property
     def central(self) -> Tensor:
@@ -108,6 +119,40 @@ class FederatedData:
         if self.partition.transform is not None:
             raw = self.partition.transform(index, raw)
         return self.task.prepare(raw).to(device), torch.from_numpy(self.task.test.y[indices]).to(device)
+
+
+def digests(task: Task) -> dict[str, str]:
+    """Return the SHA-256 of the ``train`` and ``test`` examples of `task`; what this process does not have is left out.
+
+    Covered are the raw inputs, the labels and the owners of the examples that the settings leave: their types, shapes
+    and bytes, in their order. Of an array of more than :data:`MOST_BYTES` every n-th block counts, and of inputs that
+    are no array (a task of one's own that reads them when they are asked for) the type alone. Names of labels, columns
+    and owners do not count, and nothing of where the files lie.
+    """
+    parts = {"train": task.train, "test": task.test}
+    return {part: _digest(examples) for part, examples in parts.items() if len(examples)}
+
+
+def _digest(examples: Examples) -> str:
+    digest = hashlib.sha256()
+    for array in (examples.x, examples.y, examples.users):
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+            digest.update(type(array).__name__.encode())
+            continue
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        for block in _blocks(array):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(array: np.ndarray) -> Iterator[memoryview]:
+    """Yield the bytes of `array`, block by block, without a copy of the whole."""
+    if not array.nbytes:
+        return
+    rows = max(1, BLOCK // max(1, array.nbytes // len(array)))
+    starts = range(0, len(array), rows)
+    for start in starts[:: -(-array.nbytes // MOST_BYTES)]:
+        yield np.ascontiguousarray(array[start : start + rows]).reshape(-1).view(np.uint8).data
 
 
 _loaded: dict[str, FederatedData] = {}

@@ -94,4 +94,4 @@ def _verify(arguments: Sequence[str]) -> int:
     )
     for one in found:
         print(f"{one.record}  round {one.number}  {one.verdict.value}  {one.detail}")
-    return int(any(one.verdict is Verdict.DIFFERS for one in found))
+    return int(any(one.verdict in (Verdict.DIFFERS, Verdict.UNCOMPARED) for one in found))

@@ -104,6 +104,46 @@ def test_replays_of_several_records_are_runs_of_their_own(tmp_path: Path):
     ]  # fmt: skip
 
 
+def told(folder: Path, **data: str) -> None:
+    """Let the result in `folder` say the digests of its data."""
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"data": data}))
+
+
+def test_runs_on_several_data_sets_are_problems_of_their_own(tmp_path: Path):
+    """Also where their seeds differ; the same data, and results that say nothing of theirs, change no label."""
+    for name, seed, where in (("a", 1, "cpu"), ("same", 1, "cpu"), ("b", 1, "cpu"), ("c", 2, "cuda")):
+        write_run(tmp_path / name, [0.1], config("fedavg", seed, 1, device=where))
+        told(tmp_path / name, train=f"{name[0] * 64}" if name != "same" else "a" * 64, test="e" * 64)
+    write_run(tmp_path / "older", [0.1], config("fedavg", 3, 1))
+    groups, notes = group_runs(load_runs([tmp_path]).runs)
+    labels = ["fedavg", "fedavg (data=aaaaaa-eeeeee)", "fedavg (data=bbbbbb-eeeeee)", "fedavg (data=cccccc-eeeeee)"]
+    assert sorted(group.label for group in groups) == labels
+    assert {group.problem.partition("beta=1.0")[2] for group in groups} == {
+        "", *(f", data {one}-eeeeee" for one in ("aaaaaa", "bbbbbb", "cccccc")),
+    }  # fmt: skip
+    assert [note.split(":")[1] for note in notes] == [f" same configuration and seed as {tmp_path / 'same'}"]
+    ((group,), notes) = group_runs(load_runs([tmp_path / "a", tmp_path / "older"]).runs)
+    assert (group.label, len(group.runs), notes) == ("fedavg", 2, [])
+
+
+def test_a_run_whose_settings_changed_is_none_that_had_the_last_ones(tmp_path: Path):
+    for name in ("whole", "changed"):
+        write_run(tmp_path / name, [0.1, 0.2], config("fedcross", 1, 2))
+    file = tmp_path / "changed" / "result.json"
+    change = {"after": 1, "setting": "clients_per_round", "from": 5, "to": 10}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"changes": [change]}))
+    loaded = load_runs([tmp_path])
+    assert loaded.notes == [
+        f"{tmp_path / 'changed'}: its settings changed on the way: clients_per_round 5 to round 1, then 10"
+    ]
+    groups, notes = group_runs(loaded.runs)
+    assert sorted(group.label for group in groups) == [
+        "fedcross", "fedcross changed=clients_per_round 5 to round 1, then 10",
+    ]  # fmt: skip
+    assert notes == []
+
+
 def test_engines_are_compared_where_the_same_seed_ran_on_both(tmp_path: Path):
     found, notes = groups_of(tmp_path, config("fedavg", 1, 2), config("fedavg", 1, 2, engine={"name": "ray"}))
     assert [group.label for group in found] == ["fedavg engine=local", "fedavg engine=ray"]

@@ -74,6 +74,35 @@ def test_replays_of_several_records_have_records_of_their_own(tmp_path, capsys):
     assert f"{one}: this record of {tmp_path / 'c'} is replaced by that of {tmp_path / 'd'}:" in second
 
 
+def test_runs_on_several_data_sets_have_records_of_their_own(tmp_path, capsys):
+    """Each replaces its own; a record of an older version, which does not say its data, is replaced as before."""
+    for name in ("a", "b"):
+        result = json.loads((run(tmp_path / name, [0.1]) / "result.json").read_text())
+        (tmp_path / name / "result.json").write_text(json.dumps(result | {"data": {"train": name * 64}}))
+    older = run(tmp_path / "older", [0.1])
+    home = tmp_path / "results"
+    a, b = (record([tmp_path / name], "n", home)[0] for name in "ab")
+    assert a != b
+    assert record([tmp_path / "b", tmp_path / "a"], "n", home) == sorted([a, b])
+    assert record([older], "n", home) == [a]
+    assert record([tmp_path / "b"], "n", home) == [b]
+    assert record([tmp_path / "a"], "n", home) == [a]
+    assert len(record([tmp_path / "b", tmp_path / "a"], "other", home)) == 2
+    assert len(group_runs(load_runs([home / "n"]).runs)[0]) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_whose_settings_changed_has_a_record_of_its_own_and_a_line_says_so(tmp_path, capsys):
+    changed = run(tmp_path / "changed", [0.2])
+    result = json.loads((changed / "result.json").read_text())
+    change = {"after": 1, "setting": "clients_per_round", "from": 5, "to": 10}
+    (changed / "result.json").write_text(json.dumps(result | {"changes": [change]}))
+    assert len(record([run(tmp_path / "whole", [0.1]), changed], "n", tmp_path / "results")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{changed}: its settings changed on the way" in line
+    assert "clients_per_round 5 to round 1, then 10" in line
+
+
 def test_places_become_neutral():
     was = {
         "data_root": "/a/b",

@@ -205,6 +205,14 @@ def test_advice_can_be_pasted_whatever_the_folder_is_called(tmp_path: Path, name
     assert shlex.split(anew(folder))[:2] == ["remove", str(folder)]
 
 
+def test_a_run_that_is_past_stop_at_does_not_say_that_it_stopped_there(tmp_path: Path) -> None:
+    assert ending({}, tmp_path, 5, 3).startswith(
+        "Nothing was trained: the run has 5 rounds, more than stop_at=3. To go on"
+    )
+    for begun, stop_at in ((0, 3), (2, 3), (3, 3), (0, None)):
+        assert ending({}, tmp_path, begun, stop_at).startswith("Stopped at the round of stop_at. To go on: ")
+
+
 def test_the_parent_of_a_run_is_refused_before_anything_is_written(finished: Path, capsys) -> None:
     before = files(finished.parent)
     assert main([*SMALL, "method=fedavg", "rounds=2", f"output={finished.parent}"]) == 2

@@ -12,8 +12,9 @@ from fedcross.client.app import app as client_app
 from fedcross.conf.later import LATER
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import across_clients
-from fedcross.server.identity import check_continues, check_same, describe, flatten
+from fedcross.server.identity import changes, check_continues, check_same, describe, flatten
 from fedcross.tasks.scoring import Score
 from tests.support.federation import run, same, session
 from tests.support.slices import POOL
@@ -85,6 +86,50 @@ def test_resume_with_another_configuration_names_the_differing_settings(tmp_path
     with pytest.raises(ConfigError) as caught:
         session(tmp_path, "rounds=2", "method.alpha=0.7", "train.lr=0.3", f"resume={tmp_path}")
     assert [fault.split(":")[0] for fault in caught.value.faults] == ["method.alpha", "train.lr"]
+
+
+def test_a_server_refuses_to_go_on_with_other_data(monkeypatch, tmp_path):
+    """Also where no command has compared them before. It keeps what it has not itself, and fits older checkpoints."""
+    resume = f"resume={tmp_path}"
+    run(tmp_path, "rounds=2", "stop_at=1")
+    identity = Checkpoints(tmp_path).identity()
+    monkeypatch.setattr("fedcross.server.session.digests_of", lambda *_: {"train": "0" * 64})
+    with pytest.raises(ConfigError, match="training examples have SHA-256 0000000000000000"):
+        session(tmp_path, "rounds=2", resume)
+    monkeypatch.setattr("fedcross.server.session.digests_of", lambda *_: {})
+    assert session(tmp_path, "rounds=2", resume).data == identity["data"]
+    monkeypatch.setattr(Checkpoints, "latest", lambda one, real=Checkpoints.latest: without_data(*real(one)))
+    assert session(tmp_path, "rounds=2", resume).data == {}
+
+
+def without_data(done, state, identity):
+    return done, state, {name: value for name, value in identity.items() if name != "data"}
+
+
+def test_a_run_keeps_what_it_changed_on_its_way(tmp_path):
+    """Also over a further resume. What changes no result is not kept."""
+    resume = f"resume={tmp_path}"
+    run(tmp_path, "rounds=4", "stop_at=1")
+    more = ("rounds=4", resume, "clients_per_round=4", "method.diagnostics_every=2", "federation.min_replies=2")
+    run(tmp_path, *more, "stop_at=2")
+    told = [
+        {"after": 1, "setting": "clients_per_round", "from": 3, "to": 4},
+        {"after": 1, "setting": "federation.min_replies", "from": 1, "to": 2},
+    ]
+    assert run(tmp_path, *more, "stop_at=3").changes == told
+    run(tmp_path, "rounds=4", resume, "clients_per_round=4")
+    told.append({"after": 3, "setting": "federation.min_replies", "from": 2, "to": 1})
+    assert json.loads((tmp_path / "result.json").read_text())["changes"] == told
+    run(tmp_path / "plain", "rounds=1")
+    assert "changes" not in json.loads((tmp_path / "plain" / "result.json").read_text())
+
+
+def test_a_checkpoint_of_an_older_version_says_no_rules():
+    config = load(["task=digits", "federation.min_replies=2"])
+    assert changes({"config": describe(config)}, config, 3) == []
+    assert changes({"config": describe(config), "rules": {}}, config, 3) == [
+        {"after": 3, "setting": "federation.min_replies", "from": 1, "to": 2}
+    ]
 
 
 def test_a_setting_that_had_its_default_is_shown_with_it():

@@ -108,6 +108,29 @@ def test_a_record_that_tells_other_numbers_is_refused(results, tmp_path, capsys)
     assert "DIFFERS" in capsys.readouterr().out
 
 
+def test_a_record_of_other_data_is_not_run_again(results, tmp_path, capsys):
+    home = edited(results, tmp_path)
+    (run,) = home.iterdir()
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"data": {**result["data"], "train": "0" * 64}}))
+    assert main(["record", "verify", "small", "--results", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "NOT RUN AGAIN  data: the training examples have SHA-256" in said
+    assert "those of the record 0000000000000000..." in said
+    assert "DIFFERS" not in said
+
+
+def test_a_record_whose_settings_changed_is_not_run_again(results, tmp_path):
+    home = edited(results, tmp_path)
+    (run,) = home.iterdir()
+    result = json.loads((run / "result.json").read_text())
+    changes = [{"after": 2, "setting": "clients_per_round", "from": 3, "to": 2}]
+    (run / "result.json").write_text(json.dumps(result | {"changes": changes}))
+    (found,) = verify(home, rounds=2, seed=0, tolerance=0.0)
+    assert found.verdict is Verdict.UNCOMPARED
+    assert "changed on the way, after round 2: clients_per_round" in found.detail
+
+
 @pytest.mark.slow
 def test_another_processor_may_differ_by_the_tolerance(results, tmp_path):
     home = edited(results, tmp_path, digests=lambda text: text.replace('"digest": "', '"digest": "0'))
