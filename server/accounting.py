@@ -54,7 +54,7 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
         **({"width_replies": dict(replies)} if replies else {}),
         "bytes_total": sum(entry["bytes_down"] + entry["bytes_up"] for entry in lines),
         "seconds_total": sum(entry["seconds"] for entry in lines),
-        "versions": {name: version(name) for name in ("flwr", "torch", "numpy")},
+        "versions": versions(),
         "commit": commit(),
     }
 
@@ -87,6 +87,11 @@ def refuse_idle(
             f"{len(lines)} rounds and not one accepted reply ({why or 'no answer'}): nothing was trained. "
             f"{cure} and {anew}."
         )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that decide what a run computes."""
+    return {name: version(name) for name in ("flwr", "torch", "numpy")}
 
 
 def commit() -> str | None:
