@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedcross.analysis.agreement import missing, result_fault
 from fedcross.analysis.groups import VISITS
 from fedcross.analysis.runs import WIDTHS, Curve, Run
 from fedcross.conf.later import LATER
@@ -167,6 +168,8 @@ def load_run(folder: Path, until: int | None = None, every: int | None = None) -
         raise BadRunError("no round was evaluated")
     settings |= _read_visits(folder, settings)
     result = _read_result(folder)
+    if fault := result_fault(result, settings, columns, folder):
+        raise BadRunError(fault)
     done, planned = int(columns["round"][-1]), settings.get("rounds")
     if not result:
         of = f" of {planned}" if planned else ""
@@ -174,9 +177,13 @@ def load_run(folder: Path, until: int | None = None, every: int | None = None) -
         note = f"{reason}, {note}" if note else reason
     elif isinstance(planned, int) and done < planned:
         note = f"unfinished, {done} of {planned} rounds"
+        if isinstance(ended := result.get("rounds"), int) and ended > done:
+            note = f"{note}, and result.json is of {ended}"
     run = Run(folder, settings, columns, result, note)
     if until is not None:
         run = run.until(until)
+    if gap := missing(run.columns):
+        run = replace(run, note=f"{run.note}, {gap}" if run.note else gap)
     if every is not None:
         try:
             run = run.every(every)

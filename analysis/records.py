@@ -55,24 +55,33 @@ def record(
 ) -> list[Path]:
     """Copy the records of all finished runs below `folders` into ``results/name`` and return their folders.
 
-    Existing records stay, except that a new record replaces one of the same configuration and seed (with ``clock=real``
-    or ``replay``, of the same visits too); a line says so if that was another run's. A record takes `checkpoints` of
-    its run's checkpoints along, spread over the run: ``fedcross record verify`` starts from them.
+    A line says which runs are left out, and why. Existing records stay, except that a new record replaces one of the
+    same configuration and seed (with ``clock=real`` or ``replay``, of the same visits too); a line says so if that was
+    another run's. A record takes `checkpoints` of its run's checkpoints along, spread over the run: ``fedcross record
+    verify`` starts from them.
 
     Raises
     ------
     ConfigError
         If `name` is not a plain name, or the records would take more than `limit_mb`.
     DataError
-        If there is no finished run.
+        If there is no finished run whose files are all of one run.
     StorageError
         If `results` cannot be written.
     """
+    from fedcross.analysis.agreement import digest_fault
     from fedcross.analysis.loading import load_runs
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: small letters, digits, and _.- only. Choose another name.")
-    found = [(run.path, _texts(run.path)) for run in load_runs(folders).runs]
+    loaded = load_runs(folders)
+    faults = {run.path: fault for run in loaded.runs if (fault := digest_fault(run.path, DIGESTS))}
+    notes = [*loaded.notes, *(f"left out {path}: {fault}" for path, fault in faults.items())]
+    if len(faults) == len(loaded.runs):
+        raise DataError(f"{name}: no run that can be recorded." + "".join(f"\n  {note}" for note in notes))
+    for note in notes:
+        say(note, "WARNING")
+    found = [(run.path, _texts(run.path)) for run in loaded.runs if run.path not in faults]
     home = results / name
     new = {
         home / _folder_name(texts): {name: text.encode() for name, text in texts.items()} | _chosen(run, checkpoints)
@@ -345,4 +354,8 @@ def _provenance(results: Sequence[Mapping[str, Any]]) -> str:
         return ", ".join(sorted(values)).replace('"', "").replace("{", "").replace("}", "")
 
     fields = ("engine", "device", "machine", "versions", "commit")
-    return f"{len(results)} run{'s' if len(results) > 1 else ''}. " + "; ".join(f"{name}: {values_of(name)}" for name in fields) + ".\n"
+    return (
+        f"{len(results)} run{'s' if len(results) > 1 else ''}. "
+        + "; ".join(f"{name}: {values_of(name)}" for name in fields)
+        + ".\n"
+    )
