@@ -71,4 +71,8 @@ def ending(result: Mapping[str, Any], folder: Path) -> str:
         return f"Stopped at the round of stop_at. To go on: fedcross resume={shown(folder)} stop_at=null"
     accuracy = result.get("final_accuracy")
     told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
-    return f"Finished: {counted(result['rounds'], 'round')}{told}"
+    lost = result.get("rounds_missing")
+    missing = (
+        f". Of {counted(lost, 'round')} the line in metrics.jsonl is missing: sums and means lack it" if lost else ""
+    )
+    return f"Finished: {counted(result['rounds'], 'round')}{told}{missing}"

@@ -49,6 +49,17 @@ def test_replies_by_width_are_summed_and_a_width_that_never_went_out_has_none():
     assert "width_replies" not in result([entry(1)], {})
 
 
+def test_lost_lines_are_counted_and_the_last_evaluation_stands_for_the_last_of_them():
+    lines = [entry(1, 0.2) | {"width_accuracy": {"1": 0.2}}, entry(3, 0.4)]
+    gap = result(lines, {}, Score(0.9, 1.0, ()), 3)
+    assert (gap["rounds"], gap["rounds_missing"], gap["final_accuracy"]) == (3, 1, 0.4)
+    cut = result(lines, {}, Score(0.9, 1.0, ()), 8, {"1": 0.9})
+    assert (cut["rounds"], cut["rounds_missing"], cut["final_accuracy"], cut["best_accuracy"]) == (8, 6, 0.9, 0.9)
+    assert cut["width_accuracy"] == {"1": 0.9}
+    assert result([], {}, Score(0.9, 1.0, ()), 2)["final_accuracy"] == 0.9
+    assert "rounds_missing" not in result([entry(1)], {}, Score(0.9, 1.0, ()), 1)
+
+
 def test_a_continued_ledger_drops_later_and_broken_lines(tmp_path):
     ledger = Ledger(tmp_path)
     for number in (1, 2, 3):
