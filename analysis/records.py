@@ -58,7 +58,7 @@ def record(
     A line says which runs are left out, and why. Existing records stay, except that a new record replaces one of the
     same configuration and seed (with ``clock=real`` or ``replay``, of the same visits too); a line says so if that was
     another run's. A record takes `checkpoints` of its run's checkpoints along, spread over the run: ``fedcross record
-    verify`` starts from them.
+    verify`` starts from them. With none, a record of the same run keeps those that it has; a line names those that go.
 
     Raises
     ------
@@ -87,6 +87,9 @@ def record(
         home / _folder_name(texts): {name: text.encode() for name, text in texts.items()} | _chosen(run, checkpoints)
         for run, texts in found
     }
+    dropped: list[str] = []
+    for folder, files in new.items():
+        dropped += _carry(folder, files, checkpoints)
     kept = sum(p.stat().st_size for p in home.rglob("*") if p.is_file() and not set(p.parents) & new.keys())
     size = kept + sum(len(data) for files in new.values() for data in files.values())
     if size > limit_mb * 1e6:
@@ -95,6 +98,8 @@ def record(
             "written. Record fewer runs, spread them over several names, or raise --limit-mb."
         )
     _tell_replaced(home, found)
+    for told in dropped:
+        say(told, "WARNING")
     try:
         for folder, files in new.items():
             shutil.rmtree(folder, ignore_errors=True)
@@ -159,6 +164,27 @@ def _chosen(run: Path, count: int) -> dict[str, bytes]:
     files = sorted((run / "checkpoints").glob("round-*.safetensors"))[:-1]
     places = sorted({round(i * (len(files) - 1) / max(count - 1, 1)) for i in range(count)}) if files else []
     return {f"checkpoints/{files[i].name}": files[i].read_bytes() for i in places}
+
+
+def _carry(folder: Path, files: dict[str, bytes], asked: int) -> list[str]:
+    """Add the checkpoints that the record in `folder` has of the same run to `files`, unless others are `asked` for.
+
+    Returns
+    -------
+    list of str
+        A sentence on those that the record loses; none if it loses none.
+    """
+    try:
+        same = (folder / "metrics.jsonl").read_bytes() == files["metrics.jsonl"]
+    except OSError:
+        return []
+    had = {f"checkpoints/{path.name}": path for path in sorted((folder / "checkpoints").glob("round-*.safetensors"))}
+    if same and not asked:
+        files |= {name: path.read_bytes() for name, path in had.items()}
+    if not (lost := [Path(name).stem for name in had if name not in files]):
+        return []
+    why = "others were asked for" if same else "they are of the record that is replaced"
+    return [f"{folder}: its checkpoints {', '.join(lost)} are removed: {why}."]
 
 
 def _folder_name(files: Mapping[str, str]) -> str:
