@@ -84,12 +84,12 @@ def verify(
     data_root : Path, optional
         Where the data sets lie.
     run : Path, optional
-        A run's folder whose checkpoints are used too.
+        The folder of the run of a record, whose checkpoints are used too.
 
     Raises
     ------
     DataError
-        If there is no record.
+        If there is no record, or `run` has no checkpoint or is the run of none.
 
     Notes
     -----
@@ -103,12 +103,40 @@ def verify(
     records = sorted(path.parent for path in [*home.glob("metrics.jsonl"), *home.glob("*/metrics.jsonl")])
     if not records:
         raise DataError(f"{home}: no records. `ls {home.parent}` lists the names.")
+    own = records if run is None else _records_of(run, records)
     found = []
     for index, record in enumerate(records):
         draw = stream(seed, "verify", index)
         with tempfile.TemporaryDirectory(prefix="fedcross-verify-") as place:
-            found += list(_again(record, rounds, draw, tolerance, data_root, run, Path(place)))
+            its = run if record in own else None
+            found += list(_again(record, rounds, draw, tolerance, data_root, its, Path(place)))
     return found
+
+
+def _records_of(run: Path, records: list[Path]) -> list[Path]:
+    """Return those of `records` that have the losses and accuracies of the run in the folder `run`.
+
+    Raises
+    ------
+    DataError
+        If the folder has no checkpoint, or is the run of none of them.
+    """
+    if not Checkpoints(run).rounds():
+        raise DataError(f"--run {run}: no checkpoint in such a folder. Give that of the recorded run, or leave it out.")
+    had = {line["round"]: line for line in _lines(run / "metrics.jsonl", whole=False)}
+
+    def same(record: Path) -> bool:
+        told = {line["round"]: line for line in _lines(record / "metrics.jsonl")}
+        apart = [one for number in told.keys() & had.keys() for one in _differences(told[number], had[number])]
+        return bool(apart) and all(one.size <= ROUNDED for one in apart)
+
+    if not (own := [record for record in records if same(record)]):
+        raise DataError(
+            f"--run {run}: another run, for its losses and accuracies are not those of "
+            f"{' or '.join(record.name for record in records[:3])}{' or ...' if len(records) > 3 else ''}. Give the "
+            "folder of the recorded run, or leave it out."
+        )
+    return own
 
 
 def _again(

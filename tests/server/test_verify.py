@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -88,8 +89,6 @@ def test_a_run_on_the_real_clock_is_repeated_by_the_visits_in_its_record(replaye
 
 def edited(results, tmp_path, **files):
     """A copy of the records with `files` (name without suffix -> function of its text) changed."""
-    import shutil
-
     home = tmp_path / "small"
     shutil.copytree(results / "small", home)
     for name, change in files.items():
@@ -119,6 +118,22 @@ def test_a_record_that_tells_other_numbers_is_refused(results, tmp_path, capsys)
     edited(results, tmp_path, digests=lambda text: text.replace('"digest": "', '"digest": "0'), metrics=worse)
     assert main(["record", "verify", "small", "--results", str(tmp_path), "--rounds", "1"]) == 1
     assert "DIFFERS" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_runs_own_folder_is_of_use_and_no_other(results, tmp_path):
+    """Another run's would start from another model; a record beside it does without."""
+    home, run = edited(results, tmp_path), results.parent / "run"
+    (recorded,) = home.iterdir()
+    shutil.rmtree(recorded / "checkpoints")
+    launch([*SETTINGS, "rounds=2", "seed=9", "checkpoint.milestone=1"], tmp_path / "other")
+    record([tmp_path / "other"], "small", tmp_path)
+    found = verify(home, rounds=3, seed=0, tolerance=0.0, run=run)
+    assert {one.verdict for one in found} == {Verdict.EQUAL}
+    assert max(one.number for one in found if one.record == recorded.name) > 3
+    for wrong, why in ((tmp_path / "other", "another run, for its losses"), (tmp_path / "none", "no checkpoint in")):
+        with pytest.raises(DataError, match=f"--run {wrong}: {why}.*Give .* of the recorded run"):
+            verify(recorded, rounds=1, seed=0, tolerance=0.0, run=wrong)
 
 
 def told_by(home, **fields):
@@ -200,8 +215,6 @@ def test_a_gpu_and_an_asynchronous_run_may_have_another_digest_on_the_same_machi
 
 @pytest.mark.slow
 def test_a_record_without_digests_and_checkpoints_starts_at_the_first_round(results, tmp_path):
-    import shutil
-
     home = edited(results, tmp_path)
     (run,) = home.iterdir()
     shutil.rmtree(run / "checkpoints")
