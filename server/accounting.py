@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from flwr.common.logger import log
 
-from fedcross.core.errors import FederationError, StorageError, remedy
+from fedcross.core.errors import FederationError, StorageError, counted, remedy
 from fedcross.core.private_files import open_own
 from fedcross.core.private_files import write_atomically as write_atomically
 from fedcross.core.replacing import sync_folder as sync_folder
@@ -99,7 +99,7 @@ def refuse_idle(
                 "federation.deadline_s, or look at the clients' own logs,"
             )
         raise FederationError(
-            f"{len(lines)} rounds and not one accepted reply ({why or 'no answer'}): nothing was trained. "
+            f"{counted(len(lines), 'round')} and not one accepted reply ({why or 'no answer'}): nothing was trained. "
             f"{cure} and {anew}."
         )
 

@@ -143,6 +143,7 @@ def _again(
     record: Path, rounds: int, draw: Generator, tolerance: float, data_root: Path | None, run: Path | None, place: Path
 ) -> Iterator[Compared]:
     from fedcross.conf.schema import load
+    from fedcross.server.app import untold
     from fedcross.server.launch import launch
 
     told = {line["round"]: line for line in _lines(record / "metrics.jsonl")}
@@ -159,7 +160,8 @@ def _again(
         if start:
             _prepare(folder, record, run, start, settings)
         more = [f"resume={quote(str(folder))}"] if start else [f"output={quote(str(folder))}"]
-        launch([*settings, *more, f"stop_at={max(numbers)}"], folder)
+        with untold():  # the folder is thrown away
+            launch([*settings, *more, f"stop_at={max(numbers)}"], folder)
         new = {line["round"]: line for line in _lines(folder / "metrics.jsonl")}
         fresh = {line["round"]: line["digest"] for line in _lines(folder / DIGESTS)}
         for number in numbers:

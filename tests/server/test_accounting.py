@@ -133,10 +133,12 @@ def test_a_run_is_idle_if_slots_were_lost_and_no_reply_was_accepted():
     refuse_idle(idle(clients=2, dropped=8, bytes_up=39504, train_loss=2.1))
     refuse_idle(idle(clients=0, dropped=0))  # nobody was to be asked
     for asked in (0, 3, 6):
-        with pytest.raises(FederationError, match=r"not one accepted reply \(no answer\).*Raise clock\.deadline_s"):
+        with pytest.raises(
+            FederationError, match=r"^1 round and not one accepted reply \(no answer\).*Raise clock\.deadline_s"
+        ):
             refuse_idle(idle(clients=asked, dropped=3))
-    with pytest.raises(FederationError, match=r"non_finite 3.*The warnings above say"):
-        refuse_idle(idle(clients=3, dropped=3, rejected={"non_finite": 3}))
+    with pytest.raises(FederationError, match=r"^2 rounds and .*non_finite 6.*The warnings above say"):
+        refuse_idle(2 * idle(clients=3, dropped=3, rejected={"non_finite": 3}))
 
 
 def test_a_replay_without_an_accepted_visit_blames_its_record():

@@ -98,7 +98,8 @@ def edited(results, tmp_path, **files):
 
 
 @pytest.mark.slow
-def test_rounds_from_the_start_and_from_checkpoints_are_equal_to_the_bit(results, caplog):
+def test_rounds_from_the_start_and_from_checkpoints_are_equal_to_the_bit(results, caplog, capsys):
+    """Nobody is advised to go on with the folders, which are gone at the end."""
     (home,) = (results / "small").iterdir()
     assert sorted(file.name for file in (home / "checkpoints").iterdir()) == [
         "round-000002.safetensors", "round-000005.safetensors",
@@ -107,6 +108,10 @@ def test_rounds_from_the_start_and_from_checkpoints_are_equal_to_the_bit(results
     assert "missing" not in caplog.text
     assert [one.verdict for one in found] == [Verdict.EQUAL] * 5
     assert {one.number for one in found} == {1, 2, 3, 4, 6}
+    said = "".join(capsys.readouterr())
+    assert "Reading digits" in said
+    assert "To go on" not in said
+    assert "Finished" not in said
 
 
 @pytest.mark.slow
