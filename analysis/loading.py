@@ -11,16 +11,18 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedcross.analysis.agreement import missing, result_fault
 from fedcross.analysis.groups import CHANGES, DATA, VISITS
 from fedcross.analysis.runs import WIDTHS, Curve, Run
 from fedcross.conf.later import LATER
 from fedcross.core.errors import DataError
+from fedcross.core.overrides import shown
 
 
 class BadRunError(Exception):
@@ -187,17 +189,24 @@ def load_run(folder: Path, until: int | None = None, every: int | None = None) -
         raise BadRunError("no round was evaluated")
     settings |= _read_visits(folder, settings)
     result = _read_result(folder)
+    if fault := result_fault(result, settings, columns, folder):
+        raise BadRunError(fault)
     settings |= _read_data(result) | _read_changes(result)
     done, planned = int(columns["round"][-1]), settings.get("rounds")
     if not result:
         of = f" of {planned}" if planned else ""
-        reason = "result.json is damaged" if (folder / "result.json").exists() else f"unfinished, {done}{of} rounds"
+        unended = f"unfinished, {done}{of} rounds" + (" but no result.json" if done == planned else "")
+        reason = "result.json is damaged" if (folder / "result.json").exists() else unended
         note = f"{reason}, {note}" if note else reason
     elif isinstance(planned, int) and done < planned:
         note = f"unfinished, {done} of {planned} rounds"
+        if isinstance(ended := result.get("rounds"), int) and ended > done:
+            note = f"{note}, and result.json is of {ended}"
     run = Run(folder, settings, columns, result, note)
     if until is not None:
         run = run.until(until)
+    if gap := missing(run.columns):
+        run = replace(run, note=f"{run.note}, {gap}" if run.note else gap)
     if every is not None:
         try:
             run = run.every(every)
@@ -225,6 +234,12 @@ def run_folders(paths: Iterable[str | Path]) -> list[Path]:
     return sorted(found)
 
 
+def _stopped(run: Run) -> bool:
+    """Return whether `run`, which is not finished, can be continued."""
+    ended = bool(run.result) and "unfinished" not in run.note
+    return not ended and any((run.path / "checkpoints").glob("round-*.safetensors"))
+
+
 def load_runs(
     paths: Sequence[str | Path], unfinished: bool = False, until: int | None = None, every: int | None = None
 ) -> Loaded:
@@ -249,6 +264,7 @@ def load_runs(
     """
     runs: list[Run] = []
     notes: list[str] = []
+    waiting: list[Run] = []
     for folder in run_folders(paths):
         try:
             run = load_run(folder, until, every)
@@ -260,9 +276,19 @@ def load_runs(
             if CHANGES in run.settings:
                 notes.append(f"{folder}: its settings changed on the way: {run.settings[CHANGES]}")
         if not run.finished:
+            waiting += [] if unfinished else [run]
             notes.append(f"{'counted as it is' if unfinished else 'left out'} {folder}: {run.note}")
     if not runs:
         where = ", ".join(map(str, paths))
         detail = "".join(f"\n  {note}" for note in notes)
-        raise DataError(f"{where}: no finished run. Give a folder that `fedcross` has written to.{detail}")
+        cures = []
+        if stopped := [run.path for run in waiting if _stopped(run)]:
+            cures.append(
+                f"To finish one: fedcross resume={shown(stopped[0])}, with rounds=N to end it at round N, one that it "
+                "has reached or a later one."
+            )
+        if waiting:
+            cures.append("fedcross report --unfinished counts all as they are.")
+        cure = " ".join(cures) or "Give a folder that `fedcross` has written to."
+        raise DataError(f"{where}: no finished run. {cure}{detail}")
     return Loaded(runs, notes)

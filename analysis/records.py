@@ -57,32 +57,43 @@ def record(
 ) -> list[Path]:
     """Copy the records of all finished runs below `folders` into ``results/name`` and return their folders.
 
-    Existing records stay, except that a new record replaces one of the same configuration and seed (with ``clock=real``
-    or ``replay``, of the same visits too), unless both say that they are of different data; a line says so if that was
-    another run's. A record takes `checkpoints` of
-    its run's checkpoints along, spread over the run: ``fedcross record verify`` starts from them.
+    A line says which runs are left out, and why. Existing records stay, except that a new record replaces one of the
+    same configuration and seed (with ``clock=real`` or ``replay``, of the same visits too), unless both say that they
+    are of different data; a line says so if that was another run's. A record takes `checkpoints` of its run's
+    checkpoints along, spread over the run: ``fedcross record verify`` starts from them. With none, a record of the same
+    run keeps those that it has; a line names those that go.
 
     Raises
     ------
     ConfigError
         If `name` is not a plain name, or the records would take more than `limit_mb`.
     DataError
-        If there is no finished run.
+        If there is no finished run whose files are all of one run.
     StorageError
         If `results` cannot be written.
     """
+    from fedcross.analysis.agreement import digest_fault
     from fedcross.analysis.loading import load_runs
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: small letters, digits, and _.- only. Choose another name.")
-    runs = load_runs(folders).runs
-    found = [(run.path, _texts(run.path)) for run in runs]
+    loaded = load_runs(folders)
+    faults = {run.path: fault for run in loaded.runs if (fault := digest_fault(run.path, DIGESTS))}
+    notes = [*loaded.notes, *(f"left out {path}: {fault}" for path, fault in faults.items())]
+    if len(faults) == len(loaded.runs):
+        raise DataError(f"{name}: no run that can be recorded." + "".join(f"\n  {note}" for note in notes))
+    for note in notes:
+        say(note, "WARNING")
+    found = [(run.path, _texts(run.path)) for run in loaded.runs if run.path not in faults]
     home = results / name
     places = _places(home, [texts for _, texts in found])
     new = {
         place: {name: text.encode() for name, text in texts.items()} | _chosen(run, checkpoints)
         for place, (run, texts) in zip(places, found, strict=True)
     }
+    dropped: list[str] = []
+    for folder, files in new.items():
+        dropped += _carry(folder, files, checkpoints)
     kept = sum(p.stat().st_size for p in home.rglob("*") if p.is_file() and not set(p.parents) & new.keys())
     size = kept + sum(len(data) for files in new.values() for data in files.values())
     if size > limit_mb * 1e6:
@@ -91,7 +102,9 @@ def record(
             "written. Record fewer runs, spread them over several names, or raise --limit-mb."
         )
     _tell_replaced(places, found)
-    _tell_changed(runs)
+    _tell_changed([run for run in loaded.runs if run.path not in faults])
+    for told in dropped:
+        say(told, "WARNING")
     try:
         for folder, files in new.items():
             shutil.rmtree(folder, ignore_errors=True)
@@ -184,6 +197,27 @@ def _chosen(run: Path, count: int) -> dict[str, bytes]:
     files = sorted((run / "checkpoints").glob("round-*.safetensors"))[:-1]
     places = sorted({round(i * (len(files) - 1) / max(count - 1, 1)) for i in range(count)}) if files else []
     return {f"checkpoints/{files[i].name}": files[i].read_bytes() for i in places}
+
+
+def _carry(folder: Path, files: dict[str, bytes], asked: int) -> list[str]:
+    """Add the checkpoints that the record in `folder` has of the same run to `files`, unless others are `asked` for.
+
+    Returns
+    -------
+    list of str
+        A sentence on those that the record loses; none if it loses none.
+    """
+    try:
+        same = (folder / "metrics.jsonl").read_bytes() == files["metrics.jsonl"]
+    except OSError:
+        return []
+    had = {f"checkpoints/{path.name}": path for path in sorted((folder / "checkpoints").glob("round-*.safetensors"))}
+    if same and not asked:
+        files |= {name: path.read_bytes() for name, path in had.items()}
+    if not (lost := [Path(name).stem for name in had if name not in files]):
+        return []
+    why = "others were asked for" if same else "they are of the record that is replaced"
+    return [f"{folder}: its checkpoints {', '.join(lost)} are removed: {why}."]
 
 
 def _folder_name(files: Mapping[str, str], more: str = "") -> str:

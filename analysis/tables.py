@@ -131,7 +131,7 @@ def rounds_done(group: Group) -> str:
 
 
 def default_target(groups: Sequence[Group]) -> float:
-    """Return the highest multiple of 5 % that every run reaches, in [0, 1]; nan if that is 0, or what guessing gives."""
+    """Return the highest multiple of 5 % that every run reaches, in [0, 1]; nan if it is what guessing gives."""
     runs = [run for group in groups for run in group.runs]
     found = round(0.05 * math.floor(min((run.best for run in runs), default=0.0) / 0.05 + 1e-9), 2)
     chance = max((1 / len(run.result["class_accuracy"]) for run in runs if run.result.get("class_accuracy")), default=0)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from flwr.common.logger import log
 
-from fedcross.core.errors import FederationError, StorageError, remedy
+from fedcross.core.errors import FederationError, StorageError, counted, remedy
 from fedcross.core.private_files import open_own
 from fedcross.core.private_files import write_atomically as write_atomically
 from fedcross.core.replacing import sync_folder as sync_folder
@@ -27,13 +27,24 @@ from fedcross.core.strict_json import dumps
 from fedcross.tasks.scoring import WINDOW, Score, smoothed
 
 
-def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Score | None = None) -> dict[str, Any]:
+def result(
+    lines: list[dict[str, Any]],
+    identity: Mapping[str, Any],
+    final: Score | None = None,
+    rounds: int | None = None,
+    final_widths: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
     """Return the ``result.json`` object for a run with metric `lines` and the descriptive fields of `identity`.
 
     `final` is the last evaluation. Its accuracies per class become ``class_accuracy``; a class without test examples
     gets null. Where models have several widths, ``width_accuracy`` has the last accuracy of each, and
     ``width_replies`` the number of replies that were accepted for it in all rounds.
+
+    `rounds` is the round of the model; None: that of the last line. Where lines are lost, ``rounds_missing`` has their
+    number, and if the last one is, `final` and `final_widths` stand for its accuracies.
     """
+    rounds = (lines[-1]["round"] if lines else 0) if rounds is None else rounds
+    lost = rounds - len(lines)
     class_accuracy = [None if math.isnan(share) else share for share in final.per_class] if final else None
     widths = [entry["width_accuracy"] for entry in lines if entry.get("width_accuracy")]
     replies: Counter[str] = Counter()
@@ -42,9 +53,13 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
     if replies and widths:
         replies = Counter({**dict.fromkeys(widths[-1], 0), **replies})
     accuracies = [entry["test_accuracy"] for entry in lines if entry["test_accuracy"] is not None]
+    if final is not None and rounds > (lines[-1]["round"] if lines else 0):
+        accuracies.append(final.accuracy)
+        widths += [dict(final_widths)] if final_widths else []
     return {
         **identity,
-        "rounds": lines[-1]["round"] if lines else 0,
+        "rounds": rounds,
+        **({"rounds_missing": lost} if lost else {}),
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies) if accuracies else None,
         "smoothed_accuracy": asdict(smoothed(np.asarray(accuracies))) if accuracies else None,
@@ -54,7 +69,7 @@ def result(lines: list[dict[str, Any]], identity: Mapping[str, Any], final: Scor
         **({"width_replies": dict(replies)} if replies else {}),
         "bytes_total": sum(entry["bytes_down"] + entry["bytes_up"] for entry in lines),
         "seconds_total": sum(entry["seconds"] for entry in lines),
-        "versions": {name: version(name) for name in ("flwr", "torch", "numpy")},
+        "versions": versions(),
         "commit": commit(),
     }
 
@@ -84,9 +99,14 @@ def refuse_idle(
                 "federation.deadline_s, or look at the clients' own logs,"
             )
         raise FederationError(
-            f"{len(lines)} rounds and not one accepted reply ({why or 'no answer'}): nothing was trained. "
+            f"{counted(len(lines), 'round')} and not one accepted reply ({why or 'no answer'}): nothing was trained. "
             f"{cure} and {anew}."
         )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that decide what a run computes."""
+    return {name: version(name) for name in ("flwr", "torch", "numpy")}
 
 
 def commit() -> str | None:

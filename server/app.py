@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,23 @@ def main(grid: Grid, context: Context) -> None:
                 if not structured() and (cause := cause_of(str(error), given)) is not None:
                     say(f"{error}\nCause: {cause.name} ({PAGE})")  # at once, to who reads along; the command ends later
             raise
-        if not structured():
+        if not structured() and _ends["told"]:
             say(ending(result, folder, session.done, config.stop_at))
+
+
+#: Whether the end of a run is told in this process.
+_ends = {"told": True}
+
+
+@contextmanager
+def untold() -> Iterator[None]:
+    """Do not say how a run ended that this process runs inside the block: nobody can go on with it."""
+    before = _ends["told"]
+    _ends["told"] = False
+    try:
+        yield
+    finally:
+        _ends["told"] = before
 
 
 def plain(record: logging.LogRecord) -> bool:
@@ -74,4 +90,8 @@ def ending(result: Mapping[str, Any], folder: Path, begun: int = 0, stop_at: int
         return f"Stopped at the round of stop_at. {further}"
     accuracy = result.get("final_accuracy")
     told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
-    return f"Finished: {counted(result['rounds'], 'round')}{told}"
+    lost = result.get("rounds_missing")
+    missing = (
+        f". Of {counted(lost, 'round')} the line in metrics.jsonl is missing: sums and means lack it" if lost else ""
+    )
+    return f"Finished: {counted(result['rounds'], 'round')}{told}{missing}"

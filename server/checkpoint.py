@@ -87,8 +87,8 @@ class Checkpoints:
             written = save(arrays, metadata=header)
         except SafetensorError as error:
             raise StorageError(
-                f"{self.path(number)}: the checkpoint cannot be written ({error}). A header holds up to 100 MB: a method "
-                "or strategy that keeps more numbers than that must keep them in arrays. The rounds before it are safe."
+                f"{self.path(number)}: the checkpoint cannot be written ({error}). A header holds up to 100 MB: a "
+                "method or strategy with more numbers must keep them in arrays. The rounds before it are safe."
             ) from error
         try:
             own_folder(self.folder)

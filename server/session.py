@@ -339,8 +339,9 @@ class Session:
 
     def _finish(self, ledger: accounting.Ledger) -> dict[str, Any]:
         names = self.config.names
+        widths: dict[str, Any] = {}
         if self._last_score is None:  # the process before this one died between the last round and its result
-            self._last_score, _ = self._evaluated()
+            self._last_score, widths = self._evaluated()
         result = accounting.result(
             ledger.lines,
             {
@@ -355,6 +356,8 @@ class Session:
                 "audit": None if self.audit is None else self.audit.head.plain(),
             },
             self._last_score,
+            self.config.rounds,
+            widths.get("width_accuracy"),
         )
         try:
             write_model(self.folder / "model.safetensors", self.method.evaluation_arrays(), self.method.tied)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.random import Generator
 
@@ -18,6 +18,9 @@ from fedcross.core.overrides import quote
 from fedcross.core.randomness import stream
 from fedcross.server.checkpoint import DIGESTS, Checkpoints
 from fedcross.server.visit_ledger import NAME as VISITS
+
+if TYPE_CHECKING:
+    from fedcross.conf.schema import RunConfig
 
 #: Settings of a record that say where and how it ran, not what.
 MACHINES = {
@@ -37,6 +40,10 @@ MACHINES = {
 #: Up to which round rounds are run from the start for the sake of a digest.
 FURTHER = 10
 GROUPS = ("task", "model", "partition", "method", "attack")
+#: Largest relative difference between a number and the six digits of it that a record has.
+ROUNDED = 1e-5
+#: Largest relative difference of a loss and absolute difference of an accuracy of one model on two processors.
+ALIKE = 1e-3
 
 
 class Verdict(Enum):
@@ -73,16 +80,17 @@ def verify(
         Chooses the rounds among those that follow a checkpoint at hand (round 0 always is: the initial model).
     tolerance : float
         Largest relative difference of a loss and absolute difference of an accuracy where digests differ, as they do
-        between processors.
+        between processors. Where digests are equal, so are losses and accuracies, to the digits of the record; on
+        another processor than the record's up to :data:`ALIKE`, or the tolerance if it is smaller.
     data_root : Path, optional
         Where the data sets lie.
     run : Path, optional
-        A run's folder whose checkpoints are used too.
+        The folder of the run of a record, whose checkpoints are used too.
 
     Raises
     ------
     DataError
-        If there is no record.
+        If there is no record, or `run` has no checkpoint or is the run of none.
 
     Notes
     -----
@@ -96,17 +104,47 @@ def verify(
     records = sorted(path.parent for path in [*home.glob("metrics.jsonl"), *home.glob("*/metrics.jsonl")])
     if not records:
         raise DataError(f"{home}: no records. `ls {home.parent}` lists the names.")
+    own = records if run is None else _records_of(run, records)
     found = []
     for index, record in enumerate(records):
         draw = stream(seed, "verify", index)
         with tempfile.TemporaryDirectory(prefix="fedcross-verify-") as place:
-            found += list(_again(record, rounds, draw, tolerance, data_root, run, Path(place)))
+            its = run if record in own else None
+            found += list(_again(record, rounds, draw, tolerance, data_root, its, Path(place)))
     return found
+
+
+def _records_of(run: Path, records: list[Path]) -> list[Path]:
+    """Return those of `records` that have the losses and accuracies of the run in the folder `run`.
+
+    Raises
+    ------
+    DataError
+        If the folder has no checkpoint, or is the run of none of them.
+    """
+    if not Checkpoints(run).rounds():
+        raise DataError(f"--run {run}: no checkpoint in such a folder. Give that of the recorded run, or leave it out.")
+    had = {line["round"]: line for line in _lines(run / "metrics.jsonl", whole=False)}
+
+    def same(record: Path) -> bool:
+        told = {line["round"]: line for line in _lines(record / "metrics.jsonl")}
+        apart = [one for number in told.keys() & had.keys() for one in _differences(told[number], had[number])]
+        return bool(apart) and all(one.size <= ROUNDED for one in apart)
+
+    if not (own := [record for record in records if same(record)]):
+        raise DataError(
+            f"--run {run}: another run, for its losses and accuracies are not those of "
+            f"{' or '.join(record.name for record in records[:3])}{' or ...' if len(records) > 3 else ''}. Give the "
+            "folder of the recorded run, or leave it out."
+        )
+    return own
 
 
 def _again(
     record: Path, rounds: int, draw: Generator, tolerance: float, data_root: Path | None, run: Path | None, place: Path
 ) -> Iterator[Compared]:
+    from fedcross.conf.schema import load
+    from fedcross.server.app import untold
     from fedcross.server.launch import launch
 
     told = {line["round"]: line for line in _lines(record / "metrics.jsonl")}
@@ -114,31 +152,32 @@ def _again(
     settings = [*overrides(record), f"rounds={max(told)}", "logger=none", "checkpoint.every=1"]
     if data_root is not None:
         settings.append(f"data_root={quote(str(data_root.resolve()))}")
-    if why := _unlike(record, settings):
+    config = load(settings)
+    if why := _unlike(record, config):
         yield Compared(record.name, min(told), Verdict.UNCOMPARED, why)
         return
+    rules = _Rules(tolerance, _other_here(record, config), _repeatable(config))
     repeated = (record / VISITS).exists()
-    at_hand = {0} if repeated or _keeps_state(settings) else _checkpoints(record) | _checkpoints(run)
+    at_hand = {0} if repeated or _keeps_state(config) else _checkpoints(record) | _checkpoints(run)
     for start, numbers in _chosen(at_hand, rounds, draw, sorted(told), sorted(digests)):
         folder = place / f"from-{start}"
         if start:
             _prepare(folder, record, run, start, settings)
         more = [f"resume={quote(str(folder))}"] if start else [f"output={quote(str(folder))}"]
-        launch([*settings, *more, f"stop_at={max(numbers)}"], folder)
+        with untold():  # the folder is thrown away
+            launch([*settings, *more, f"stop_at={max(numbers)}"], folder)
         new = {line["round"]: line for line in _lines(folder / "metrics.jsonl")}
         fresh = {line["round"]: line["digest"] for line in _lines(folder / DIGESTS)}
         for number in numbers:
-            yield _compare(
-                record.name, number, told[number], new[number], digests.get(number), fresh[number], tolerance
-            )
+            apart = _differences(told[number], new[number])
+            yield _compare(record.name, number, apart, digests.get(number), fresh[number], rules)
 
 
-def _unlike(record: Path, settings: list[str]) -> str:
-    """Return why a run with `settings` cannot repeat `record`; empty if it can.
+def _unlike(record: Path, config: RunConfig) -> str:
+    """Return why a run of `config` cannot repeat `record`; empty if it can.
 
     The run changed settings on its way, or the data at hand are others.
     """
-    from fedcross.conf.schema import load
     from fedcross.server.identity import digests_of, other_data
 
     try:
@@ -151,7 +190,6 @@ def _unlike(record: Path, settings: list[str]) -> str:
         return f"changed on the way, after round {rounds}: {names}. The configuration has the last values alone."
     if not (before := result.get("data")):  # a record of an older version
         return ""
-    config = load(settings)
     others = other_data(before, digests_of(config, config.load_data()), "the record")
     return " ".join([*others, "Give --data-root with the record's data."]) if others else ""
 
@@ -180,12 +218,51 @@ def _checkpoints(folder: Path | None) -> set[int]:
     return {0, *(Checkpoints(folder).rounds() if folder is not None else ())}
 
 
-def _keeps_state(settings: list[str]) -> bool:
-    """Return whether clients keep a state between rounds; checkpoints do not hold it."""
-    from fedcross.conf.schema import load
+def _other_here(record: Path, config: RunConfig) -> list[str]:
+    """Return which of machine, versions, engine and code are not those of `record` if `config` runs here.
+
+    What the record lacks, as older ones do, or what nobody can tell (code with changes) counts as another.
+    """
+    from fedcross.client.device import gpu_name, pick_device
+    from fedcross.core import machine
+    from fedcross.server.accounting import commit, versions
+
+    try:
+        told = dict(json.loads((record / "result.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        told = {}
+    device, code = pick_device(config.device), commit()
+    here = {
+        "machine": (machine.described(gpu_name(device)), str(device)),
+        "versions": versions(),
+        "engine": config.names["engine"],
+        "code": None if code is None or code.endswith("-dirty") else code,
+    }
+    there = {
+        "machine": (told.get("machine"), told.get("device")),
+        "versions": told.get("versions"),
+        "engine": told.get("engine"),
+        "code": told.get("commit"),
+    }
+    return [name for name, value in here.items() if value is None or value != there[name]]
+
+
+def _repeatable(config: RunConfig) -> bool:
+    """Return whether the same machine and code give the same digest: not a GPU's, nor an asynchronous run's.
+
+    The digest of an asynchronous run depends on the visits that are under way, :func:`verify` says when.
+    """
+    from fedcross.client.device import pick_device
     from fedcross.strategies.round.registry import method_class
 
-    config = load(settings)
+    exact = pick_device(config.device).type == "cpu" or config.train.deterministic
+    return exact and not method_class(config.modules["method"]).asynchronous
+
+
+def _keeps_state(config: RunConfig) -> bool:
+    """Return whether clients keep a state between rounds; checkpoints do not hold it."""
+    from fedcross.strategies.round.registry import method_class
+
     keeps: bool = method_class(config.modules["method"]).client_half(config.method).keeps
     return keeps or config.compression.up != "float32"
 
@@ -291,34 +368,73 @@ def _lines(file: Path, whole: bool = True) -> list[dict[str, Any]]:
     return found
 
 
+@dataclass(frozen=True)
+class _Rules:
+    """What decides on a round's differences: the tolerance, what is another here, whether a digest comes again."""
+
+    tolerance: float
+    other: list[str]
+    repeatable: bool
+
+    @property
+    def alike(self) -> float:
+        """The largest difference of a measure of two models that are the same."""
+        return max(min(ALIKE, self.tolerance), ROUNDED) if self.other else ROUNDED
+
+    def why(self) -> str:
+        """Return why a digest may be another one; empty if nothing explains it."""
+        if self.other:
+            return f"other here: {', '.join(self.other)}"
+        return "" if self.repeatable else "GPUs and asynchronous runs may differ"
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """What a measure of a round is in the record and now, and how far apart."""
+
+    measure: str
+    told: float
+    new: float
+    relative: bool
+
+    @property
+    def size(self) -> float:
+        """The relative or the absolute difference."""
+        return abs(self.told - self.new) / (max(abs(self.told), 1e-12) if self.relative else 1.0)
+
+    def __str__(self) -> str:
+        return f"{self.measure} {self.told:.6g}, now {self.new:.6g}"
+
+
+def _differences(told: Mapping[str, Any], new: Mapping[str, Any]) -> list[_Difference]:
+    """Return the differences of the losses and accuracies that both lines of a round have."""
+    names = {"train loss": "train_loss", "test loss": "test_loss", "accuracy": "test_accuracy"}
+    pairs = {what: (told.get(name), new.get(name)) for what, name in names.items()}
+    widths, now = told.get("width_accuracy") or {}, new.get("width_accuracy") or {}
+    pairs |= {f"accuracy at width {width}": (value, now.get(width)) for width, value in widths.items()}
+    return [
+        _Difference(what, float(before), float(after), what.endswith("loss"))
+        for what, (before, after) in pairs.items()
+        if before is not None and after is not None
+    ]
+
+
 def _compare(
-    name: str,
-    number: int,
-    told: Mapping[str, Any],
-    new: Mapping[str, Any],
-    digest: str | None,
-    fresh: str,
-    tolerance: float,
+    name: str, number: int, apart: list[_Difference], digest: str | None, fresh: str, rules: _Rules
 ) -> Compared:
-    if digest is not None and digest == fresh:
-        return Compared(name, number, Verdict.EQUAL, fresh[:12])
-    apart = {
-        "train loss": _relative(told.get("train_loss"), new.get("train_loss")),
-        "test loss": _relative(told.get("test_loss"), new.get("test_loss")),
-        "accuracy": _apart(told.get("test_accuracy"), new.get("test_accuracy")),
-    }
-    shown = {what: value for what, value in apart.items() if value is not None}
-    if not shown:
+    same = digest == fresh
+    if not same and not apart:
         raise ConfigError(f"{name}: round {number} has neither a loss nor an accuracy to compare.")
-    verdict = Verdict.WITHIN if max(shown.values()) <= tolerance else Verdict.DIFFERS
-    why = "no digest recorded" if digest is None else f"digest {digest[:12]}, now {fresh[:12]}"
-    return Compared(name, number, verdict, f"{why}; " + ", ".join(f"{k} {v:.2g} apart" for k, v in shown.items()))
-
-
-def _apart(told: float | None, new: float | None) -> float | None:
-    return None if told is None or new is None else abs(told - new)
-
-
-def _relative(told: float | None, new: float | None) -> float | None:
-    difference = _apart(told, new)
-    return None if difference is None or told is None else difference / max(abs(told), 1e-12)
+    limit = rules.alike if same else rules.tolerance
+    wrong = ", ".join(str(one) for one in apart if one.size > limit)
+    if same:
+        detail = f"{fresh[:12]}, the same digest; in the record {wrong}" if wrong else fresh[:12]
+        return Compared(name, number, Verdict.DIFFERS if wrong else Verdict.EQUAL, detail)
+    sizes = ", ".join(f"{one.measure} {one.size:.2g} apart" for one in apart)
+    if digest is None:
+        told, unexplained = "no digest recorded", False
+    else:
+        told, unexplained = f"digest {digest[:12]}, now {fresh[:12]}", not rules.why()
+        told += f" ({rules.why() or 'on the same machine, with the same versions, engine and code'})"
+    verdict = Verdict.DIFFERS if wrong or unexplained else Verdict.WITHIN
+    return Compared(name, number, verdict, f"{told}; {sizes}" + (f"; in the record {wrong}" if wrong else ""))

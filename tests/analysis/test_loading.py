@@ -66,6 +66,31 @@ def test_a_cut_off_last_line_is_an_unfinished_run(tmp_path: Path):
         load_runs([tmp_path])
 
 
+def test_where_no_run_is_finished_the_way_to_finish_one_is_told(tmp_path: Path):
+    """A run that was stopped, one that lacks its result alone, and those that cannot be continued."""
+
+    def told(folder: Path) -> str:
+        with pytest.raises(DataError) as error:
+            load_runs([folder])
+        return str(error.value)
+
+    counted = "fedcross report --unfinished counts all as they are."
+    for name, rounds, note in (("stopped", 9, "3 of 9 rounds"), ("ended", 3, "3 of 3 rounds but no result.json")):
+        folder = write_run(tmp_path / name, [0.1, 0.2, 0.3], config(rounds=rounds), finished=False)
+        assert told(folder) == f"{folder}: no finished run. {counted}\n  left out {folder}: unfinished, {note}"
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "round-000003.safetensors").touch()
+        assert f"no finished run. To finish one: fedcross resume={folder}, with rounds=N to end it at" in told(folder)
+        assert counted in told(folder)
+    gap = write_run(tmp_path / "gap", [0.1, 0.2, 0.3])
+    lines = (gap / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (gap / "metrics.jsonl").write_text(lines[0] + lines[2])
+    (tmp_path / "ended" / "checkpoints").rename(gap / "checkpoints")
+    assert f"{gap}: no finished run. {counted}\n" in told(gap)
+    (gap / "result.json").write_text('{"seed": 9}')
+    assert "no finished run. Give a folder that `fedcross` has written to.\n" in told(gap)
+
+
 def test_several_folders_are_searched_and_each_run_is_found_once(tmp_path: Path):
     write_run(tmp_path / "a" / "b" / "1", [0.1])
     write_run(tmp_path / "a" / "2", [0.1])

@@ -55,6 +55,28 @@ def test_a_run_recorded_again_replaces_itself(tmp_path):
     assert load_runs([first]).runs[0].final == 0.4
 
 
+def test_a_run_recorded_again_keeps_its_checkpoints(tmp_path, capsys):
+    """Without --checkpoints; other ones, and those of another run, go with a line that says so."""
+    folder = run(tmp_path / "runs", [0.1, 0.2, 0.3])
+    for number in (1, 2):
+        (folder / "checkpoints" / f"round-00000{number}.safetensors").write_bytes(b"weights")
+
+    def names():
+        return sorted(path.stem[-1] for path in home.glob("checkpoints/*"))
+
+    (home,) = record([folder], "n", tmp_path / "results", checkpoints=2)
+    record([folder], "n", tmp_path / "results")
+    assert names() == ["1", "2"]
+    assert capsys.readouterr().err == ""
+    record([folder], "n", tmp_path / "results", checkpoints=1)
+    assert names() == ["1"]
+    assert capsys.readouterr().err == f"{home}: its checkpoints round-000002 are removed: others were asked for.\n"
+    record([run(tmp_path / "later", [0.1, 0.2, 0.4])], "n", tmp_path / "results")
+    assert names() == []
+    told = f"{home}: its checkpoints round-000001 are removed: they are of the record that is replaced.\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
 def test_replays_of_several_records_have_records_of_their_own(tmp_path, capsys):
     """Names of other records are what they were; who replaces another run's record is told whose."""
     (plain,) = record([run(tmp_path / "plain", [0.1])], "n", tmp_path / "results")

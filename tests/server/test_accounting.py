@@ -49,6 +49,17 @@ def test_replies_by_width_are_summed_and_a_width_that_never_went_out_has_none():
     assert "width_replies" not in result([entry(1)], {})
 
 
+def test_lost_lines_are_counted_and_the_last_evaluation_stands_for_the_last_of_them():
+    lines = [entry(1, 0.2) | {"width_accuracy": {"1": 0.2}}, entry(3, 0.4)]
+    gap = result(lines, {}, Score(0.9, 1.0, ()), 3)
+    assert (gap["rounds"], gap["rounds_missing"], gap["final_accuracy"]) == (3, 1, 0.4)
+    cut = result(lines, {}, Score(0.9, 1.0, ()), 8, {"1": 0.9})
+    assert (cut["rounds"], cut["rounds_missing"], cut["final_accuracy"], cut["best_accuracy"]) == (8, 6, 0.9, 0.9)
+    assert cut["width_accuracy"] == {"1": 0.9}
+    assert result([], {}, Score(0.9, 1.0, ()), 2)["final_accuracy"] == 0.9
+    assert "rounds_missing" not in result([entry(1)], {}, Score(0.9, 1.0, ()), 1)
+
+
 def test_a_continued_ledger_drops_later_and_broken_lines(tmp_path):
     ledger = Ledger(tmp_path)
     for number in (1, 2, 3):
@@ -122,10 +133,12 @@ def test_a_run_is_idle_if_slots_were_lost_and_no_reply_was_accepted():
     refuse_idle(idle(clients=2, dropped=8, bytes_up=39504, train_loss=2.1))
     refuse_idle(idle(clients=0, dropped=0))  # nobody was to be asked
     for asked in (0, 3, 6):
-        with pytest.raises(FederationError, match=r"not one accepted reply \(no answer\).*Raise clock\.deadline_s"):
+        with pytest.raises(
+            FederationError, match=r"^1 round and not one accepted reply \(no answer\).*Raise clock\.deadline_s"
+        ):
             refuse_idle(idle(clients=asked, dropped=3))
-    with pytest.raises(FederationError, match=r"non_finite 3.*The warnings above say"):
-        refuse_idle(idle(clients=3, dropped=3, rejected={"non_finite": 3}))
+    with pytest.raises(FederationError, match=r"^2 rounds and .*non_finite 6.*The warnings above say"):
+        refuse_idle(2 * idle(clients=3, dropped=3, rejected={"non_finite": 3}))
 
 
 def test_a_replay_without_an_accepted_visit_blames_its_record():

@@ -12,6 +12,7 @@ from fedcross.client.app import app as client_app
 from fedcross.conf.later import LATER
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.server.app import ending
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import across_clients
 from fedcross.server.identity import changes, check_continues, check_same, describe, flatten
@@ -338,6 +339,24 @@ def test_a_run_that_died_before_its_result_has_the_same_one_after_a_resume(tmp_p
         (tmp_path / name).unlink()
     run(tmp_path, f"resume={tmp_path}")
     assert json.loads((tmp_path / "result.json").read_text()) == whole
+
+
+def test_a_run_whose_lines_are_lost_ends_with_its_models_round_and_accuracy(tmp_path):
+    """The lines are those of round 1; the model is that of round 3."""
+    run(tmp_path)
+    whole = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").unlink()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text(lines[0])
+    result = session(tmp_path, f"resume={tmp_path}").execute()
+    told = ("rounds", "final_accuracy", "class_accuracy")
+    assert [result[name] for name in told] == [whole[name] for name in told]
+    assert result["best_accuracy"] == max(json.loads(lines[0])["test_accuracy"], whole["final_accuracy"])
+    assert (whole.get("rounds_missing"), result["rounds_missing"]) == (None, 2)
+    said = ending(result, tmp_path)
+    assert said.startswith(f"Finished: 3 rounds, accuracy {100 * whole['final_accuracy']:.2f} %")
+    assert said.endswith("Of 2 rounds the line in metrics.jsonl is missing: sums and means lack it")
+    assert "missing" not in ending(whole, tmp_path)
 
 
 def test_clients_that_have_not_answered_at_the_deadline_are_not_evaluated_later(tmp_path):
