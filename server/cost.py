@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcross.server.sweep import Plan
 
@@ -28,12 +28,29 @@ MORE = 4
 STARTS = 0.5
 #: Most seconds for measuring whole rounds, all kinds of jobs together.
 WHOLE = 15.0
-#: Settings that determine how long a round takes, besides the names of method, task, model and engine.
+#: Settings that determine how long a round takes, besides the names of method, task, model and engine. Of a group, all
+#: of its settings: a model or a method of a plug-in may have any.
 WEIGHTY = (
-    "clients_per_round", "partition.clients", "partition.name", "train", "engine", "device", "evaluate_local",
-    "evaluate_clients", "method.exchanges", "method.host_epochs", "method.k", "method.base", "method.kappa",
-    "method.eta", "devices", "method.widths", "method.shares", "method.whole", "method.nested", "method.nested_steps",
+    "clients_per_round", "train.epochs", "train.batch", "train.examples", "train.precision", "train.deterministic",
+    "train.only", "train.clip", "evaluate_local", "evaluate_clients", "engine", "device", "task", "model", "method",
+    "partition", "clock", "devices", "compression", "privacy.enabled", "defence.enabled", "attack.name",
+    "federation.enough_replies", "federation.hedge", "federation.reassign",
 )  # fmt: skip
+#: Those of them that do not: they say how much, when, from where, or which of several things that take equally long.
+LIGHT = (
+    "task.root", "task.download", "task.mean", "task.std", "method.alpha", "method.storage", "method.weighting",
+    "method.weight", "method.broadcast", "method.matching", "method.global_model", "method.gap", "method.first_stage",
+    "method.ramp", "method.daisy", "method.average", "method.acceleration_rounds", "method.independent_start",
+    "partition.sampler", "partition.authors_seed", "partition.min_size", "partition.max_draws",
+)  # fmt: skip
+#: Numbers of which it matters whether they are 0 or unset, and not how large they are; in a method, all numbers but the
+#: whole ones are such: the weight of a term costs nothing, the term does.
+SWITCHES = ("train.clip", "model.dropout", "partition.args")
+#: A step of the optimiser, as in ``method.host_lr``: whatever it is, it takes equally long.
+RATE = re.compile(r"method\.(\w+_)?lr(_decay|_min)?")
+
+#: What stands for the value of such a number where it is not 0.
+NONZERO = "nonzero"
 
 SEED = re.compile(r"seed=\d+")
 
@@ -102,18 +119,38 @@ def cells(plan: Plan) -> list[Cell]:
 
 
 def _weighty(config: RunConfig) -> dict[str, str]:
+    """Return the settings that determine how long a round of `config` takes, as texts; see :data:`WEIGHTY`."""
     from fedcross.server.identity import flatten
 
-    flat = flatten(config.model_dump(mode="json"))
-    return {k: str(v) for k, v in sorted(flat.items()) if any(f"{k}.".startswith(f"{w}.") for w in WEIGHTY)}
+    flat = flatten(config.model_dump(mode="json")) | {"partition.name": config.names["partition"]}
+    return {name: _weight(name, value) for name, value in sorted(flat.items()) if _is_weighty(name)}
+
+
+def _is_weighty(name: str) -> bool:
+    return _below(name, WEIGHTY) and not _below(name, LIGHT) and not RATE.fullmatch(name)
+
+
+def _below(name: str, groups: Sequence[str]) -> bool:
+    """Return whether the setting `name` is one of `groups` or in one of them."""
+    return any(f"{name}.".startswith(f"{group}.") for group in groups)
+
+
+def _weight(name: str, value: Any) -> str:
+    """Return what the time of a round can depend on in the `value` of a setting."""
+    switch = _below(name, SWITCHES) or (isinstance(value, float) and _below(name, ("method", "partition")))
+    if switch and isinstance(value, int | float) and not isinstance(value, bool) and value != 0:
+        return NONZERO
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _apart(cell: Cell, others: Sequence[Cell]) -> str:
     """Return the settings in which `cell` differs from others of the same names, as overrides."""
     rivals = [other.weighty for other in others if other.names == cell.names]
-    return " ".join(f"{k}={v}" for k, v in cell.weighty.items() if any(r.get(k) != v for r in rivals)).replace(
-        ", ", ","
-    )
+    unlike = {name: value for name, value in cell.weighty.items() if any(r.get(name) != value for r in rivals)}
+    chosen = {name.removesuffix(".name") for name in unlike if name.endswith(".name")}  # its settings follow from it
+    shown = {group: cell.weighty[f"{group}.name"] for group in sorted(chosen)}
+    shown |= {name: value for name, value in unlike.items() if not _below(name, tuple(chosen))}
+    return " ".join(f"{name}={value}" for name, value in shown.items()).replace(", ", ",")
 
 
 def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:

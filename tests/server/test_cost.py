@@ -37,6 +37,25 @@ def test_jobs_with_other_losses_are_measured_apart():
     assert [cell.runs for cell in cells(plan(own[:1], [*own[1:], "method.kappa=0,1", "method.eta=0,0.1"]))] == [2] * 4
 
 
+@pytest.mark.parametrize(
+    ("line", "runs"),
+    [
+        (["model.hidden=[8],[4096]"], [1, 1]),
+        (["method=fedasync", "clock.deadline_s=115,5000"], [1, 1]),
+        (["task.limit=100,200", "task.augment.flip=false,true"], [1, 1, 1, 1]),
+        (["method=fedgen", "method.generator_steps=1,50"], [1, 1]),
+        (["method=fedcross", "method.selection=in_order,lowest_similarity"], [1, 1]),
+        (["method=fedsam", "method.rho=0,0.1,0.2"], [1, 2]),  # 0 is FedAvg: half the passes
+        (["train.clip=null,1,5"], [1, 2]),
+        (["method=fedcross", "method.alpha=0.8,0.9", "train.lr=0.1,0.01", "seed=1,2"], [8]),
+        (["method=fedavg", "partition=dirichlet", "partition.beta=0.1,1"], [2]),
+        (["method=fedct", "method.host_lr=null,0.1", "method.kappa=1,2", "train.momentum=0,0.5"], [8]),
+    ],
+)
+def test_every_setting_that_changes_the_time_of_a_round_and_no_other_makes_a_row(line, runs):
+    assert [cell.runs for cell in cells(plan(["-m"], [*SMALL, *line]))] == runs
+
+
 def test_a_round_is_put_together_from_its_steps():
     # Clients of 10 and 30 examples, batches of 8: 2 and 4 steps, 3 and 20 on average. An epoch: 3 * 2 + 20 * .5 = 16.
     # At home 5 epochs, at each of two hosts 2: 9 epochs, 3 visits of 7 s: 165 s. Five clients on 2 workers: 3 turns.
@@ -165,6 +184,16 @@ def test_rows_of_the_same_names_say_in_what_they_differ(capsys):
     show(checked_plan(line), lambda jobs: [(1.0, 1.0)] * len(jobs))
     rows = [[cell.strip() for cell in row.split("│")[1:]] for row in capsys.readouterr().out.splitlines() if "│" in row]
     assert [row[4] for row in rows[:3]] == ["method.widths=[1.0,0.5]", "method.widths=[1.0]", ""]
+
+
+def test_a_row_names_the_choice_and_not_its_settings_and_nonzero_for_values_of_equal_speed(capsys):
+    line = ["-m", *SMALL, "method=fedsam", "method.rho=0,0.1,0.2", "partition=iid,dirichlet"]
+    found = checked_plan(line)
+    show(found, lambda jobs: [(1.0, 1.0)] * len(jobs))
+    rows = [[cell.strip() for cell in row.split("│")[1:]] for row in capsys.readouterr().out.splitlines() if "│" in row]
+    numbers = "method.rho=0.0", "method.rho=nonzero"
+    wanted = {f"partition={name} {number}" for name in ("iid", "dirichlet") for number in numbers}
+    assert {row[4] for row in rows[:4]} == wanted
 
 
 def test_done_runs_cost_nothing(monkeypatch, tmp_path, capsys):
