@@ -90,7 +90,13 @@ class Cell:
 
 
 def cells(plan: Plan) -> list[Cell]:
-    """Group the jobs of `plan` by the settings that determine their speed; return the groups in the plan's order."""
+    """Group the jobs of `plan` by the settings that determine their speed; return the groups in the plan's order.
+
+    Raises
+    ------
+    ConfigError, StorageError
+        If a run would be refused for what its folder holds.
+    """
     from fedcross.conf.schema import load
     from fedcross.server.identity import fingerprint
 
@@ -111,8 +117,9 @@ def cells(plan: Plan) -> list[Cell]:
         cell = found.setdefault(json.dumps([names, weighty]), Cell(names, job, weighty))
         before = _rounds_done(plan, config, mark)
         cell.runs += 1
-        cell.done += before >= config.rounds
-        left = range(before + 1, config.rounds + 1)
+        last = min(config.rounds, config.stop_at or config.rounds)
+        cell.done += before >= last
+        left = range(before + 1, last + 1)
         cell.rounds += len(left)
         cell.evaluations += sum(r % config.evaluate_every == 0 or r == config.rounds for r in left)
     return list(found.values())
@@ -154,13 +161,17 @@ def _apart(cell: Cell, others: Sequence[Cell]) -> str:
 
 
 def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
-    """Return how many rounds of `config` the sweep's folder already holds."""
-    from fedcross.server.jobs import standing
+    """Return how many rounds of `config` its folder already holds; refuse what the run itself would refuse."""
+    from fedcross.server.jobs import place, standing
+    from fedcross.server.launch import rounds_before
 
+    if not plan.multirun:
+        folder, chosen = place(plan.overrides)
+        return rounds_before(config, folder, claim=chosen)
     if plan.folder is None or not plan.folder.is_dir():
         return 0
-    folder = next(iter(sorted(plan.folder.glob(f"*-{mark}"))), None)
-    return standing(folder, config)[1] if folder is not None else 0
+    found = next(iter(sorted(plan.folder.glob(f"*-{mark}"))), None)
+    return standing(found, config)[1] if found is not None else 0
 
 
 def paces(jobs: list[list[str]]) -> list[Pace | str]:

@@ -91,9 +91,16 @@ def read(job: list[str]) -> Job:
         If they are not there, or are others than they should be.
     """
     from fedcross.conf.schema import load
+    from fedcross.core.errors import DataError
+    from fedcross.server.places import elsewhere
 
     config = load(job)
-    data = config.load_data()
+    try:
+        data = config.load_data()
+    except DataError as error:
+        if config.resume is None:
+            raise
+        raise elsewhere(config, error) from error
     trial = _trial(job, config)
     own = [o for o in (o.lstrip("+") for o in trial) if not o.startswith(("partition", "task="))]
     key = (*own, config.names["model"], *map(str, data.task.shape), str(data.task.augment is None))

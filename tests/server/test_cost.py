@@ -205,6 +205,27 @@ def test_done_runs_cost_nothing(monkeypatch, tmp_path, capsys):
     assert "total" in capsys.readouterr().out
 
 
+def test_a_run_that_goes_on_counts_what_is_done_and_is_refused_as_without_cost(monkeypatch, tmp_path, capsys):
+    run = [*SMALL, "engine.workers=1", "method=fedcross"]
+    assert call(monkeypatch, tmp_path, *run, "rounds=3", "output=one") == 0
+    (cell,) = cells(checked_plan(["resume=one", "rounds=30"]))
+    assert (cell.runs, cell.done, cell.rounds, cell.evaluations) == (1, 0, 27, 27)
+    (cell,) = cells(checked_plan(["resume=one", "rounds=30", "stop_at=10"]))
+    assert (cell.done, cell.rounds, cell.evaluations) == (0, 7, 7)
+    (cell,) = cells(checked_plan(["resume=one"]))
+    assert (cell.done, cell.rounds) == (1, 0)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    capsys.readouterr()
+    for line in (["resume=one", "method.alpha=0.5"], ["resume=one", "rounds=2"], [*run, "output=one"]):
+        told = [(call(monkeypatch, tmp_path, *line, *cost), capsys.readouterr()) for cost in ([], ["--cost"])]
+        assert [code for code, _ in told] == [2, 2]
+        without, cost = (one.err.splitlines() for _, one in told)
+        assert cost
+        assert without[-len(cost) :] == cost
+        assert not told[1][1].out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def test_the_command_measures_and_runs_nothing_else(monkeypatch, tmp_path, capsys):
     line = [*SMALL, "engine.workers=1", "rounds=1000", "method=fedavg", "--cost"]
     assert call(monkeypatch, tmp_path, *line) == 0
