@@ -20,6 +20,7 @@ from fedcross.server.sweep import Plan
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
+    from fedcross.server.pace import Job
 
 #: If the first round takes less than this many seconds, start-up dominates it: three more rounds are measured.
 QUICK = 20.0
@@ -175,58 +176,109 @@ def _rounds_done(plan: Plan, config: RunConfig, mark: str) -> int:
 
 
 def paces(jobs: list[list[str]]) -> list[Pace | str]:
-    """Return the pace of each job; for a job whose data cannot be read, the reason.
+    """Return the pace of each job; for a job whose pace cannot be told, the reason.
 
     Estimates it for the local engine on a CPU; measures whole rounds elsewhere, or if all rounds are short enough. All
     data are read before anything is measured.
 
     Raises
     ------
-    DataError
-        If the data of no job can be read.
+    FedcrossError
+        If every job has an error, such as data that cannot be read.
     """
     from fedcross.client.device import pick_device
-    from fedcross.core.errors import DataError
+    from fedcross.core.errors import DataError, FedcrossError
     from fedcross.server import pace
 
     ready: dict[int, pace.Job] = {}
-    faults: dict[int, DataError] = {}
+    faults: dict[int, FedcrossError] = {}
     for number, job in enumerate(jobs):
         try:
             ready[number] = pace.read(job)
         except DataError as error:
             faults[number] = error
-    if faults and not ready:
-        raise next(iter(faults.values()))
-    configs = [one.config for one in ready.values()]
+    reasons = {number: one.idle for number, one in ready.items() if one.idle}
+    left = [number for number in ready if number not in reasons]
+    configs = [ready[number].config for number in left]
     on_cpu = all(pick_device(config.device).type == "cpu" and config.names["engine"] == "local" for config in configs)
     found: dict[int, Pace] = {}
+
+    def take(pace_of: Callable[[int], Pace | str]) -> None:
+        for number in [one for one in left if one not in faults]:
+            try:
+                told = pace_of(number)
+            except FedcrossError as error:
+                faults[number] = error
+                continue
+            if isinstance(told, str):
+                reasons[number] = told
+            else:
+                found[number] = told
+
     if on_cpu:
         estimate = pace.Pace()
-        found = {number: estimate(one) for number, one in ready.items()}
-    if not on_cpu or sum(sum(one) + STARTS for one in found.values()) * (1 + MORE) <= WHOLE:
-        found = {number: measure(jobs[number]) for number in ready}
-    return [found[number] if number in found else str(faults[number]) for number in range(len(jobs))]
+        take(lambda number: estimate(ready[number]))
+    # A measured round loses no visit (without_losses), so it takes longer than one of the run.
+    whole = sum(one[0] / ready[number].share + one[1] + STARTS for number, one in found.items()) * (1 + MORE)
+    if not on_cpu or whole <= WHOLE:
+        found.clear()
+        take(lambda number: measure(jobs[number], ready[number]))
+    if faults and len(faults) == len(jobs):
+        raise next(iter(faults.values()))
+    reasons |= {number: str(error) for number, error in faults.items()}
+    return [reasons[number] if number in reasons else found[number] for number in range(len(jobs))]
 
 
-def measure(job: list[str]) -> Pace:
-    """Run one round of `job` (more if it is short) in a temporary folder and return the measured pace."""
-    first = _measured(job, 1)
-    return first if sum(first) > QUICK else _measured(job, MORE)
+def measure(job: list[str], read: Job) -> Pace | str:
+    """Run one round of `job` (more if it is short) in a temporary folder and return the measured pace.
+
+    Returns the reason if nothing was trained: `job` is then such that its first rounds, and maybe all, train nothing.
+    """
+    from fedcross.server.pace import without_losses
+
+    trial = without_losses([o for o in job if not _is_replaced(o)], read.config)
+    first = _measured(trial, 1, read.share)
+    if first is not None and sum(first) > QUICK:
+        return first
+    names = read.config.names
+    return _measured(trial, MORE, read.share) or (
+        f"{names['method']} {names['task']}: no reply was accepted in the first {MORE} rounds, so nothing says how "
+        "long one takes. See the warnings above; is federation.deadline_s too short?"
+    )
 
 
-def _measured(job: list[str], rounds: int) -> Pace:
+def _is_replaced(override: str) -> bool:
+    """Return whether a measured run has a value of its own for what `override` sets."""
+    from fedcross.conf.compose import is_hydras
+
+    return is_hydras(override) or override.split("=")[0] in {"rounds", "stop_at", "output", "logger", "resume"}
+
+
+def _measured(job: list[str], rounds: int, share: float) -> Pace | None:
+    """Return the pace of `rounds` rounds of `job`, `share` of its training; None if nothing was trained."""
+    from fedcross.core.errors import FederationError
     from fedcross.server.launch import launch, quote
 
     with tempfile.TemporaryDirectory(prefix="fedcross-cost-") as folder:
         trial = [f"rounds={rounds}", "evaluate_every=1", "logger=none", "checkpoint.milestone=0", "snapshots.rounds=[]"]
-        kept = [o for o in job if o.split("=")[0] not in {"rounds", "output", "logger", "resume"}]
-        launch([*kept, *trial, f"output={quote(folder)}"], Path(folder))
-        lines = [json.loads(text) for text in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        metrics = Path(folder) / "metrics.jsonl"
+        try:
+            launch([*job, *trial, f"output={quote(folder)}"], Path(folder))
+        except FederationError:
+            lines = _lines(metrics)
+            if not lines or any(line["bytes_up"] or line["train_loss"] is not None for line in lines):
+                raise
+            return None
+        lines = _lines(metrics)
     steady = lines[1:] or lines
-    working = [line["seconds_training"] + line["seconds_aggregation"] for line in steady]
-    rest = [max(line["seconds"] - work, 0.0) for line, work in zip(steady, working)]
-    return statistics.median(working), statistics.median(rest)
+    working = [share * line["seconds_training"] + line["seconds_aggregation"] for line in steady]
+    others = [line["seconds"] - line["seconds_training"] - line["seconds_aggregation"] for line in steady]
+    return statistics.median(working), max(statistics.median(others), 0.0)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a ``metrics.jsonl``; none if there is no such file."""
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
 def show(plan: Plan, pace: Callable[[list[list[str]]], Sequence[Pace | str]] = paces) -> None:

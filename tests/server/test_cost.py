@@ -1,11 +1,13 @@
 """What a sweep would take: every distinct run once, what is done left out, one measurement for jobs of equal speed."""
 
+import json
+
 import pytest
 
 from fedcross.conf.schema import load
-from fedcross.core.errors import DataError
+from fedcross.core.errors import DataError, FederationError
 from fedcross.server.check import checked_plan
-from fedcross.server.cost import Cell, cells, show
+from fedcross.server.cost import Cell, cells, paces, show
 from fedcross.server.pace import Pace, Seconds, _round, measured, read
 from fedcross.server.sweep import plan
 from tests.server.commands.test_run import SMALL, call
@@ -65,6 +67,7 @@ def test_a_round_is_put_together_from_its_steps():
     assert _round(config, seconds, [10, 30]) == 3 * 165 + 1
     plain = load(["method=fedavg", "train.epochs=1", "train.batch=8", "clients_per_round=5", "engine.workers=1"])
     assert _round(plain, seconds, [10, 30]) == 5 * (7 + 16) + 1
+    assert _round(plain, seconds, [10, 30], 0.25) == 0.25 * 5 * (7 + 16) + 1  # of four visits, three are lost
 
 
 class Simulated:
@@ -167,6 +170,65 @@ def test_visits_are_measured_whatever_the_clock_repeats_or_loses(tmp_path):
         assert "clock=virtual" in trial
         assert not any("events" in one or "0.001" in one for one in trial)
         assert Pace()(read(job))[0] > 0
+
+
+def replayed(path, accepted):
+    """Write a record of nine visits by three clients in three slots, of which those in `accepted` are accepted."""
+    line = '{{"visit": {0}, "slot": {1}, "client": {1}, "start": {2}.0, "finish": {3}.0, "accepted": {4}}}\n'
+    rows = [(n, n % 3, n // 3, 1 + n // 3, str(n in accepted).lower()) for n in range(9)]
+    path.write_text("".join(line.format(*row) for row in rows))
+    return [*SMALL, "method=fedasync", "engine.workers=1", "rounds=3", "clock=replay", f"clock.events={path}"]
+
+
+def test_lost_visits_take_no_time(monkeypatch, tmp_path):
+    """By the record, and by the virtual clock: `uniform` has devices that train 100, 150, 200, 300 and 500 s."""
+    monkeypatch.setattr("fedcross.server.pace.measured", lambda trial: Seconds(100.0, 0.0, 0.0, 7.0, 0.0))
+    usual = [*SMALL, "method=fedasync", "engine.workers=1", "rounds=50", "devices=uniform"]
+    whole = Pace()(read(usual))[0] - 7
+    record = replayed(tmp_path / "visits.jsonl", {3, 4, 8})
+    assert read(record).share == pytest.approx(3 / 9)
+    assert Pace()(read(record))[0] == pytest.approx(whole * 3 / 9 + 7)
+    some, all_in_time = read([*usual, "clock.deadline_s=180"]), read([*usual, "clock.deadline_s=5000"])
+    assert 0.1 < some.share < 0.9
+    assert all_in_time.share == 1
+    assert Pace()(some)[0] == pytest.approx(whole * some.share + 7)
+
+
+def test_a_run_whose_first_rounds_train_nothing_has_a_pace(tmp_path):
+    """Both from its steps and from whole rounds, which one of this size has measured."""
+    job = replayed(tmp_path / "visits.jsonl", {6, 7, 8})
+    ((seconds, evaluation),) = paces([job])
+    assert seconds > 0
+    assert evaluation >= 0
+
+
+def test_a_row_whose_rounds_cannot_be_measured_has_its_reason_and_the_others_their_numbers(monkeypatch, tmp_path):
+    """One that would train nothing at all, one whose replies all miss the deadline, one that fails, and a sound one."""
+    idle = replayed(tmp_path / "visits.jsonl", set())
+    sound = [*SMALL, "engine.workers=1", "method=fedavg"]
+    late = [*SMALL, "engine.workers=1", "method=fedprox", "rounds=7"]
+    broken = [*sound, "train.lr=1"]
+
+    def launched(overrides, folder):
+        number = int(next(o for o in reversed(overrides) if o.startswith("rounds=")).removeprefix("rounds="))
+        row = {"seconds": 3.0, "seconds_training": 1.0, "seconds_aggregation": 0.5, "train_loss": 0.1, "bytes_up": 9}
+        nothing = "method=fedprox" in overrides
+        if "train.lr=1" in overrides:
+            raise FederationError("Round 1: too large.")
+        rows = [row | ({"train_loss": None, "bytes_up": 0} if nothing else {})] * number
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        if nothing:
+            raise FederationError(f"{number} rounds and not one accepted reply")
+
+    monkeypatch.setattr("fedcross.server.pace.measured", lambda trial: Seconds(1e-6, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr("fedcross.server.launch.launch", launched)
+    told = paces([idle, late, broken, sound])
+    assert told[3] == (1.5, 1.5)
+    assert "accepted none of its visits" in told[0]
+    assert "no reply was accepted in the first 4 rounds" in told[1]
+    assert told[2] == "Round 1: too large."
+    with pytest.raises(FederationError, match="too large"):
+        paces([broken])
 
 
 @pytest.mark.parametrize("method", ["fedfan_three_sizes", "fedcross_three_sizes", "heterofl", "adaptivefl"])
