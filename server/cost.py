@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
     from fedcross.server.pace import Job
 
-#: If the first round takes less than this many seconds, start-up dominates it: three more rounds are measured.
-QUICK = 20.0
-MORE = 4
+#: If the first round takes less than this many seconds, start-up dominates it: four rounds are measured, and the first
+#: of them does not count; if it takes less than SHORT seconds, whatever else runs here disturbs it: MANY rounds.
+QUICK, SHORT = 20.0, 0.3
+MORE, MANY = 4, 10
 #: Seconds that the start of a measured run takes.
 STARTS = 0.5
 #: Most seconds for measuring whole rounds, all kinds of jobs together.
@@ -241,8 +242,9 @@ def measure(job: list[str], read: Job) -> Pace | str:
     if first is not None and sum(first) > QUICK:
         return first
     names = read.config.names
-    return _measured(trial, MORE, read.share) or (
-        f"{names['method']} {names['task']}: no reply was accepted in the first {MORE} rounds, so nothing says how "
+    rounds = MANY if first is not None and sum(first) < SHORT else MORE
+    return _measured(trial, rounds, read.share) or (
+        f"{names['method']} {names['task']}: no reply was accepted in the first {rounds} rounds, so nothing says how "
         "long one takes. See the warnings above; is federation.deadline_s too short?"
     )
 
@@ -255,7 +257,7 @@ def _is_replaced(override: str) -> bool:
 
 
 def _measured(job: list[str], rounds: int, share: float) -> Pace | None:
-    """Return the pace of `rounds` rounds of `job`, `share` of its training; None if nothing was trained."""
+    """Return the pace of `rounds` rounds of `job`, with `share` of their training; None if nothing was trained."""
     from fedcross.core.errors import FederationError
     from fedcross.server.launch import launch, quote
 
@@ -273,7 +275,8 @@ def _measured(job: list[str], rounds: int, share: float) -> Pace | None:
     steady = lines[1:] or lines
     working = [share * line["seconds_training"] + line["seconds_aggregation"] for line in steady]
     others = [line["seconds"] - line["seconds_training"] - line["seconds_aggregation"] for line in steady]
-    return statistics.median(working), max(statistics.median(others), 0.0)
+    # What else runs here can disturb a short evaluation by more than it takes, and it takes equally long in every round.
+    return statistics.median(working), max(min(others), 0.0)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,9 @@ SMALL, LARGE, TESTED = 1, 32, 8
 SEVERAL, TIMES = 20, 2
 #: Seconds for the long visit of small steps. With fewer steps than SEVERAL, each visit is measured once.
 ROOM = 0.4
-#: How often the evaluation is measured, after once to warm up; the shortest time counts.
-SCORED = 3
+#: How often the evaluation is measured, after once to warm up: SCORED times, and as long as they take less than SPELL
+#: seconds together up to MOST_SCORED times. The shortest time counts.
+SCORED, MOST_SCORED, SPELL = 3, 50, 0.1
 #: Above this many seconds for a visit of one small step, the fixed part of a visit is negligible and not estimated. Up
 #: to twice as many only if three examples take clearly longer than one: on a busy machine the visit itself is slow.
 SLOW = 0.15
@@ -268,19 +269,27 @@ class _Bench:
         """Return the seconds per example that the evaluation takes; models of all widths as if they were full ones."""
         import torch
 
-        evaluator, task, taken = self._session.evaluator, self._shop.data.task, list[float]()
+        evaluator, task = self._session.evaluator, self._shop.data.task
         inputs, threads = task.prepare(task.test.x[:TESTED]), torch.get_num_threads()
         torch.set_num_threads(1)  # several wait for each other on a busy machine, in processor time
         try:
             with torch.no_grad():
-                for _ in range(1 + SCORED):
-                    started = time.process_time()
-                    evaluator.model(inputs)
-                    taken.append(time.process_time() - started)
+                shortest = _shortest(lambda: evaluator.model(inputs))
         finally:
             torch.set_num_threads(threads)
         models = max(1, len(self._session.method.all_sizes()))
-        return models * min(taken[1:]) / len(inputs) / threads
+        return models * shortest / len(inputs) / threads
+
+
+def _shortest(once: Callable[[], object]) -> float:
+    """Return the least seconds of the process that a call of `once` takes, of several after the first."""
+    once()
+    taken: list[float] = []
+    while len(taken) < SCORED or (len(taken) < MOST_SCORED and sum(taken) < SPELL):
+        started = time.process_time()
+        once()
+        taken.append(time.process_time() - started)
+    return min(taken)
 
 
 @contextmanager

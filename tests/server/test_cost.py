@@ -7,8 +7,8 @@ import pytest
 from fedcross.conf.schema import load
 from fedcross.core.errors import DataError, FederationError
 from fedcross.server.check import checked_plan
-from fedcross.server.cost import Cell, cells, paces, show
-from fedcross.server.pace import Pace, Seconds, _round, measured, read
+from fedcross.server.cost import Cell, cells, measure, paces, show
+from fedcross.server.pace import Pace, Seconds, _round, _shortest, measured, read
 from fedcross.server.sweep import plan
 from tests.server.commands.test_run import SMALL, call
 
@@ -229,6 +229,42 @@ def test_a_row_whose_rounds_cannot_be_measured_has_its_reason_and_the_others_the
     assert told[2] == "Round 1: too large."
     with pytest.raises(FederationError, match="too large"):
         paces([broken])
+
+
+def test_of_several_short_evaluations_the_least_disturbed_one_counts(monkeypatch):
+    """Measured in one run: the first round starts everything, and what runs beside disturbs the others."""
+    rests = [9.0, 0.0283, 0.0771, 0.0947, 0.0717, 0.00346, 0.05, 0.06, 0.07, 0.08]
+
+    def launched(overrides, folder):
+        number = int(next(o for o in reversed(overrides) if o.startswith("rounds=")).removeprefix("rounds="))
+        row = {"seconds_training": 0.25, "seconds_aggregation": 0.5, "train_loss": 0.1, "bytes_up": 9}
+        rows = [row | {"seconds": 0.75 + rest} for rest in rests[:number]] if number > 1 else [row | {"seconds": 0.8}]
+        if "train.batch=7" in overrides:  # so short that ten rounds are measured
+            rows = [
+                one | {"seconds_training": 0.0, "seconds_aggregation": 0.0, "seconds": one["seconds"] - 0.75}
+                for one in rows
+            ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+
+    monkeypatch.setattr("fedcross.server.launch.launch", launched)
+    for own, evaluation in (([], 0.0283), (["train.batch=7"], 0.00346)):
+        job = [*SMALL, *own]
+        assert measure(job, read(job))[1] == pytest.approx(evaluation)
+
+
+def test_an_evaluation_in_this_process_is_repeated_while_it_is_short(monkeypatch):
+    taken = iter([0.5, 0.04, 0.03, 0.05, 0.01, 0.02, *[0.02] * 100])
+    calls, now = [], [0.0]
+
+    def once():
+        calls.append(next(taken))
+        now[0] += calls[-1]
+
+    monkeypatch.setattr("fedcross.server.pace.time.process_time", lambda: now[0])
+    assert _shortest(once) == pytest.approx(0.03)  # three after the first one are over 0.1 s together
+    taken, calls[:] = iter([0.5, 0.02, 0.02, 0.02, 0.003, *[0.003] * 100]), []
+    assert _shortest(once) == pytest.approx(0.003)
+    assert len(calls) == 1 + 3 + 14  # 0.06 s and 14 times 0.003 s are over 0.1 s
 
 
 @pytest.mark.parametrize("method", ["fedfan_three_sizes", "fedcross_three_sizes", "heterofl", "adaptivefl"])
