@@ -275,7 +275,7 @@ def _measured(job: list[str], rounds: int, share: float) -> Pace | None:
     steady = lines[1:] or lines
     working = [share * line["seconds_training"] + line["seconds_aggregation"] for line in steady]
     others = [line["seconds"] - line["seconds_training"] - line["seconds_aggregation"] for line in steady]
-    # What else runs here can disturb a short evaluation by more than it takes, and it takes equally long in every round.
+    # What else runs here can disturb a short evaluation by more than it takes; it takes equally long in every round.
     return statistics.median(working), max(min(others), 0.0)
 
 
