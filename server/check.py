@@ -16,6 +16,12 @@ FLAGS = frozenset(
         *("--config-name", "-cn", "--config-dir", "-cd", "--experimental-rerun", "--cost"),
     }
 )
+#: Words that are no settings but subcommands, and how each is written; a test compares them with ``commands.main``.
+COMMANDS = {
+    "verify": "record verify",
+    **{name: name for name in ("report", "export", "analyse", "landscape", "partition", "record", "audit", "doctor")},
+    **{name: name for name in ("deploy", "new-method", "onboard")},
+}
 #: How many jobs of a sweep (jobs that differ in the seed count once) are checked first; the others when they start.
 MOST_JOBS = 256
 
@@ -175,7 +181,7 @@ def _faults(overrides: list[str]) -> list[str]:
         return [str(error)]
     faults: list[str] = []
     while isinstance(found, UnknownSettingError):
-        faults += found.faults
+        faults += [_of_subcommand(found.name, overrides)] if found.name in COMMANDS else found.faults
         wrong = [o for o in rest if o.lstrip("+~").partition("=")[0] == found.name]
         rest = [o for o in rest if o not in wrong]
         try:
@@ -185,6 +191,16 @@ def _faults(overrides: list[str]) -> list[str]:
                 return faults
             found = error
     return [*faults, *found.faults]
+
+
+def _of_subcommand(name: str, overrides: Sequence[str]) -> str:
+    """Return that `name`, which `overrides` give a value, is no setting but a subcommand."""
+    command = COMMANDS[name]
+    value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == name), "")
+    given = f"{name}={value}"
+    return f"{given}: no such setting, but a subcommand. Write fedcross {command} {value}".rstrip() + (
+        f". fedcross {command} --help lists what it takes."
+    )
 
 
 def _saved(overrides: list[str]) -> list[str]:

@@ -71,7 +71,7 @@ def launch(
     from fedcross.engines.job import engine_of
     from fedcross.server import places
     from fedcross.server.opening import place
-    from fedcross.server.run_folder import claimed, free, refuse_keys, refuse_used, written
+    from fedcross.server.run_folder import claimed, free, refuse_used, written
 
     config = load(overrides)
     for remark in remarks(config):
@@ -85,15 +85,10 @@ def launch(
     places.check_record(config)
     data = _data(config)
     _check_model(config, data)  # errors of data and model come before anything is written
-    if config.resume is not None:
-        folder = Path(config.resume).resolve()
-        refuse_keys(folder, "resume")
-        _check_continued(config, folder, data)
-    else:
-        folder = Path(config.output or output).resolve()
-        if numbered and not config.output and free(folder) != folder:
-            folder = free(folder)
-        refuse_keys(folder)  # before a lock lies in it
+    folder = Path(config.resume or config.output or output).resolve()
+    if numbered and not (config.resume or config.output) and free(folder) != folder:
+        folder = free(folder)
+    rounds_before(config, folder, data, claim=False)  # before a lock lies in it
     try:
         with claimed(folder) if claim else nullcontext():
             if claim and config.resume is None:
@@ -155,8 +150,35 @@ def _own_tests(config: RunConfig, data: FederatedData) -> list[str]:
     return [f"evaluate_local=true: {none}, so no local accuracy is measured."] if config.evaluate_local else []
 
 
-def _check_continued(config: RunConfig, folder: Path, data: FederatedData) -> None:
-    """Raise an error if `config` on `data` does not continue the run in `folder`; nothing there has been changed yet.
+def rounds_before(config: RunConfig, folder: Path, data: FederatedData | None = None, *, claim: bool = True) -> int:
+    """Return how many rounds of the run `config` its `folder` holds, 0 for a new one; nothing there is changed.
+
+    Refuses what :func:`launch` refuses before a run has written anything. `claim` says whether a new run may not have a
+    used folder, as there. Without `data`, those of the run are not asked for.
+
+    Raises
+    ------
+    ConfigError
+        If `config` continues another run, or one on other data, or has fewer rounds than it, or `folder` is one of keys
+        or used.
+    StorageError
+        If no checkpoint can be used, or a folder has the name of a file that the run must write.
+    """
+    from fedcross.server.run_folder import refuse_keys, refuse_used
+
+    if config.resume is not None:
+        refuse_keys(folder, "resume")
+        return _check_continued(config, folder, data)
+    refuse_keys(folder)
+    if claim:
+        refuse_used(folder)
+    return 0
+
+
+def _check_continued(config: RunConfig, folder: Path, data: FederatedData | None) -> int:
+    """Return the rounds of the run in `folder`; raise an error if `config` on `data` does not continue it.
+
+    Nothing there has been changed yet.
 
     The session finds the same faults, but only after the settings in the folder have been written anew.
 
@@ -178,7 +200,8 @@ def _check_continued(config: RunConfig, folder: Path, data: FederatedData) -> No
         raise StorageError(f"{wrong[0]}: a folder, where the run keeps a file or nothing. Move it away.")
     done, _, identity = Checkpoints(folder).latest()
     check_continues(identity, config)
-    if "data" in identity and not engine_of(config.module("engine")).CAPABILITIES.own_folders:  # else the server's own
+    own = engine_of(config.module("engine")).CAPABILITIES.own_folders  # then the server's data lie where it says
+    if data is not None and "data" in identity and not own:
         check_data(identity["data"], digests_of(config, data))
     if config.rounds < done:
         raise ConfigError(f"rounds={config.rounds}: the run in that folder has {done} already. Give {done} or more.")
@@ -187,6 +210,7 @@ def _check_continued(config: RunConfig, folder: Path, data: FederatedData) -> No
             f"rounds={done}: that round was not evaluated, for evaluate_every={config.evaluate_every}. Give more "
             "rounds; the last one always is."
         )
+    return done
 
 
 def _evaluated(folder: Path, number: int) -> bool:

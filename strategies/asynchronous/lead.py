@@ -18,6 +18,8 @@ START = 3
 SOUND = 5
 #: Rounds in a row of which one client makes more than half of the visits, until a line says so.
 ROUNDS = 3
+#: What is said once: that a client waits, and that one makes most visits.
+TOLD = "waits", "most"
 
 
 class Lead:
@@ -32,6 +34,8 @@ class Lead:
     ----------
     most : float or None
         The multiple; None for no limit.
+    told : collection of str
+        Those of :data:`TOLD` that are not said any more.
 
     Attributes
     ----------
@@ -41,7 +45,7 @@ class Lead:
         Client -> the visits with which it counts from its first one on.
     """
 
-    def __init__(self, most: float | None) -> None:
+    def __init__(self, most: float | None, told: Collection[str] = ()) -> None:
         self._most = most
         self.made: Counter[int] = Counter()
         self.lost: Counter[int] = Counter()
@@ -49,7 +53,7 @@ class Lead:
         self._failed: dict[int, int] = {}  # client that has lost a visit -> accepted ones until it is a measure again
         self._now: Counter[int] = Counter()  # client -> its visits of this round
         self._leaders: list[int] = []  # who made most of the last rounds' visits, of each of them the same one
-        self._told: set[str] = set()
+        self._told: set[str] = set(told)
 
     def ended(self, client: int, accepted: bool) -> None:
         """Count a visit of `client` that has ended."""

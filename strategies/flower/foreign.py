@@ -40,6 +40,8 @@ OURS = {
 }
 #: Attributes that decide how many clients a strategy draws and waits for; set so that it takes all drawn clients.
 DRAWING = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}
+#: Argument of Flower's wrappers for differential privacy: how many clients a round has.
+SAMPLED = "num_sampled_clients"
 #: Aggregators of decision trees, not of arrays.
 TREES = (flower.FedXgbBagging, flower.FedXgbCyclic)
 #: Strategies whose update starts from the global model that was sent.
@@ -105,7 +107,7 @@ def build(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
     """Return the strategy at `path` with its `arguments`, ready for rounds of `clients` clients.
 
     An argument that is itself a strategy is given as a path or as ``{strategy: PATH, arguments: {...}}``.
-    ``num_sampled_clients`` is `clients` unless given.
+    ``num_sampled_clients`` is `clients` unless given, also where a subclass hands it on as one of its ``**keywords``.
 
     Raises
     ------
@@ -115,21 +117,21 @@ def build(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
     """
     kind = find(path)
     parameters = inspect.signature(kind).parameters
-    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    known = [name for name in named if name not in OURS]
+    own = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = own | {n: p for n, p in _handed_on(kind).items() if n not in own}
+    known = [name for name in named if name not in OURS]
     short = kind.__name__
     for name, value in arguments.items():
         if fault := _argument_fault(name, value, named, known, takes_any=takes_any):
             raise ValueError(f"{short} {fault}")
     values = {name: _value(named.get(name), name, value, clients) for name, value in arguments.items()}
-    if "num_sampled_clients" in named:
-        values.setdefault("num_sampled_clients", clients)
-    if missing := [n for n, p in named.items() if p.default is p.empty and n not in values]:
+    drawn = {SAMPLED: clients} if SAMPLED in named else {}
+    if missing := [n for n, p in own.items() if p.default is p.empty and n not in drawn | values]:
         raise ValueError(f"{short} needs {', '.join(missing)}. Known: {', '.join(known)}.")
     try:
         with quiet():
-            strategy = kind(**values)
+            strategy = _called(kind, drawn | values, optional=SAMPLED not in own and SAMPLED not in values)
     except Exception as error:
         raise ValueError(f"Flower's {short} refuses these options: {error}") from error
     for one in chain(strategy):  # also strategies that another one creates itself
@@ -137,6 +139,29 @@ def build(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
             if hasattr(one, name):
                 setattr(one, name, value)
     return strategy
+
+
+def _handed_on(kind: type[Strategy]) -> dict[str, inspect.Parameter]:
+    """Return the named parameters of the constructors to which that of `kind` can hand its ``**keywords`` on."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in (one for one in kind.__mro__ if "__init__" in vars(one) and one is not object):
+        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                found.setdefault(parameter.name, parameter)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return found
+
+
+def _called(kind: type[Strategy], values: Mapping[str, Any], *, optional: bool) -> Strategy:
+    """Return ``kind(**values)``; without :data:`SAMPLED` if it is `optional` and the constructor gives its own."""
+    try:
+        return kind(**values)
+    except TypeError as error:
+        if not (optional and SAMPLED in values and SAMPLED in str(error)):
+            raise
+        return kind(**{name: value for name, value in values.items() if name != SAMPLED})
 
 
 def _argument_fault(

@@ -12,6 +12,8 @@ import torch
 
 from fedcross.core.causes import PAGE
 from fedcross.core.paths import page
+from fedcross.server.check import COMMANDS
+from fedcross.server.commands.main import SUBCOMMANDS
 from tests.support.command import main
 
 MESSAGES: list[tuple[list[str], str]] = [
@@ -350,6 +352,16 @@ MESSAGES: list[tuple[list[str], str]] = [
         "20 clients with at least 10 examples each need 200, but there are 100. Lower partition.clients or "
         "partition.min_size, or raise task.limit.",
     ),
+    (
+        ["record=x"],
+        "record=x: no such setting, but a subcommand. Write fedcross record x. fedcross record --help lists what it "
+        "takes.",
+    ),
+    (
+        ["-m", "seed=1,2", "verify=n"],
+        "verify=n: no such setting, but a subcommand. Write fedcross record verify n. fedcross record verify --help "
+        "lists what it takes.",
+    ),
 ]
 
 
@@ -365,6 +377,11 @@ def test_wrong_input_is_told_in_these_words(arguments, told, tmp_path, monkeypat
     named = {"device": "no_gpu", "task": "data_missing"}.get(arguments[0].partition("=")[0], "no_checkpoint")
     assert not cause or cause == f"{named} ({PAGE})"
     assert [path.name for path in tmp_path.iterdir()] == ["own.csv"], "nothing is written before all is checked"
+
+
+def test_every_subcommand_is_known_where_settings_are_checked():
+    assert set(COMMANDS) == {*SUBCOMMANDS, "verify"}
+    assert all(command.split()[0] in SUBCOMMANDS for command in COMMANDS.values())
 
 
 def test_there_are_28_inputs_of_the_trial_and_30_of_our_own():

@@ -134,3 +134,51 @@ def test_a_subclass_of_a_wrapper_for_privacy_is_one() -> None:
 
     assert is_private(Mine(flower.FedAvg(), 1.0, 1.0, 3))
     assert not is_private(flower.FedAvg())
+
+
+class Handing(flower.DifferentialPrivacyServerSideFixedClipping):
+    """A wrapper that hands on whatever it gets."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class Below(Handing):
+    """One that has an argument of its own besides."""
+
+    def __init__(self, own: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.own = own
+
+
+class Settled(flower.DifferentialPrivacyServerSideFixedClipping):
+    """One that says itself how many clients there are, and that hands the rest on."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(num_sampled_clients=17, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "sampled"),
+    [
+        (Handing, {}, 5),
+        (Handing, {"num_sampled_clients": 9}, 9),
+        (Below, {"own": 2.0}, 5),
+        (Settled, {}, 17),
+    ],
+)
+def test_a_wrapper_that_hands_its_arguments_on_is_told_the_clients(kind: type, more: dict[str, Any], sampled: int):
+    arguments = {"strategy": "FedAdam", "noise_multiplier": 0.1, "clipping_norm": 1.0}
+    built: Any = build(f"{__name__}:{kind.__name__}", arguments | more, 5)
+    assert built.num_sampled_clients == sampled
+    assert isinstance(built.strategy, flower.FedAdam)
+
+
+def test_what_is_handed_on_is_checked_as_if_it_were_its_own() -> None:
+    given = {"strategy": "FedAdam", "noise_multiplier": "much", "clipping_norm": 1.0}
+    with pytest.raises(ValueError, match="Below wants a number for 'noise_multiplier', not 'much'"):
+        build(f"{__name__}:Below", given, 3)
+    with pytest.raises(ValueError, match=r"refuses these options.*unexpected keyword argument 'nix'"):
+        build(f"{__name__}:Below", {"strategy": "FedAdam", "noise_multiplier": 1, "clipping_norm": 1, "nix": 2}, 3)
+    with pytest.raises(ValueError, match=r"refuses these options.*missing.*'clipping_norm'"):
+        build(f"{__name__}:Settled", {"strategy": "FedAdam", "noise_multiplier": 1}, 3)
