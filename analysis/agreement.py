@@ -64,10 +64,10 @@ def result_fault(
     return ""
 
 
-def missing(columns: Mapping[str, Curve]) -> str:
-    """Return which rounds up to the last one the metrics lack; empty if they have all."""
-    numbers = columns["round"].astype(np.int64)
-    lost = sorted(set(range(1, int(numbers[-1]) + 1)) - {int(number) for number in numbers})
+def missing(columns: Mapping[str, Curve], ended: int = 0) -> str:
+    """Return which rounds up to their last one, and up to `ended`, the metrics lack; empty if they have all."""
+    numbers = {int(number) for number in columns["round"]}
+    lost = sorted(set(range(1, max(*numbers, ended) + 1)) - numbers)
     if not lost:
         return ""
     more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""

@@ -198,14 +198,13 @@ def load_run(folder: Path, until: int | None = None, every: int | None = None) -
         unended = f"unfinished, {done}{of} rounds" + (" but no result.json" if done == planned else "")
         reason = "result.json is damaged" if (folder / "result.json").exists() else unended
         note = f"{reason}, {note}" if note else reason
-    elif isinstance(planned, int) and done < planned:
+    elif isinstance(planned, int) and done < planned and result.get("rounds") != planned:  # else lines are lost
         note = f"unfinished, {done} of {planned} rounds"
-        if isinstance(ended := result.get("rounds"), int) and ended > done:
-            note = f"{note}, and result.json is of {ended}"
     run = Run(folder, settings, columns, result, note)
     if until is not None:
         run = run.until(until)
-    if gap := missing(run.columns):
+    ended = planned if isinstance(planned, int) and result.get("rounds") == planned else 0
+    if gap := missing(run.columns, ended if until is None else min(ended, until)):
         run = replace(run, note=f"{run.note}, {gap}" if run.note else gap)
     if every is not None:
         try:

@@ -17,7 +17,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcross.core.errors import ConfigError, FederationError
+from fedcross.core.errors import ConfigError, FederationError, counted
 from fedcross.strategies.parts.objective import P
 from fedcross.strategies.round.contract import Contract
 from fedcross.strategies.round.exchange import Exchange
@@ -149,7 +149,8 @@ class FlowerHooks(Contract[P], Strategy):
             self._tell(number, num_rounds, measured or {})
         if lost and not taken:  # requests say nothing: a lost slot may have had none, or several
             raise FederationError(
-                f"{num_rounds} rounds and not one accepted reply: nothing was trained. The warnings above say why."
+                f"{counted(num_rounds, 'round')} and not one accepted reply: nothing was trained. The warnings above "
+                "say why."
             )
         return result
 

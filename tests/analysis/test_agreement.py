@@ -40,7 +40,7 @@ DAMAGED = {
     ),
     "a lost line": (lambda bad: lines(bad, lambda all_: [*all_[:2], *all_[3:]]), "metrics.jsonl lacks round 3"),
     "two lost lines": (lambda bad: lines(bad, lambda all_: all_[2:]), "metrics.jsonl lacks rounds 1, 2"),
-    "lost last lines": (lambda bad: lines(bad, lambda all_: all_[:2]), "2 of 4 rounds, and result.json is of 4"),
+    "lost last lines": (lambda bad: lines(bad, lambda all_: all_[:2]), "metrics.jsonl lacks rounds 3, 4"),
 }
 
 
@@ -91,6 +91,10 @@ def test_rounds_before_a_lost_line_can_be_compared_and_all_be_counted_as_they_ar
     assert load_run(folder, until=2).finished
     assert load_run(folder, until=4).note == "metrics.jsonl lacks round 3"
     assert load_runs([folder], unfinished=True).notes == [f"counted as it is {folder}: metrics.jsonl lacks round 3"]
+    lines(folder, lambda all_: all_[:2])
+    assert load_run(folder, until=2).finished
+    assert load_run(folder, until=3).note == "metrics.jsonl lacks round 3"
+    assert load_run(folder).note == "metrics.jsonl lacks rounds 3, 4"
 
 
 def test_digests_of_another_run_are_not_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
