@@ -169,12 +169,12 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
     Raises
     ------
     ConfigError
-        If another configuration lies in `folder`.
+        If another configuration lies in `folder`, or a run that was continued with other settings.
     """
     import json
 
     from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.identity import check_continues
+    from fedcross.server.identity import changes, check_continues
 
     checkpoints = Checkpoints(folder)
     result = folder / "result.json"
@@ -187,6 +187,12 @@ def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
     except ConfigError as error:
         advice = f"{folder}: another configuration is here. Choose another hydra.sweep.dir, or move the folder."
         raise ConfigError([advice, *error.faults]) from error
+    if felt := changes(identity or {"config": before}, config, 0):
+        names = ", ".join(sorted({str(one["setting"]) for one in felt}))
+        raise ConfigError(
+            f"{folder}: the run here was continued with other settings than this job's ({names}). Choose another "
+            "hydra.sweep.dir, or move the folder."
+        )
     try:
         rounds = int(json.loads(result.read_text())["rounds"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -17,6 +17,7 @@ from fedcross.core.errors import ConfigError, FederationError
 from fedcross.server.check import checked_plan
 from fedcross.server.identity import fingerprint
 from fedcross.server.jobs import standing, sweep_job
+from fedcross.server.launch import launch
 from fedcross.server.run_folder import LOCK, SERVER_LOCK
 from fedcross.server.sweep import applicable, plan
 from tests.server.commands.test_run import SMALL, call, environment
@@ -153,6 +154,15 @@ def test_another_configuration_is_never_overwritten(tmp_path):
     with pytest.raises(ConfigError, match="not its configuration"):
         sweep_job([*TINY, "method=fedavg", "rounds=1"], folder)
     assert (folder / "result.json").read_bytes() == kept
+
+
+def test_a_run_that_was_continued_with_another_k_is_no_job_of_the_sweep(tmp_path):
+    folder, job = tmp_path / "one", [*TINY, "method=fedcross", "clients_per_round=2"]
+    sweep_job([*job, "rounds=1"], folder)
+    launch([*job, "rounds=2", f"resume={folder}", "clients_per_round=3"], folder)
+    for rounds in (2, 3):
+        with pytest.raises(ConfigError, match=r"continued with other settings than this job's \(clients_per_round\)"):
+            sweep_job([*job, f"rounds={rounds}"], folder)
 
 
 def test_jobs_with_the_same_settings_fail_once_in_each_sweep(monkeypatch, tmp_path, capsys):
