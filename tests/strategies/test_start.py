@@ -196,7 +196,7 @@ def test_clients_that_are_gone_before_the_request_are_lost_and_one_reply_is_enou
     if left:
         method.start(grid, INITIAL, num_rounds=1)
     else:
-        with pytest.raises(FederationError, match="^1 round and not one accepted reply"):
+        with pytest.raises(FederationError, match=r"^1 round and not one accepted reply"):
             method.start(grid, INITIAL, num_rounds=1)
     assert (method.report.clients, method.report.dropped) == (left, 3 - left)
 
