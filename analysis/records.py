@@ -25,7 +25,6 @@ from fedcross.core.strict_json import dumps
 
 if TYPE_CHECKING:
     from fedcross.analysis.groups import Group
-    from fedcross.analysis.runs import Run
 
 LIMIT_MB = 10.0
 """Most megabytes (1e6 bytes) that the records of one name may take."""
@@ -102,7 +101,6 @@ def record(
             "written. Record fewer runs, spread them over several names, or raise --limit-mb."
         )
     _tell_replaced(places, found)
-    _tell_changed([run for run in loaded.runs if run.path not in faults])
     for told in dropped:
         say(told, "WARNING")
     try:
@@ -231,15 +229,6 @@ def _folder_name(files: Mapping[str, str], more: str = "") -> str:
     more += json.dumps(result["changes"], sort_keys=True) if result.get("changes") else ""
     digest = hashlib.sha256((files[".hydra/config.yaml"] + files.get(VISITS, "") + more).encode()).hexdigest()[:8]
     return f"{result['method']}-{result['task']}-seed{result['seed']}-{digest}"
-
-
-def _tell_changed(found: Sequence[Run]) -> None:
-    """Say which of the runs changed settings on their way, so that nobody repeats them from their configuration."""
-    from fedcross.analysis.groups import CHANGES
-
-    for run in found:
-        if text := run.settings.get(CHANGES):
-            say(f"{run.path}: its settings changed on the way, the record has the last ones: {text}.", "WARNING")
 
 
 def neutral(config: dict[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,7 @@ def _tell_next(folder: Path, results: str) -> None:
 
 def _main(arguments: list[str]) -> None:
     from fedcross.conf.compose import CONF, activate_plugins
+    from fedcross.core.overrides import quote
 
     plugins = activate_plugins()
     cost, sweep = COST in arguments, None
@@ -88,6 +89,8 @@ def _main(arguments: list[str]) -> None:
             show(plan)
             return
         arguments, sweep = [*plan.flags, *plan.overrides], plan.folder
+        if sweep is not None and plan.multirun:  # else Hydra would look at the clock again, a second later
+            arguments.append(f"hydra.sweep.dir={quote(str(sweep))}")
     elif {"--cfg", "-c"} & {a.split("=")[0] for a in arguments}:
         _check_shown(arguments)
     import hydra

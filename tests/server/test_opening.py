@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 import fedcross
 from fedcross.conf.compose import compose
 from fedcross.conf.schema import load
+from fedcross.server import check
 from fedcross.server.launch import RunInterrupted
 from fedcross.server.opening import describe, place, read
 from tests.support.command import main
@@ -88,6 +90,22 @@ def test_a_sweep_ends_with_its_folder_and_what_to_do_next(tmp_path, capsys, monk
     told = capsys.readouterr().out
     assert told.splitlines()[-1] == f"folder {folder}. Next: fedcross report {folder}"
     assert told.count("Next: ") == 1
+
+
+def test_a_sweep_has_the_folder_of_the_second_in_which_it_was_read(tmp_path, capsys, monkeypatch):
+    """Hydra looks at the clock too; in the next second its folder was another one, and the last line was missing."""
+    read = check.read_plan
+
+    def a_second_before(arguments: list[str]) -> check.Plan:
+        return replace(read(arguments), folder=tmp_path / "read at 08-04-52")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedcross"])
+    monkeypatch.setattr(check, "read_plan", a_second_before)
+    assert main(["-m", *SMALL, "rounds=1", "seed=1,2"]) == 0
+    folder = tmp_path / "read at 08-04-52"
+    assert capsys.readouterr().out.splitlines()[-1] == f"folder {folder}. Next: fedcross report '{folder}'"
+    assert len(list(folder.glob("*/result.json"))) == 2
 
 
 @pytest.mark.slow
