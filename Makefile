@@ -24,7 +24,7 @@ help:
 .boot/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedcross needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make demo PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .boot
-	.boot/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
+	.boot/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 
 $(READY): .boot/bin/uv requirements.lock pyproject.toml
 	test -x $(BIN)/python || .boot/bin/uv venv --quiet --python $(PYTHON) .venv
