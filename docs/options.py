@@ -1,16 +1,16 @@
-"""Every setting of the configuration: where its default, its range and its meaning stand.
+"""Every setting of the configuration: its default, its range, its meaning.
 
-The default is what ``conf/*.yaml`` says, the range what the settings class checks. The meaning is looked for in this
-order: ``Field(description=...)``, the comment behind the YAML line, the class's docstring, the comment above the YAML
-line. A setting without any is an error: write one.
+The default is what ``conf/*.yaml`` says, the range what the settings class checks. The meaning is the first found of:
+``Field(description=...)``, the comment behind the YAML line, the class's docstring, the comment above the YAML line.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -18,11 +18,10 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from docs.docstrings import meanings
-
 KEY = re.compile(
     r"^(\s*)([A-Za-z_]\w*):(?:\s+(?P<value>[^#\s\[{\"'][^#]*?|\".*?\"|'.*?'|\[.*?\]|\{.*\}))?\s*(?:#\s?(?P<says>.*))?$"
 )
+ENTRY = re.compile(r"^(\w+(?:, \w+)*) : .*\n((?:    .*\n|\n)+)", re.MULTILINE)
 WORDS = {int: "whole number", float: "number", str: "text", Path: "path", bool: "`true`, `false`", type(None): "`null`"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
@@ -39,13 +38,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Source:
-    """A YAML file of the configuration: its first comment, its values, and what its comments say about each."""
+    """A YAML file: its first comment, its values, and the comments behind and above each key."""
 
     path: Path
-    header: str
-    values: Mapping[str, Any]
-    beside: Mapping[str, str]
-    above: Mapping[str, str]
+    header: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
+    above: Mapping[str, str] = field(default_factory=dict)
 
 
 def read(path: Path) -> Source:
@@ -87,28 +86,26 @@ def comments(text: str) -> tuple[dict[str, str], dict[str, str]]:
     return beside, above
 
 
+def meanings(kind: type) -> dict[str, str]:
+    """Return what the docstrings of `kind` and its bases say of each setting: an entry, or a sentence that names it."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        doc = inspect.cleandoc(base.__dict__.get("__doc__") or "") + "\n"
+        prose = " ".join(ENTRY.sub("", doc).split())
+        for sentence in re.split(r"(?<=[.;]) ", prose):
+            found.update((name, sentence) for name in re.findall(r"``(\w+)``", sentence))
+        for names, body in ENTRY.findall(doc):
+            found.update((name, " ".join(body.split())) for name in names.split(", "))
+    return found
+
+
 def settings(
     kind: type[BaseModel], prefix: str, source: Source, inside: str = "", skip: Collection[str] = ()
 ) -> Iterator[Setting]:
-    """Yield the settings of class `kind`, nested ones too.
+    """Yield the settings of class `kind`, nested ones too, but for the fields in `skip`.
 
-    Parameters
-    ----------
-    kind : type
-        The settings class.
-    prefix : str
-        What stands before the name on the command line: ``train.``, or nothing.
-    source : Source
-        The YAML file that holds the defaults.
-    inside : str
-        Where `kind` stands in that file, dotted, with a dot at the end; nothing for the top.
-    skip : collection of str
-        Fields of `kind` to leave out.
-
-    Raises
-    ------
-    LookupError
-        If a setting has no meaning anywhere.
+    `prefix` stands before the name on the command line (``train.``); `inside` is where `kind` stands in the YAML file
+    `source`, dotted, with a dot at the end.
     """
     texts = meanings(kind)
     for name, info in kind.model_fields.items():
@@ -118,9 +115,7 @@ def settings(
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel) and not _scheduled(info):
             yield from settings(info.annotation, f"{prefix}{name}.", source, f"{place}.")
             continue
-        meaning = info.description or source.beside.get(place) or texts.get(name) or source.above.get(place)
-        if not meaning:
-            raise LookupError(f"{prefix}{name}: no meaning in {kind.__module__}.{kind.__name__} or {source.path.name}.")
+        meaning = info.description or source.beside.get(place) or texts.get(name) or source.above.get(place) or ""
         yield Setting(prefix + name, default(info, source.values, place), span(info.annotation, info.metadata), meaning)
 
 
@@ -134,9 +129,7 @@ def default(info: FieldInfo, values: Mapping[str, Any], place: str) -> str:
         node = node[part]
     if node == "???":
         return "required"
-    if isinstance(node, BaseModel):
-        node = node.model_dump()
-    return f"`{flow(node)}`"
+    return f"`{flow(node.model_dump() if isinstance(node, BaseModel) else node)}`"
 
 
 def flow(value: Any) -> str:
@@ -152,7 +145,7 @@ def span(kind: Any, metadata: Any = ()) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in inner)
     if origin in (Union, types.UnionType):
-        if _is_schedule(inner):
+        if any(isinstance(part, type) and part.__name__ == "Constant" for part in inner):
             return "number, or a schedule"
         parts = [span(part, metadata if part is not type(None) and part is not bool else ()) for part in inner]
         listed = [part for part in dict.fromkeys(parts) if part.startswith("`")]
@@ -164,17 +157,9 @@ def span(kind: Any, metadata: Any = ()) -> str:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         words = kind.__pydantic_generic_metadata__["args"]
         return f"{span(words[0])}, or a schedule of them" if words else "mapping"
-    limits = [f"{sign} {getattr(m, a):g}" for m in _flat(metadata) for a, sign in BOUNDS.items() if hasattr(m, a)]
+    flat = [one for entry in metadata for one in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
+    limits = [f"{sign} {getattr(one, a):g}" for one in flat for a, sign in BOUNDS.items() if hasattr(one, a)]
     return " ".join([WORDS.get(kind, "any value"), *([", ".join(limits)] if limits else [])])
-
-
-def _flat(metadata: Any) -> Iterator[Any]:
-    for entry in metadata:
-        yield from entry.metadata if isinstance(entry, FieldInfo) else [entry]
-
-
-def _is_schedule(parts: tuple[Any, ...]) -> bool:
-    return any(isinstance(part, type) and part.__name__ == "Constant" for part in parts)
 
 
 def _scheduled(info: FieldInfo) -> bool:
